@@ -187,7 +187,7 @@ class TwoStageASGD(Engine):
             )
             for index, optimizer in enumerate(self._optimizers)
         ]
-        return Node(channel, exchanges, self._replicas)
+        return Node(channel, exchanges)
 
     def _publish_hyperparameters(self, optimizer: int) -> None:
         if self._node is not None:

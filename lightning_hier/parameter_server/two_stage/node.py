@@ -80,6 +80,7 @@ class Exchange:
         hyperparameters: hyperparameters of the user's optimizer at the start.
 
     Attributes:
+        replica: replica of the node.
         hyperparameters: hyperparameters for the next push, set by the thread of the first device.
         counts: totals.
 
@@ -95,7 +96,7 @@ class Exchange:
         hyperparameters: Hyperparameters,
     ) -> None:
         self._block = block
-        self._replica = replica
+        self.replica = replica
         self._ranks = list(ranks)
         self._channel = channel
         self._settings = settings
@@ -130,7 +131,7 @@ class Exchange:
             with profiler_range("hier/two_stage/push"):
                 self._push(now, together=together)
         elif self._all_arrived():
-            number = self._replica.node.finals + 1
+            number = self.replica.node.finals + 1
             self._request.put(Message(Kind.ARRIVE, self._block, number, {"number": number}), now)
 
     def handle(self, message: Message, now: float) -> None:
@@ -145,9 +146,9 @@ class Exchange:
         self._request.acknowledge(now)
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
-            self._replica.install(message.payload)
+            self.replica.install(message.payload)
         if message.kind == Kind.FINAL:
-            self._replica.node.finals = number
+            self.replica.node.finals = number
             return
         self.counts.pushes += 1
         self.counts.gradients += int(request.facts["count"])
@@ -155,7 +156,7 @@ class Exchange:
         self.counts.seconds += self._request.waited_s(now)
 
     def _pending(self) -> int:
-        accumulators = enumerate(self._replica.accumulators)
+        accumulators = enumerate(self.replica.accumulators)
         return sum(own.pending for device, own in accumulators if device not in self._given_up)
 
     @property
@@ -173,23 +174,23 @@ class Exchange:
         return [i for i, rank in enumerate(self._ranks) if rank not in gone]
 
     def _has_arrived(self, device: int) -> bool:
-        return self._replica.devices[device].arrived > self._replica.node.finals
+        return self.replica.devices[device].arrived > self.replica.node.finals
 
     def _all_arrived(self) -> bool:
         return all(self._has_arrived(device) for device in self._living())
 
     def _all_made_step(self) -> bool:
         """Whether every device that still trains has made its next step of the warm-up."""
-        made = {i: self._replica.devices[i].steps > self._rounds for i in self._living()}
+        made = {i: self.replica.devices[i].steps > self._rounds for i in self._living()}
         return any(made.values()) and all(made[i] or self._has_arrived(i) for i in made)
 
     @torch.no_grad()
     def _push(self, now: float, *, together: bool) -> None:
-        self._replica.node.begun += 1
+        self.replica.node.begun += 1
         total, present, count = self._take_sums()
         if not together and not count:
             # There is nothing to push, so no answer will replace the replica.
-            self._replica.node.installed = self._replica.node.begun
+            self.replica.node.installed = self.replica.node.begun
             return
         self._rounds += together
         self._pushes += 1
@@ -198,7 +199,7 @@ class Exchange:
             "count": count,
             "together": together,
             # Read after the sums, so that gradients after a collective are sent with its number.
-            "collectives_done": max(device.collectives_done for device in self._replica.devices),
+            "collectives_done": max(device.collectives_done for device in self.replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
@@ -206,9 +207,9 @@ class Exchange:
 
     def _take_sums(self) -> tuple[Tensor, Tensor, int]:
         """The sum, a flag for each parameter that has a gradient, and the number of gradients."""
-        total, count = torch.empty_like(self._replica.weights), 0
-        present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
-        for device, accumulator in enumerate(self._replica.accumulators):
+        total, count = torch.empty_like(self.replica.weights), 0
+        present = torch.zeros(self.replica.parameters, dtype=torch.uint8)
+        for device, accumulator in enumerate(self.replica.accumulators):
             if device in self._given_up:
                 continue
             taken = accumulator.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
@@ -230,18 +231,15 @@ class Node(BackgroundThread):
 
     Args:
         channel: channel of the node's thread alone.
-        exchanges: one for each optimizer, in their order.
-        replicas: one for each exchange. They pass the text of a failure to the devices.
+        exchanges: one for each optimizer, in their order. Their replicas pass the text of a failure
+            to the devices.
 
     """
 
-    def __init__(
-        self, channel: RequestChannel, exchanges: Sequence[Exchange], replicas: Sequence[Replica]
-    ) -> None:
+    def __init__(self, channel: RequestChannel, exchanges: Sequence[Exchange]) -> None:
         super().__init__("node")
         self.exchanges = list(exchanges)
         self._channel = channel
-        self._replicas = list(replicas)
         for kind in (Kind.BLOCK, Kind.FINAL):
             channel.on(kind, self._handle)
 
@@ -252,8 +250,9 @@ class Node(BackgroundThread):
 
     def _fail(self, error: Exception) -> None:
         _log.error("the exchange with the master has failed", exc_info=error)
-        for replica in self._replicas:
-            replica.fail(str(error) if isinstance(error, PeerError) else repr(error))
+        text = str(error) if isinstance(error, PeerError) else repr(error)
+        for exchange in self.exchanges:
+            exchange.replica.fail(text)
 
     def _handle(self, received: Received, now: float) -> None:
         self.exchanges[received.message.block].handle(received.message, now)
