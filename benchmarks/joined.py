@@ -1,9 +1,10 @@
-"""A job that a bare rank joins and leaves."""
+"""A job that a bare rank joins and leaves, and values that its ranks exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,3 +20,10 @@ def joined(backend: str = "gloo") -> Iterator[None]:
     yield
     dist.barrier()
     dist.destroy_process_group()
+
+
+def gathered(value: Any) -> list[Any]:
+    """The value of every rank, in order of rank. A collective of the world."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

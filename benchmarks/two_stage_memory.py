@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from benchmarks.joined import gathered
 from benchmarks.two_stage_ranks import DNN, train
 from examples.quiet import silence_lightning
 from examples.tables import markdown
 from examples.torchrun import run_module
 from lightning_hier import TwoStageASGDStrategy
-from lightning_hier.comm.agreement import gather_json
 
 _RANKS, _STEPS, _FRAMES = 4, 24, 16
 _SYSTEMS = {
@@ -71,7 +71,7 @@ def measure(system: str, width: int, out: Path) -> None:
     _train(model, system, shared)
     model_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     found = {"peak": status("VmHWM") - before, "shared": shared.used, "model": model_bytes}
-    rows = gather_json(found, torch.device("cpu"))
+    rows = gathered(found)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(rows))
     if system == "ddp":

@@ -21,19 +21,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from benchmarks.joined import joined
+from benchmarks.joined import gathered, joined
 from benchmarks.quiet_trainer import quiet_trainer
 from examples.quiet import silence_lightning
 from lightning_hier import TwoStageASGDStrategy
-from lightning_hier.comm.agreement import gather_json
 
 FEATURES, SENONES = 660, 1500
 """Inputs of the paper's DNN (11 frames of 60 features), and fewer outputs than its 6245."""
 
 NEVER = 10**6
 """A push period after which no push falls into a run."""
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +204,7 @@ def _train_in_turn(job: Job) -> None:
             found = {"link": link_seconds(model_bytes)}
             if rank == 0 or way.system != "alone":
                 found |= fit(way, job)
-            rows = gather_json(found, _CPU)
+            rows = gathered(found)
             if rank == 0:
                 line = {"repetition": repetition, "way": asdict(way), "ranks": rows}
                 with Path(job.out).open("a") as file:

@@ -32,7 +32,7 @@ from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Network, goodput_bytes
 from benchmarks.performance.rows import ranks_do, why
 from benchmarks.performance.store import Store
-from lightning_hier.version import __version__
+from lightning_hier import __version__
 
 _GROUP_SIZES = (1, 2, 4)
 _BLOCK_SIZE, _SHORT_BLOCK_SIZE = 50, 10

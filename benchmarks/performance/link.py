@@ -6,10 +6,9 @@ import os
 import socket
 import time
 
-import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.agreement import gather_json
+from benchmarks.joined import gathered
 from lightning_hier.parameter_server.addresses import interface_address
 
 _CHUNK = 1 << 20
@@ -43,7 +42,7 @@ def measure_goodput(nbytes: int, source: int, target: int) -> float:
     A collective of the world: the others wait. The clock is the receiver's, from its first chunk to
     its last, so that neither the connection nor what the link lets through at once counts.
     """
-    rank, device = dist.get_rank(), torch.device("cpu")
+    rank = dist.get_rank()
     found = 0.0
     with socket.socket() as listener:
         place = ["", 0]
@@ -52,13 +51,13 @@ def measure_goodput(nbytes: int, source: int, target: int) -> float:
             listener.listen(1)
             listener.settimeout(_LIMIT_S)
             place = list(listener.getsockname())
-        address, port = gather_json(place, device)[target]
+        address, port = gathered(place)[target]
         if rank == source:
             with socket.create_connection((address, port), timeout=_LIMIT_S) as sender:
                 sender.sendall(bytes(_CHUNK + nbytes))
         elif rank == target:
             found = _receive(listener, nbytes)
-    return float(gather_json(found, device)[target])
+    return float(gathered(found)[target])
 
 
 def _receive(listener: socket.socket, nbytes: int) -> float:

@@ -19,7 +19,7 @@ from benchmarks.performance.systems import SYSTEMS
 from benchmarks.performance.targets import synchronisation_name, targets_table
 from benchmarks.performance.work import Work
 from examples.tables import markdown
-from lightning_hier.version import __version__
+from lightning_hier import __version__
 
 _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
     ("ms a step", lambda own: 1e3 * own.step_s, 0),

@@ -22,7 +22,7 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
-from lightning_hier.comm.agreement import gather_json
+from benchmarks.joined import gathered
 from lightning_hier.comm.blocks.trained import divide_parameters
 from lightning_hier.parameter_server.addresses import interface_address
 
@@ -78,7 +78,7 @@ class TorchftAverager(pl.Callback):
             # What it says of its host is a name that the other hosts may not know.
             port = int(lighthouse.address().rsplit(":", 1)[1])
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        places = gather_json([address, port, self._store.port], torch.device("cpu"))
+        places = gathered([address, port, self._store.port])
         first, its_port, _ = places[0]
         store_address, _, store_port = places[replica * ranks]
         self._manager = Manager(

@@ -78,8 +78,6 @@ class Accounts(Callback):
             dropped=counted.get("hier/psp/dropped", 0.0),
             updates=counted.get("hier/psp/rounds", 0.0),
             gradients_per_update=counted.get("hier/psp/gradients_per_round", 0.0),
-            replies=counted.get("late_replies/replies", 0.0),
-            late_replies=counted.get("late_replies/late", 0.0),
             start_bytes=self._start_bytes,
             peak_bytes=_peak_bytes(),
         )
@@ -137,15 +135,10 @@ def _model(settings: Settings, data: Images) -> ResNetClassifier:
 
 
 def _trainer(settings: Settings, callbacks: list[Callback]) -> pl.Trainer:
-    strategy = SYSTEMS[settings.system].strategy(
-        late_share=settings.late_reply_share,
-        late_seconds=settings.late_reply_seconds,
-        seed=settings.seed,
-    )
     return pl.Trainer(
         accelerator="cpu",
         devices=settings.ranks,
-        strategy=strategy,
+        strategy=SYSTEMS[settings.system].strategy(),
         max_epochs=settings.epochs,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

@@ -21,8 +21,6 @@ class Settings:
         late_rank: that is late.
         late_seconds: for each batch that is late.
         late_fraction: of the late rank's batches.
-        late_reply_share: of all servers' replies that are late.
-        late_reply_seconds: by which they are late.
         pace_seconds: that each forward takes at least, see ``Pace``.
         killed_rank: that is killed, or None.
         killed_step: before which it is.
@@ -41,8 +39,6 @@ class Settings:
     late_rank: int = 3
     late_seconds: float = 0.0
     late_fraction: float = 1.0
-    late_reply_share: float = 0.0
-    late_reply_seconds: float = 0.0
     pace_seconds: float = 0.0
     killed_rank: int | None = None
     killed_step: int = 0
@@ -71,8 +67,6 @@ class RankResult:
         dropped: gradients of its block that came too late for its server.
         updates: of its block; 0 without servers.
         gradients_per_update: of its block.
-        replies: of its server to pulls, where some are held back.
-        late_replies: those of them that were.
         start_bytes: most memory that was resident before ``fit``.
         peak_bytes: most memory that was resident, at the end of training.
     """
@@ -86,8 +80,6 @@ class RankResult:
     dropped: float
     updates: float
     gradients_per_update: float
-    replies: float
-    late_replies: float
     start_bytes: float
     peak_bytes: float
 

@@ -1,4 +1,4 @@
-"""The studies: what they take over from the paper, their tables, and a rank that is killed."""
+"""The studies: what counts as waiting, and a rank that is killed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,6 @@ from examples.image import study_killed_rank
 from examples.image.lone_ranks import run_apart
 from examples.image.runs import Result, Settings
 from examples.image.step_clock import StepClock
-from examples.studies import psp_sgd
-
-
-def test_a_worker_waits_as_often_as_in_the_paper() -> None:
-    for ranks in (4, 8, 32):
-        share = psp_sgd.share_for(ranks)
-        assert (1 - share) ** ranks == pytest.approx((1 - 0.0016) ** 32)
-    assert psp_sgd.share_for(32) == pytest.approx(0.0016)
-
-
-def test_the_delay_slows_synchronous_sgd_down_as_in_the_paper() -> None:
-    """In a step it waits for the delay if one of all replies is late."""
-    ranks, step_s = 8, 0.4
-    waits = 1 - (1 - psp_sgd.share_for(ranks)) ** (ranks * ranks)
-    slowed = step_s + waits * psp_sgd.delay_for(ranks, step_s)
-    assert slowed / step_s == pytest.approx(199.97 / 139.95)
 
 
 class _Clocks:

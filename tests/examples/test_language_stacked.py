@@ -83,7 +83,7 @@ def _train_on_ranks() -> list[Tensor]:
 
 
 def test_ranks_that_exchange_rounded_and_sparse_updates_train_the_same_model() -> None:
-    """One rank rounds nothing. The codecs are the package's own, so rounding is the same."""
+    """The strategies and the equations of the examples round to the same values."""
     theirs, others = run_ranks(_train_on_ranks, 2)
     for settings, own, other in zip(_compressed(), theirs, others, strict=True):
         ours, _ = train(settings, torch.float64)

@@ -149,7 +149,6 @@ def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
         "across",
         "bmuf_adam",
         "two_stage_asgd",
-        "psp_sgd",
         "language",
         "low_communication",
     ],

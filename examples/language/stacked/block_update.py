@@ -1,7 +1,6 @@
 """Block momentum of a stack of models, written from the papers' equations alone.
 
-Of ``lightning_hier``, only the codecs are used (:mod:`group_mean`), so that a comparison with its
-strategies is a check of them.
+No code of ``lightning_hier`` is used, so a comparison with its strategies is a check of both.
 """
 
 from __future__ import annotations

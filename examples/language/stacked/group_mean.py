@@ -1,19 +1,19 @@
-"""The mean of what many models send: exact, or rounded or sparse with error feedback.
-
-The codecs are those of ``lightning_hier``, which its tests compare with the equations.
-"""
+"""The mean of what many models send: exact, or rounded or sparse with error feedback."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from examples.language.stacked.settings import Settings
-from lightning_hier.algorithms.quantisation import Codec, ExactCodec, Int4Codec, Int8Codec
-from lightning_hier.algorithms.sparse_codec import SparseCodec
 
-_PADDED_TO = 512
-"""Elements of a quantisation group."""
+# Number of elements that share a scale, and the largest multiple of the scale.
+_LEVELS = {"int8": (512, 127), "int4": (128, 7)}
+# Elements of which the largest are selected together.
+_SELECTION_BLOCK = 4096
 
 
 class GroupMean:
@@ -31,56 +31,62 @@ class GroupMean:
     """
 
     def __init__(self, settings: Settings, like: Tensor) -> None:
-        self._models, self._numel = settings.models, like.numel()
-        self._sparse = settings.across_density < 1.0
-        self._codec = _codec(settings, like.dtype)
-        padded = -(-self._numel // _PADDED_TO) * _PADDED_TO
-        length = self._numel if self._sparse else padded
-        if self._codec is not None:
-            self._errors = like.new_zeros((self._models, length))
-            self._error_of_sum = like.new_zeros(length)
+        self._models = settings.models
+        self._levels = _LEVELS.get(settings.across_dtype)
+        self._density = settings.across_density
+        self._exact = self._density == 1.0 and self._levels is None
+        self._errors = like.new_zeros((self._models, like.numel()))
+        self._error_of_sum = torch.zeros_like(like)
 
     def __call__(self, updates: Tensor) -> Tensor:
         """Mean (P,) of the updates (N, P)."""
-        if self._codec is None:
+        if self._exact:
             return updates.mean(0)
-        return self._sparse_mean(updates) if self._sparse else self._rounded_mean(updates)
+        self._errors.add_(updates, alpha=1.0 / self._models)
+        if self._density < 1.0:
+            return torch.stack([self._sparse(errors) for errors in self._errors]).sum(0)
+        self._error_of_sum += torch.stack([self._rounded(own) for own in self._errors]).sum(0)
+        return self._rounded(self._error_of_sum)
 
-    def _sparse_mean(self, updates: Tensor) -> Tensor:
-        assert self._codec is not None
-        payload = torch.empty(self._codec.bytes_for(self._numel), dtype=torch.uint8)
-        total = torch.zeros_like(updates[0])
-        for errors, update in zip(self._errors, updates.contiguous(), strict=True):
-            self._codec.encode_(errors, payload, plus=update, weight=1.0 / self._models)
-            self._codec.decode(payload, total, add=True)
-        return total
-
-    def _rounded_mean(self, updates: Tensor) -> Tensor:
-        # Rows are whole quantisation groups, so the codec can take them all as one.
-        self._errors[:, : self._numel].add_(updates, alpha=1.0 / self._models)
-        self._error_of_sum.add_(self._quantised(self._errors).sum(0))
-        return self._quantised(self._error_of_sum)[: self._numel]
-
-    def _quantised(self, values: Tensor) -> Tensor:
+    def _rounded(self, values: Tensor) -> Tensor:
         """The values as they are received; they become their errors, in place."""
-        assert self._codec is not None
-        payload = torch.empty(self._codec.bytes_for(values.numel()), dtype=torch.uint8)
-        received = torch.empty_like(values)
-        self._codec.encode_(values.view(-1), payload)
-        self._codec.decode(payload, received.view(-1))
+        received = _quantised(values, self._levels)
+        values -= received
+        return received
+
+    def _sparse(self, values: Tensor) -> Tensor:
+        """The same, of the largest magnitudes of each 4096 elements; the others are 0."""
+        positions = torch.arange(values.numel())
+        selected = torch.cat(
+            [
+                block[_largest(values[block], self._density)]
+                for block in positions.split(_SELECTION_BLOCK)
+            ]
+        )
+        received = torch.zeros_like(values)
+        received[selected] = _quantised(values[selected], self._levels)
+        values -= received
         return received
 
     def of_state(self, values: Tensor) -> Tensor:
         """Mean (P,) of moments (N, P), in bfloat16 where updates are not exact."""
-        if self._codec is None:
+        if self._exact:
             return values.mean(0)
         sent = (values / self._models).bfloat16().to(values.dtype)
         return sent.sum(0).bfloat16().to(values.dtype)
 
 
-def _codec(settings: Settings, dtype: torch.dtype) -> Codec | None:
-    dense: dict[str, Codec] = {"int8": Int8Codec(), "int4": Int4Codec()}
-    values = dense.get(settings.across_dtype)
-    if settings.across_density < 1.0:
-        return SparseCodec(values or ExactCodec(dtype), settings.across_density)
-    return values
+def _largest(values: Tensor, share: float) -> Tensor:
+    """Positions of the largest magnitudes, in ascending order."""
+    return values.abs().topk(math.ceil(share * values.numel())).indices.sort().values
+
+
+def _quantised(values: Tensor, levels: tuple[int, int] | None) -> Tensor:
+    """The nearest multiples of scales in float32, which are the largest of a group / levels."""
+    if levels is None:
+        return values
+    size, largest = levels
+    groups = pad(values, (0, -values.numel() % size)).view(-1, size)
+    scales = (groups.abs().amax(1, keepdim=True) / largest).float().to(values.dtype)
+    steps = (groups / scales).nan_to_num().round()
+    return (steps * scales).flatten()[: values.numel()]
