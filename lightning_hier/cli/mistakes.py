@@ -46,10 +46,12 @@ def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterat
 
 
 def _is_mistake(error: Exception) -> bool:
+    if isinstance(error, (ValueError, OSError)):
+        return True
     # Imported here, because importing Lightning takes seconds, too long for a mistyped command.
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    return isinstance(error, (ValueError, OSError, MisconfigurationException))
+    return isinstance(error, MisconfigurationException)
 
 
 def end_with(message: str, *more: str) -> NoReturn:

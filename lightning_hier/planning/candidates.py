@@ -17,14 +17,14 @@ from lightning_hier.planning.workload import Workload
 
 # overlap=True stands for the fewest steps that hide the exchange of a fragment.
 _LATE: dict[str, Any] = {"fragments": 4, "overlap": True}
-SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
+_SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
 
 PREFERENCE: tuple[Mapping[str, Any], ...] = (
     {"block_sync": "bmuf"},
     {"block_sync": "bmuf", "across_dtype": "int8"},
     {"block_sync": "bmuf", "across_dtype": "int4"},
     {"block_sync": "bmuf", "across_dtype": "int4", **_LATE},
-    {"block_sync": "diloco", **SPARSE, **_LATE},
+    {"block_sync": "diloco", **_SPARSE, **_LATE},
 )
 """Settings by their effect on what the model learns, the smallest first."""
 
@@ -34,7 +34,7 @@ ADAM_PREFERENCE: tuple[Mapping[str, Any], ...] = (
     {"block_sync": "bmuf_adam", "across_dtype": "int4", "moments_every": 6},
     {"block_sync": "diloco", "across_dtype": "int4"},
     {"block_sync": "diloco", "across_dtype": "int4", **_LATE},
-    {"block_sync": "diloco", **SPARSE, **_LATE},
+    {"block_sync": "diloco", **_SPARSE, **_LATE},
 )
 """The same for Adam."""
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
-from lightning_hier.comm.blocks.exchange import make_codec
 from lightning_hier.planning.collectives import (
     Load,
-    RankGroup,
     all_gather,
     all_reduce,
     all_to_all,
@@ -17,17 +13,15 @@ from lightning_hier.planning.collectives import (
     reduce,
 )
 from lightning_hier.planning.layout import Layout
-from lightning_hier.planning.prediction import Settings
+from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk, of a quantised chunk and of a quantisation group: comm/blocks/shard.py and
-# algorithms/kernels/reference.py.
-_CHUNK, _QUANTISED_CHUNK, _GROUP, _INT4_GROUP = 1 << 19, 1 << 20, 512, 128
-# Bytes per element. int8 and int4 have a float32 scale for each quantisation group.
-WIDTHS = {"bfloat16": 2.0, "int8": 1 + 4 / _GROUP, "int4": 0.5 + 4 / _INT4_GROUP}
+# Elements of a chunk, of a quantised chunk, of a quantisation group and of a block from which the
+# largest are selected: comm/blocks/shard.py, algorithms/kernels/reference.py, sparse_codec.py.
+_CHUNK, _QUANTISED_CHUNK, _GROUP, _SELECTION_BLOCK = 1 << 19, 1 << 20, 512, 4096
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
-_STATUS_BYTES, _COUNT_BYTES = 64, 8
+_REPORT_BYTES = 64
 # Time of each pass over an element, in copies (docs/reports/performance.md, one core).
 _SQUARES, _COPY, _SUBTRACT_START, _ENCODE, _DECODE = 0.6, 1.0, 2.0, 2.0, 1.0
 # The outer step.
@@ -37,8 +31,6 @@ _FILTER = 2.5
 _LATE = 3 * _COPY + _SUBTRACT_START + 1.0
 # Selection, and additions to single elements for each that is received (measured on one core).
 _SELECT, _SCATTER = 10.0, 70.0
-# Dtype of the parameters by the bytes of an element.
-_DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 # torch's gather on gloo copies through a flat tensor on both sides.
 _GATHER_COPIES = 2.0
 
@@ -83,18 +75,7 @@ class FragmentLoad:
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model."""
-        return all_gather(_STATUS_BYTES, self._layout.world, self._network)
-
-    def step_counts(self) -> Load:
-        """Adam's step count of each tensor, averaged over the groups in every block."""
-        if not self._settings.moments:
-            return Load()
-        concurrent = min(self._layout.group_size, self._network.devices)
-        group = RankGroup(
-            size=self._layout.models, hosts=self._between.hosts, concurrent=concurrent
-        )
-        counts = _COUNT_BYTES * self._workload.tensors / self._settings.fragments
-        return all_reduce(counts, group, self._network)
+        return all_gather(_REPORT_BYTES, self._layout.world, self._network)
 
     def read(self) -> Load:
         """Read the shard, and check it and the models of the other ranks for NaN."""
@@ -122,32 +103,36 @@ class FragmentLoad:
     def _encoded(self) -> Load:
         """Sparse parameters in one all-gather; else a reduce-scatter and an all-gather."""
         group, network, settings = self._between, self._network, self._settings
-        sent = self._row_bytes(self._moments, WIDTHS["bfloat16"])
+        sent = self._row_bytes(self._moments, ACROSS_BYTES["bfloat16"])
         found = Load()
         if self._sparse:
             found += all_gather(self._sparse_bytes(), group, network)
         else:
-            sent += self._row_bytes(self._parameters, WIDTHS[settings.across_dtype])
+            sent += self._row_bytes(self._parameters, ACROSS_BYTES[settings.across_dtype])
         if sent:
             found += all_to_all(group.size * sent, group, network)
             found += all_gather(sent, group, network)
         return found
 
     def _row_bytes(self, elements: int, width: float) -> float:
-        """Bytes that a host sends to each other host in a reduce-scatter.
-
-        The shard of a host consists of whole quantisation groups, and of a multiple of 8 bytes.
-        """
+        """Bytes that a host sends to each other host in a reduce-scatter."""
         groups = math.ceil(elements / (self._between.size * _GROUP))
-        return math.ceil(groups * _GROUP * width / 8) * 8
+        return _aligned(groups * _GROUP * width)
 
     def _sparse_bytes(self) -> float:
-        """Bytes of the largest elements, with their positions."""
-        settings, dtype = self._settings, _DTYPES[self._workload.element_bytes]
-        codec = make_codec(settings.across_dtype, dtype, settings.across_density)
-        assert codec is not None, "it is sparse"
+        """Bytes of the largest elements of all chunks, with their positions."""
         whole, rest = divmod(self._parameters, _QUANTISED_CHUNK)
-        return whole * codec.bytes_for(_QUANTISED_CHUNK) + codec.bytes_for(rest)
+        return whole * self._selected_bytes(_QUANTISED_CHUNK) + self._selected_bytes(rest)
+
+    def _selected_bytes(self, elements: int) -> float:
+        density = self._settings.across_density
+        blocks, rest = divmod(elements, _SELECTION_BLOCK)
+        selected = blocks * math.ceil(density * _SELECTION_BLOCK) + math.ceil(density * rest)
+        # Values that are not quantised have the dtype of their errors.
+        exact = max(self._workload.element_bytes, 4)
+        width = ACROSS_BYTES.get(self._settings.across_dtype, exact)
+        padded = math.ceil(selected / _GROUP) * _GROUP
+        return _aligned(padded * width) + _aligned(2 * selected)
 
     def encode(self) -> Load:
         """Passes of the codecs, which run between two steps also if the exchange overlaps."""
@@ -176,3 +161,8 @@ class FragmentLoad:
             return broadcast(self._bytes, group, network)
         copied = network.devices * group.size * self._bytes * _GATHER_COPIES
         return all_gather(self._bytes, group, network) + Load(copied_bytes=copied)
+
+
+def _aligned(nbytes: float) -> int:
+    """The bytes rounded up to a multiple of 8."""
+    return math.ceil(nbytes / 8) * 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from lightning_hier.algorithms.kernels.payload import bitmap_words
 from lightning_hier.planning.collectives import Load, RankGroup, all_gather, all_reduce
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.workload import Workload
@@ -22,6 +21,8 @@ _ENCODE, _ENCODE_SENT, _GTC_COPIES = 2.5, 34.0, 3.5
 # Adding a received element at a random position takes as long as copying eight consecutive ones.
 _DECODE = 8.0
 _WORD_BYTES, _COUNT_BYTES = 4, 8
+# A bitmap has 2 bits for each element.
+_ELEMENTS_PER_WORD = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ def divided_step_s(workload: Workload, network: Network, exchanged: Load) -> flo
 
 def gtc_payload(workload: Workload, group: RankGroup, network: Network, density: float) -> Load:
     """Words or a bitmap, whichever is smaller, computed for the model as one tensor."""
-    words = min(math.ceil(density * workload.parameters), bitmap_words(workload.parameters))
+    elements = workload.parameters
+    words = math.ceil(min(density * elements, elements / _ELEMENTS_PER_WORD))
     return all_gather(_WORD_BYTES * words, group, network)
 
 

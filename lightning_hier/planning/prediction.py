@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lightning_hier.algorithms.arguments import check_choice, check_share, check_whole
-from lightning_hier.comm.blocks.exchange import AcrossDtype
+
+# Importing torch takes longer than a plan.
+if TYPE_CHECKING:
+    from lightning_hier.comm.blocks.exchange import AcrossDtype
 
 BlockSyncName = Literal["model_averaging", "bmuf", "bmuf_adam", "diloco"]
 """Block synchronisations by the name of their preset."""
+
+ACROSS_BYTES = {"bfloat16": 2.0, "int8": 1 + 4 / 512, "int4": 0.5 + 4 / 128}
+"""Bytes per element by ``across_dtype``. Groups of 512 or 128 elements share a float32 scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +61,7 @@ class Settings:
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         check_choice("block_sync", self.block_sync, get_args(BlockSyncName))
-        check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
+        check_choice("across_dtype", self.across_dtype, ("same", *ACROSS_BYTES))
         check_share("across_density", self.across_density)
         if self.divided and not self.sharded:
             raise ValueError(

@@ -19,7 +19,12 @@ Where = Literal["within", "between"]
 Operation = Literal["all_reduce", "send"]
 Pair = tuple[int, int]
 
+SIZES: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+"""Bytes of the messages."""
+
 _KIND = "probe"
+# Repetitions of each size, if they take so many seconds at most. A slow link gets fewer.
+_REPEATS, _LIMIT_S = 20, 2.0
 _COPIED_BYTES, _COPIES = 1 << 26, 7
 
 
@@ -45,34 +50,7 @@ class LinkReading:
     processor_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeSettings:
-    """Settings of a measurement.
-
-    Attributes:
-        sizes: bytes of the messages, multiples of 4.
-        repeats: repetitions of each size, after two that are not counted.
-        budget_s: seconds for the repetitions of one size. A slow link gets fewer, at least one.
-
-    """
-
-    sizes: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
-    repeats: int = 20
-    budget_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            if size < 4 or size % 4:
-                raise ValueError(f"sizes must be multiples of 4 bytes, got {size}")
-        if len(set(self.sizes)) < 2:
-            raise ValueError(f"sizes must contain at least two different sizes, got {self.sizes}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        if not self.budget_s > 0:
-            raise ValueError(f"budget_s must be above 0, got {self.budget_s}")
-
-
-def measure_links(communicators: Communicators, settings: ProbeSettings) -> list[LinkReading]:
+def measure_links(communicators: Communicators) -> list[LinkReading]:
     """Measure messages within every host and between hosts, while the links are otherwise idle.
 
     All hosts are measured internally at the same time. Between hosts, pairs of neighbouring hosts
@@ -81,7 +59,6 @@ def measure_links(communicators: Communicators, settings: ProbeSettings) -> list
 
     Args:
         communicators: communicators with one group for each host.
-        settings: sizes and repetitions.
 
     Raises:
         PeerError: a rank did not take part within the time limit. The error names it.
@@ -92,9 +69,9 @@ def measure_links(communicators: Communicators, settings: ProbeSettings) -> list
     for number, (where, channel, pair) in enumerate(_turns(communicators), start=1):
         with communicators.progress.at(f"turn {number} of measuring the links"):
             if channel is not None and (pair is None or channel.position in pair):
-                for size in settings.sizes:
+                for size in SIZES:
                     tensor = torch.zeros(size // 4, device=communicators.device)
-                    found += _time(where, channel, pair, tensor, settings)
+                    found += _time(where, channel, pair, tensor)
             # Simultaneous turns would share links, so all ranks wait for the end of each turn.
             communicators.world.all_reduce_(everyone, _KIND).wait()
     with communicators.progress.at("the exchange of the measurements"):
@@ -119,9 +96,7 @@ def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None
             yield "between", first, (host, (host + 1) % across.size)
 
 
-def _time(
-    where: Where, channel: Channel, pair: Pair | None, tensor: Tensor, settings: ProbeSettings
-) -> list[LinkReading]:
+def _time(where: Where, channel: Channel, pair: Pair | None, tensor: Tensor) -> list[LinkReading]:
     """The readings of the first rank; an empty list on the others."""
     first, second = pair or (0, 0)
 
@@ -133,8 +108,8 @@ def _time(
             _send(channel, tensor, second, first)
 
     operate()  # The first message opens the connection.
-    fitting = int(settings.budget_s / _seconds(operate, tensor.device))
-    repeats = torch.tensor([max(1, min(settings.repeats, fitting))], device=tensor.device)
+    fitting = int(_LIMIT_S / _seconds(operate, tensor.device))
+    repeats = torch.tensor([max(1, min(_REPEATS, fitting))], device=tensor.device)
     # The first rank decides, because all ranks must make the same number of repetitions.
     if pair is None:
         channel.broadcast_(repeats, _KIND).wait()

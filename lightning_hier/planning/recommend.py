@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_hier.planning.candidates import (
     ENOUGH,
     LONG,
-    SPARSE,
     Candidate,
     candidates,
     choose,
@@ -21,7 +19,6 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import cluster_of
 from lightning_hier.planning.strategies import predict
-from lightning_hier.planning.synchronisation import sparse_break_even, synchronise
 from lightning_hier.planning.workload import Workload
 
 # Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group and
@@ -39,10 +36,6 @@ _CLASSES = {
 # large for many of them, and sparse updates allow none.
 _MANY_GROUPS, _MOST_MOMENTUM = 16, 0.9
 _SPARSE_OUTER: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0}
-_FIRST_BETA = (
-    "Set the first beta of Adam to 0.5: under DiLoCo it learns more than 0.9 "
-    "(docs/reports/low_communication.md)."
-)
 # Settings of a block synchronisation, and those of them that are not arguments of the presets.
 _BLOCK = ("across_dtype", "across_density", "fragments", "overlap", "moments_every")
 _COMPONENT = ("across_density", "moments_every")
@@ -85,43 +78,28 @@ def recommend(
 
     """
     fixed = fixed or {}
-    settings = _first_settings(fixed)
-    Layout(network=network, group_size=settings.group_size)
-    rules = {"group_size": _group_size, "density": _density, "push_period": _push_period}
-    reasons = []
-    for name, rule in rules.items():
-        if name not in fixed:
-            value, reason = rule(workload, network, settings)
-            settings = replace(settings, **{name: value})  # type: ignore[arg-type]
-            reasons += [reason] if reason else []
+    settings, reasons = _gradients(workload, network, fixed)
     compared = candidates(workload, network, settings, fixed)
     best = choose(compared)
-    models = Layout(network=network, group_size=best.settings.group_size).models
-    strategy, arguments = _strategy_class(best.settings, models)
     prediction = predict("ddp", workload, network)
     kept = prediction.efficiency
     if kept >= _FAST_ENOUGH:
-        strategy, arguments = "ddp", {}
+        strategy: str = "ddp"
+        arguments: dict[str, Any] = {}
         reasons = [f"DDP keeps {kept:.0%} of the speed, so no other strategy is needed."]
     else:
+        models = Layout(network=network, group_size=best.settings.group_size).models
+        strategy, arguments = _strategy_class(best.settings, models)
         prediction = best.prediction
-        reasons = [f"DDP would keep {kept:.1%} of the speed.", *reasons]
+        reasons = [f"DDP would keep {kept:.1%} of the speed.", *reasons, *_block_reasons(best)]
         if kept < _WARM_UP:
             arguments["warmup_steps"] = 0
             reasons.append(
-                "warmup_steps is 0, because a step of a warm-up sends a gradient, and would take "
-                f"{1 / kept:.0f} times as long. 2% of the steps lower the loss where there is time "
-                "for them (docs/choosing.md)."
+                f"warmup_steps is 0: a step of a warm-up would take {1 / kept:.0f} times as long."
             )
-        limits = f"at most {ENOUGH:.0%}"
-        if "block_size" not in fixed:
-            limits += f" in blocks of at most {LONG} steps"
-        reasons += _block_reasons(best, compared, limits)
         if best.settings.block_sync == "diloco" and workload.optimizer == "adam":
-            reasons.append(_FIRST_BETA)
-        late = best.settings.across_dtype == "int4" and best.settings.overlap
-        if (late or best.settings.across_density < 1.0) and network.hosts > 1:
-            reasons.append(_sparse_reason(workload, network, best.settings))
+            # docs/reports/low_communication.md
+            reasons.append("Under DiLoCo, Adam learns more with a first beta of 0.5 than of 0.9.")
     return Recommendation(
         strategy=strategy,
         arguments=arguments,
@@ -132,10 +110,27 @@ def recommend(
     )
 
 
-def _first_settings(fixed: Mapping[str, Any]) -> Settings:
-    """The settings that are fixed, in a block that is long enough for them."""
+def _gradients(
+    workload: Workload, network: Network, fixed: Mapping[str, Any]
+) -> tuple[Settings, list[str]]:
+    """Groups, density and push period that are not fixed, in a block that is long enough."""
     least = max(int(fixed.get(name, 0)) for name in ("fragments", "overlap"))
-    return Settings(**{"block_size": max(Settings.block_size, least), **fixed})
+    settings = Settings(**{"block_size": max(Settings.block_size, least), **fixed})
+    Layout(network=network, group_size=settings.group_size)  # groups that do not fit are an error
+    reasons = []
+    if "group_size" not in fixed:
+        size, reason = _group_size(workload, network, settings)
+        settings, reasons = replace(settings, group_size=size), [reason]
+    if "density" not in fixed and settings.group_size == 1:
+        settings = replace(settings, density=None)
+    elif "density" not in fixed:
+        density, reason = _density(workload, network, settings)
+        settings, reasons = replace(settings, density=density), [*reasons, reason]
+    if "push_period" not in fixed:
+        # The smallest N of two-stage ASGD with T_calc >= T_trans (eq. 6 and 7).
+        period = cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1
+        settings = replace(settings, push_period=period)
+    return settings, reasons
 
 
 def _group_size(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
@@ -143,13 +138,8 @@ def _group_size(workload: Workload, network: Network, settings: Settings) -> tup
     devices = network.devices
     if devices == 1 or network.hosts == 1:
         return 1, "Every rank trains its own model."
-    costs = (
-        step_between_s(workload, network, replace(settings, group_size=devices, density=density))
-        / workload.step_s
-        - 1
-        for density in (None, settings.density)
-    )
-    cost = min(costs)
+    host = replace(settings, group_size=devices)
+    cost = min(_added(workload, network, host, density) for density in (None, settings.density))
     if cost > _SHARE:
         return 1, f"Gradients inside a host would add {cost:.0%}: every rank trains its own model."
     return devices, (
@@ -160,10 +150,8 @@ def _group_size(workload: Workload, network: Network, settings: Settings) -> tup
 
 def _density(workload: Workload, network: Network, settings: Settings) -> tuple[float | None, str]:
     """Exact gradients if they add at most 5% to a step, or less than compressed ones."""
-    if settings.group_size == 1:
-        return None, ""
-    exact = step_between_s(workload, network, replace(settings, density=None)) / workload.step_s - 1
-    compressed = step_between_s(workload, network, settings) / workload.step_s - 1
+    exact = _added(workload, network, settings, None)
+    compressed = _added(workload, network, settings, settings.density)
     if exact <= max(_FREE, compressed):
         return None, f"Exact gradients add {exact:.1%} to a step, so compression is not needed."
     return settings.density, (
@@ -172,43 +160,26 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
     )
 
 
-def _block_reasons(best: Candidate, compared: Sequence[Candidate], limits: str) -> list[str]:
-    """Cost of the synchronisations, and why no other candidate."""
+def _added(
+    workload: Workload, network: Network, settings: Settings, density: float | None
+) -> float:
+    """Share of a step that gradients of this density add."""
+    own = replace(settings, density=density)
+    return step_between_s(workload, network, own) / workload.step_s - 1
+
+
+def _block_reasons(best: Candidate) -> list[str]:
+    """Cost of the synchronisations, and whether it is low enough."""
     settings, pause_s = best.settings, best.prediction.pause_s
     reasons = [
         f"Synchronisations cost {best.cost:.1%} of a step in blocks of {settings.block_size} "
         f"steps, and stop training for {pause_s:.3g} s at a time."
     ]
-    if settings.overlap:
-        reasons.append(f"Training continues for {settings.delay} steps during each exchange.")
-    if not best.is_enough and best.cost <= ENOUGH:
-        reasons.append(f"No candidate costs {limits}. This one needs the shortest block.")
+    if best.cost > ENOUGH:
+        reasons.append(f"No candidate costs at most {ENOUGH:.0%}. This one is among the fastest.")
     elif not best.is_enough:
-        reasons.append(f"No candidate costs {limits}. This one is among the fastest.")
-    elif best != compared[0]:
-        reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
+        reasons.append(f"No candidate costs at most {ENOUGH:.0%} in blocks of {LONG} steps.")
     return reasons
-
-
-def _sparse_reason(workload: Workload, network: Network, settings: Settings) -> str:
-    """Bytes of a sparse exchange, which grow with the number of hosts, and of a dense one."""
-    if settings.across_density == 1.0:
-        settings = replace(settings, across_density=SPARSE["across_density"])
-    sparse, dense = (
-        synchronise(workload, network, own).host_bytes / 1e6
-        for own in (settings, replace(settings, across_density=1.0))
-    )
-    hosts = sparse_break_even(workload.element_bytes, settings)
-    return (
-        f"A host sends {sparse:.3g} MB in a block with across_density={settings.across_density:g}, "
-        f"and {dense:.3g} MB with 1. Sparse updates send fewer bytes on up to {math.floor(hosts)} "
-        "hosts."
-    )
-
-
-def _push_period(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
-    """The smallest N of two-stage ASGD with T_calc >= T_trans (eq. 6 and 7)."""
-    return (cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1), ""
 
 
 def _strategy_class(settings: Settings, models: int) -> tuple[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,22 +20,11 @@ from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
 from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 from lightning_hier.planning.workload import Workload
 
-# Settings of each strategy that a prediction lists.
-_BLOCKS = ("block_size", "across_dtype", "across_density", "fragments", "overlap")
-_TIERS = ("group_size", "density", *_BLOCKS, "moments_every")
-_SHOWN: dict[str, tuple[str, ...]] = {
-    "ddp": (),
-    "gtc": ("density",),
-    "model_averaging": _BLOCKS,
-    "bmuf": _BLOCKS,
-    "bmuf_adam": (*_BLOCKS, "moments_every"),
-    "diloco": ("group_size", *_BLOCKS),
-    "bmuf_gtc": _TIERS,
-    "hierarchical": _TIERS,
-    "bmuf_adam_fsdp": ("group_size", *_BLOCKS, "moments_every"),
-    "diloco_fsdp": ("group_size", *_BLOCKS),
-}
-STRATEGIES = (*_SHOWN, "two_stage_asgd", "psp")
+STRATEGIES = (
+    *("ddp", "gtc", "model_averaging", "bmuf", "bmuf_adam", "diloco", "bmuf_gtc", "hierarchical"),
+    *("bmuf_adam_fsdp", "diloco_fsdp", "two_stage_asgd", "psp"),
+)
+_BLOCK_ARGUMENTS = ("block_size", "across_dtype", "across_density", "fragments", "overlap")
 # Values of settings that have no effect. A density of 1 of GTC is shown, and is not exact.
 _NO_EFFECT = {"group_size": 1, "across_density": 1.0, "fragments": 1, "moments_every": 1}
 
@@ -99,11 +87,11 @@ def _predict_tiers(
     block, tau = synchronise(workload, network, settings), settings.block_size
     return Prediction(
         strategy=strategy,
-        settings=_shown(_SHOWN[strategy], settings),
+        settings=_shown(strategy, settings),
         ranks=network.ranks,
         alone_s=workload.step_s,
         step_s=block.mean_step_s(step_s, settings),
-        host_bytes=gradients.nic_bytes + (block.host_bytes + block.control_bytes) / tau,
+        host_bytes=gradients.nic_bytes + block.host_bytes / tau,
         memory_bytes=_training_memory_bytes(workload, group, settings)
         + synchronisation_memory_bytes(workload, network, settings),
         peak_bytes=block.peak_bytes,
@@ -118,18 +106,6 @@ def _training_memory_bytes(workload: Workload, group: RankGroup, settings: Setti
     if settings.divided:
         return divided / group.size + buffers
     return divided + buffers + gradient_memory_bytes(workload, group, settings.density)
-
-
-def _shown(names: Sequence[str], settings: Settings) -> dict[str, Any]:
-    """The settings with these names that have an effect."""
-    values = {name: getattr(settings, name) for name in names}
-    if not settings.moments:
-        values.pop("moments_every", None)
-    return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, False, "same") and _NO_EFFECT.get(name) != value
-    }
 
 
 def _own(strategy: str, network: Network, settings: Settings) -> Settings:
@@ -151,3 +127,16 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
         "diloco_fsdp": {"block_sync": "diloco", **fsdp},
     }
     return replace(settings, **own[strategy])
+
+
+def _shown(strategy: str, settings: Settings) -> dict[str, Any]:
+    """The settings that have an effect."""
+    names = ["density"] * (settings.group_size > 1)
+    if strategy not in ("ddp", "gtc"):
+        names = ["group_size", *names, *_BLOCK_ARGUMENTS, *["moments_every"] * settings.moments]
+    values = {name: getattr(settings, name) for name in names}
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, False, "same") and _NO_EFFECT.get(name) != value
+    }

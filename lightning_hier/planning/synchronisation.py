@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_hier.planning.fragment_load import WIDTHS, FragmentLoad
+from lightning_hier.planning.fragment_load import FragmentLoad
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Settings
@@ -22,7 +22,6 @@ class Synchronisation:
         in_flight_s: seconds of the exchange of one fragment, if it may overlap with steps.
         host_bytes: bytes of models that a host sends to other hosts in a block, as `Traffic` counts
             them.
-        control_bytes: bytes of health reports and step counts in a block.
         pause_s: seconds in which no rank trains, in the largest synchronisation.
         peak_bytes: bytes of models that a host sends to other hosts in the largest one.
 
@@ -31,7 +30,6 @@ class Synchronisation:
     blocking_s: float = 0.0
     in_flight_s: float = 0.0
     host_bytes: float = 0.0
-    control_bytes: float = 0.0
     pause_s: float = 0.0
     peak_bytes: float = 0.0
 
@@ -59,19 +57,19 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
     layout = _layout(network, settings)
     if layout.models == 1:
         return Synchronisation()
-    moments = settings.moments
-    largest = _of_fragment(workload, layout, settings, moments=moments)
-    others = _of_fragment(workload, layout, settings, moments=False)
-    share = 1 / settings.moments_every if moments else 1.0
-    blocking_s, host_bytes, control_bytes = (
+    largest, others = (
+        _of_fragment(workload, layout, settings, moments=moments)
+        for moments in (settings.moments, False)
+    )
+    share = 1 / settings.moments_every
+    blocking_s, host_bytes = (
         settings.fragments * (share * getattr(largest, name) + (1 - share) * getattr(others, name))
-        for name in ("blocking_s", "host_bytes", "control_bytes")
+        for name in ("blocking_s", "host_bytes")
     )
     return Synchronisation(
         blocking_s=blocking_s,
         in_flight_s=largest.in_flight_s,
         host_bytes=host_bytes,
-        control_bytes=control_bytes,
         pause_s=largest.blocking_s,
         peak_bytes=largest.host_bytes,
     )
@@ -83,25 +81,22 @@ def _of_fragment(
     """One synchronisation."""
     network = layout.network
     fragment = FragmentLoad(workload, layout, settings, moments=moments)
-    report = fragment.report()
-    control = report + fragment.step_counts()
-    reading_s = report.seconds(network) + fragment.read().processor_s(network)
-    exchanged, encoded, handed_out = fragment.exchange(), fragment.encode(), fragment.hand_out()
-    applied = fragment.apply() + handed_out
-    in_flight_s = 0.0
+    reading_s = fragment.report().seconds(network) + fragment.read().processor_s(network)
+    exchanged, handed_out = fragment.exchange(), fragment.hand_out()
+    local = fragment.encode() + fragment.apply() + handed_out
     if settings.overlap:
-        applied_s = (applied + encoded).seconds(network, pieces=fragment.chunks)
+        blocking_s = local.seconds(network, pieces=fragment.chunks)
         in_flight_s = exchanged.seconds(network, pieces=fragment.chunks)
         if workload.on_cores:
             # The exchange uses the same cores as the steps, so its processor time is not hidden.
-            applied_s += exchanged.processor_s(network)
+            blocking_s += exchanged.processor_s(network)
     else:
-        applied_s = (exchanged + encoded + applied).seconds(network, pieces=fragment.chunks)
+        blocking_s = (exchanged + local).seconds(network, pieces=fragment.chunks)
+        in_flight_s = 0.0
     return Synchronisation(
-        blocking_s=reading_s + applied_s,
+        blocking_s=reading_s + blocking_s,
         in_flight_s=in_flight_s,
         host_bytes=exchanged.nic_bytes + handed_out.nic_bytes,
-        control_bytes=control.nic_bytes,
     )
 
 
@@ -132,17 +127,6 @@ def _error_vectors(workload: Workload, settings: Settings, hosts: int) -> float:
     if settings.across_density < 1.0:
         return width
     return 0.0 if settings.across_dtype == "same" else width * (1 + 1 / hosts)
-
-
-def sparse_break_even(element_bytes: int, settings: Settings) -> float:
-    """Number of hosts up to which sparse updates send fewer bytes than whole ones.
-
-    A host sends ``density * (width + 2)`` bytes per element to each of the M - 1 others, where an
-    exchange of whole updates sends ``2 (M - 1) / M * width``.
-    """
-    width = WIDTHS.get(settings.across_dtype, element_bytes)
-    entry = WIDTHS.get(settings.across_dtype, max(element_bytes, 4)) + 2
-    return 2 * width / (settings.across_density * entry)
 
 
 def _layout(network: Network, settings: Settings) -> Layout:

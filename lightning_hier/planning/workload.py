@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-from torch.nn import Module
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lightning_hier.algorithms.arguments import (
     check_choice,
@@ -14,6 +12,10 @@ from lightning_hier.algorithms.arguments import (
     check_share,
     check_whole,
 )
+
+# Importing torch takes longer than a plan.
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 OptimizerName = Literal["sgd", "sgd_momentum", "adam"]
 """Optimizers by the number of state tensors per parameter: none, one or two."""

@@ -24,6 +24,7 @@ def test_module_is_the_command() -> None:
     assert run_python("-m", "lightning_hier", "--version").stdout.split()[-1] == __version__
 
 
+PLAN = "plan --hosts 2 --devices 4 --parameters 1e6 --step-s 0.1 --between-mbit-s 100"
 WHAT_IS_IMPORTED = """\
 import runpy, sys
 sys.argv[:] = sys.argv[1:]
@@ -42,7 +43,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "lightning
 
 
 @pytest.mark.parametrize("started", ["-m lightning_hier", "bin/lightning-hier"])
-@pytest.mark.parametrize("args", ["--version", "--help", "", "fitt"])
+@pytest.mark.parametrize("args", ["--version", "", "fitt", PLAN, "plan --hosts 0"])
 def test_what_needs_no_torch_does_not_import_it(started: str, args: str) -> None:
     done = run_python("-c", WHAT_IS_IMPORTED, *started.split(), *args.split())
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

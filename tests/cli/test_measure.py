@@ -18,12 +18,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 import lightning_hier.cli
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
-from lightning_hier.cli.measure.command import _bytes, link_lines, run
+from lightning_hier.cli.measure.command import link_lines, run
 from lightning_hier.planning import Link, Measurement, Workload
 from tests.ranks import run_ranks
-
-# Sizes so different that no delay on a busy machine makes all large messages faster.
-QUICK = ["--sizes", "256", "4M", "--repeats", "5"]
 
 
 class Momentum(BoringModel):
@@ -74,7 +71,7 @@ def _measure(folder: str, *args: str) -> str:
 def test_two_hosts_of_two(tmp_path: Path) -> None:
     training = config(tmp_path)
     said = run_ranks(
-        _measure, 4, str(tmp_path), *QUICK, "--config", training, "--steps", "8", ranks_per_node=2
+        _measure, 4, str(tmp_path), "--config", training, "--steps", "8", ranks_per_node=2
     )
     found = Measurement.from_json((tmp_path / "network.json").read_text())
     assert (found.hosts, found.devices) == (2, 2)
@@ -103,7 +100,6 @@ def test_link_of_emulated_hosts_is_what_it_is_shaped_to(tmp_path: Path) -> None:
     with hosts(2, "40mbit") as two:
         run_module(
             *(two, 2, "lightning_hier", "measure", "--out", out, "--accelerator", "cpu"),
-            *("--sizes", "512K", "2M", "--repeats", "3"),
             folder=tmp_path,
         )
     found = Measurement.from_json(Path(out).read_text())
@@ -141,9 +137,7 @@ def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:
 
 def test_training_that_fails_on_one_rank_ends_all(tmp_path: Path) -> None:
     training = config(tmp_path, fails_on=1)
-    errors = run_ranks(
-        _measure, 2, str(tmp_path), *QUICK, "--config", training, expect_failure=True
-    )
+    errors = run_ranks(_measure, 2, str(tmp_path), "--config", training, expect_failure=True)
     assert all("the step cannot be measured: RuntimeError: on purpose" in error for error in errors)
 
 
@@ -156,7 +150,7 @@ def test_too_few_steps_are_refused(tmp_path: Path) -> None:
 def _unequal(folder: str) -> None:
     if os.environ["RANK"] == "2":
         os.environ.update(GROUP_RANK="1", LOCAL_RANK="0")
-    _measure(folder, *QUICK)
+    _measure(folder)
 
 
 def test_unequal_hosts_are_refused_on_every_rank(tmp_path: Path) -> None:
@@ -171,8 +165,3 @@ def test_far_slower_pair_is_named() -> None:
     assert len(said) == 2 and said[1].strip().startswith("ranks 2 and 4: 80 Mbit/s")
     assert len(link_lines("between hosts", slow, {(0, 2): slow})) == 1
     assert link_lines("between hosts", None, {}) == []
-
-
-@pytest.mark.parametrize("size", ["64k", "64K"])
-def test_sizes_with_units(size: str) -> None:
-    assert _bytes(size) == 65536 and _bytes("4096") == 4096

@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-import pytest
 import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.channel import Pending
-from lightning_hier.planning.probe import LinkReading, ProbeSettings, measure_links
+from lightning_hier.planning import probe
+from lightning_hier.planning.probe import SIZES, LinkReading, measure_links
 from tests.distributed.gradients import open_world
 from tests.ranks import rank_outcomes, run_ranks
 
-SETTINGS = ProbeSettings(sizes=(64, 4096), repeats=3)
 LATE_S = 0.05
 
 
 def _readings(group_size: int) -> list[LinkReading]:
-    return measure_links(open_world(group_size=group_size), SETTINGS)
+    return measure_links(open_world(group_size=group_size))
 
 
 def _kinds(readings: list[LinkReading]) -> Counter:
@@ -30,14 +29,14 @@ def test_every_link_is_timed_once_a_size_and_known_to_all() -> None:
     found = run_ranks(_readings, 4, 2)
     assert all(readings == found[0] for readings in found)
     assert _kinds(found[0]) == {
-        ("within", "all_reduce", (0, 1)): 2,
-        ("within", "send", (0, 1)): 2,
-        ("within", "all_reduce", (2, 3)): 2,
-        ("within", "send", (2, 3)): 2,
-        ("between", "all_reduce", (0, 2)): 2,
-        ("between", "send", (0, 2)): 2,
+        ("within", "all_reduce", (0, 1)): 4,
+        ("within", "send", (0, 1)): 4,
+        ("within", "all_reduce", (2, 3)): 4,
+        ("within", "send", (2, 3)): 4,
+        ("between", "all_reduce", (0, 2)): 4,
+        ("between", "send", (0, 2)): 4,
     }
-    assert {r.payload_bytes for r in found[0]} == {64, 4096}
+    assert {r.payload_bytes for r in found[0]} == set(SIZES)
     assert all(r.seconds > 0 for r in found[0])
     assert all(r.processor_s >= 0 for r in found[0])
 
@@ -63,8 +62,8 @@ def _late_answers() -> tuple[list[LinkReading], int]:
         return start(tensor, source, target, kind)
 
     channel.pass_ = pass_  # type: ignore[method-assign]
-    found = measure_links(communicators, ProbeSettings(sizes=(64, 128), repeats=50, budget_s=0.2))
-    return found, answers
+    probe.SIZES, probe._REPEATS, probe._LIMIT_S = (64, 128), 50, 0.2
+    return measure_links(communicators), answers
 
 
 def test_a_slow_link_is_seen_and_repeated_less_often() -> None:
@@ -77,23 +76,9 @@ def test_a_slow_link_is_seen_and_repeated_less_often() -> None:
 def _one_leaves() -> None:
     communicators = open_world(group_size=1, timeout_s=5.0)
     if dist.get_rank() == 0:
-        measure_links(communicators, SETTINGS)
+        measure_links(communicators)
 
 
 def test_missing_rank_is_named() -> None:
     error = rank_outcomes(_one_leaves, 2)[0].error
     assert error is not None and error.startswith("PeerError") and "rank 1 did not take" in error
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"sizes": (64, 66)}, "multiples of 4 bytes, got 66"),
-        ({"sizes": (64, 64)}, "at least two different"),
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"budget_s": 0.0}, "budget_s must be above 0, got 0.0"),
-    ],
-)
-def test_bad_settings_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ProbeSettings(**values)

@@ -18,7 +18,7 @@ from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.planning import Link, Measurement, Workload
 from lightning_hier.planning.links import link_of, pairs_of, processor_of
-from lightning_hier.planning.probe import LinkReading, ProbeSettings, copy_speed, measure_links
+from lightning_hier.planning.probe import LinkReading, copy_speed, measure_links
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
@@ -44,9 +44,6 @@ def run(args: list[str]) -> None:
 
     """
     arguments = _parser().parse_args(args)
-    settings = ProbeSettings(
-        sizes=tuple(arguments.sizes), repeats=arguments.repeats, budget_s=arguments.budget_s
-    )
     with job(arguments.accelerator, arguments.timeout_s) as communicators:
         device = communicators.device
         hosts, devices = communicators.across.size, communicators.group.size
@@ -57,7 +54,7 @@ def run(args: list[str]) -> None:
             )
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
-        readings = measure_links(communicators, settings)
+        readings = measure_links(communicators)
         cores = None if device.type == "cuda" else len(os.sched_getaffinity(0))
         found = Measurement(
             hosts=hosts,
@@ -83,34 +80,12 @@ def _parser() -> CommandParser:
     add = parser.add_argument
     add("--out", type=Path, default=Path("network.json"), help="written by rank 0 (%(default)s)")
     add("--config", action="append", default=[], help="YAML of the training whose step is measured")
-    add(
-        "--steps",
-        type=int,
-        default=20,
-        help="steps of the module; the second half counts (%(default)s)",
-    )
-    sizes = [1 << 12, 1 << 16, 1 << 20, 1 << 23]
-    add("--sizes", type=_bytes, nargs="+", default=sizes, help="sizes of messages (4K 64K 1M 8M)")
-    add(
-        "--repeats",
-        type=int,
-        default=20,
-        help="repetitions of each size, if time allows (%(default)s)",
-    )
-    add("--budget-s", type=float, default=2.0, help="seconds for each size (%(default)s)")
-    add(
-        "--timeout-s",
-        type=float,
-        default=300.0,
-        help="time limit of every wait for a rank (%(default)s)",
-    )
+    steps = "steps of the module; the second half counts (%(default)s)"
+    add("--steps", type=int, default=20, help=steps)
+    limit = "time limit of every wait for a rank (%(default)s)"
+    add("--timeout-s", type=float, default=300.0, help=limit)
     add("--accelerator", choices=("auto", "cpu", "gpu"), default="auto")
     return parser
-
-
-def _bytes(text: str) -> int:
-    unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
-    return int(text[:-1] if unit > 1 else text) * unit
 
 
 def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workload | None:
@@ -135,8 +110,8 @@ def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
             f"optimizer {work.optimizer}"
         )
-    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}", *lines,
-          sep="\n")  # fmt: skip
+    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
+    print("\n".join(lines))
 
 
 def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Link]) -> list[str]:

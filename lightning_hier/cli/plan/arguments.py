@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
-from torch.nn import Module
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.planning import Link, Measurement, Network, Processor, Workload, size_of
-from lightning_hier.planning.prediction import BlockSyncName
+from lightning_hier.planning.prediction import ACROSS_BYTES, BlockSyncName
 from lightning_hier.planning.workload import OptimizerName
+
+# Importing torch takes longer than a plan.
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 _TEXT = """\
 Predict the cost of each strategy without training, and recommend one.
@@ -38,16 +40,8 @@ _DEFAULTS = {
     "within": {"bytes_per_second": 100e9 / 8, "latency_s": 20e-6},
 }
 SETTINGS = (
-    "block_sync",
-    "block_size",
-    "group_size",
-    "density",
-    "push_period",
-    "across_dtype",
-    "across_density",
-    "fragments",
-    "overlap",
-    "moments_every",
+    *("block_sync", "block_size", "group_size", "density", "push_period", "across_dtype"),
+    *("across_density", "fragments", "overlap", "moments_every"),
 )
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -72,19 +66,11 @@ def parser() -> argparse.ArgumentParser:
     add("--socket-gbyte-s", **_NUMBER, help="rate of one core through the kernel (no limit)")
     add("--cores", **_COUNT, help="cores of a host (one for each rank)")
     add = command.add_argument_group("the training of one rank").add_argument
-    add(
-        "--parameters",
-        type=_whole,
-        metavar="N",
-        help="number of trainable parameters, such as 24.3e6",
-    )
+    add("--parameters", type=_whole, metavar="N", help="trainable parameters, such as 24.3e6")
     add("--module", type=Path, metavar="FILE", help="YAML whose entry 'model' is counted instead")
     add("--step-s", **_NUMBER, help="seconds of a step without communication")
-    add(
-        "--optimizer",
-        choices=get_args(OptimizerName),
-        help="adam: also AdamW (sgd_momentum)",
-    )
+    optimizers = get_args(OptimizerName)
+    add("--optimizer", choices=optimizers, help="adam: also AdamW (sgd_momentum)")
     add("--element-bytes", **_COUNT, help="bytes of a parameter (4)")
     add("--on-cores", **_FLAG, help="steps run on the cores that send messages")
     add = command.add_argument_group("settings; the others are recommended").add_argument
@@ -93,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add("--group-size", **_COUNT, help="ranks that train one model")
     add("--density", **_NUMBER, help="fraction of the elements that GTC sends")
     add("--push-period", **_COUNT, help="push period of two-stage ASGD")
-    add("--across-dtype", choices=get_args(AcrossDtype), help="dtype of models between hosts")
+    add("--across-dtype", choices=("same", *ACROSS_BYTES), help="dtype of models between hosts")
     add("--across-density", **_NUMBER, help="fraction of the elements that hosts exchange")
     add("--fragments", **_COUNT, help="parts of the model that are exchanged one after the other")
     overlap = _COUNT | {"nargs": "?", "const": True}
@@ -180,6 +166,8 @@ def model_of(file: Path) -> Module:
         OSError: the file cannot be read.
 
     """
+    from torch.nn import Module
+
     try:
         from jsonargparse import ArgumentParser
     except ImportError as error:

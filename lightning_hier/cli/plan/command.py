@@ -19,9 +19,6 @@ from lightning_hier.planning import (
     recommend,
 )
 
-# Mini-batches of a device between two pushes of two-stage ASGD. The paper uses 2.
-_LONG_PERIOD = 32
-
 
 def run(args: list[str]) -> None:
     """Print the plan and write the requested files.
@@ -43,7 +40,7 @@ def run(args: list[str]) -> None:
     if recommended.strategy != "ddp":
         print("\nblock synchronisations, preferred ones first:")
         _print_table([own.prediction for own in recommended.candidates], compared=True)
-    _print_recommended(recommended, network.devices)
+    _print_recommended(recommended)
     if arguments.yaml is not None:
         arguments.yaml.write_text(_as_yaml(recommended, network))
         print(f"\nwritten: {arguments.yaml}")
@@ -96,7 +93,7 @@ def _print_table(predictions: Sequence[Prediction], *, compared: bool = False) -
         print("  ".join([*texts, *numbers]))
 
 
-def _print_recommended(recommended: Recommendation, devices: int) -> None:
+def _print_recommended(recommended: Recommendation) -> None:
     found = recommended.prediction
     print(f"\nrecommended: {recommended.strategy}")
     for name, value in recommended.arguments.items():
@@ -104,8 +101,6 @@ def _print_recommended(recommended: Recommendation, devices: int) -> None:
     print(f"  {found.efficiency:.1%} of linear speed, {found.speedup:.1f} times one rank")
     for reason in recommended.reasons:
         print(f"  - {reason}")
-    if recommended.settings.push_period > _LONG_PERIOD * devices:
-        print("\ntwo_stage_asgd: the link to the master is too slow for this number of nodes")
 
 
 def _as_yaml(recommended: Recommendation, network: Network) -> str:
