@@ -59,13 +59,13 @@ def test_page_has_all_runs_and_metrics_and_needs_nothing_else(
         "Blocks",
         "Settings",
     ]
-    assert {"bmuf", "ddp"} <= set(page.texts)
+    assert {"bmuf/version_0", "ddp/version_0"} <= set(page.texts)
     for metric in ("train/loss", "valid/loss"):
         for axis in ("steps", "time", "bytes"):
-            assert {(f"{metric} over {axis}", n) for n in (0, 1)} <= set(page.lines)
-    shares = "time waited for other ranks, percent"
+            assert {(f"{metric}: over {axis}", n) for n in (0, 1)} <= set(page.lines)
+    shares = "Communication: time waited for other ranks, percent"
     assert {(shares, 0), (shares, 1)} <= set(page.lines)
-    assert [n for figure, n in page.lines if figure == "norm of the global update"] == [0]
+    assert [n for figure, n in page.lines if figure == "Blocks: norm of the global update"] == [0]
     assert page.addresses == []
     assert (tmp_path / "page.html").read_text().count(get_plotlyjs()) == 1
 
@@ -176,7 +176,7 @@ def test_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_runs_of_other_strategies_are_shown_as_far_as_they_tell(tmp_path: Path) -> None:
     rows = [(step, {"loss": 1.0 / step}) for step in (1, 2, 3)]
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
-    assert page.lines == [("loss over steps", 0)]
+    assert page.lines == [("loss: over steps", 0)]
     assert page.texts.count("nothing logged") == 2
 
 
@@ -184,7 +184,7 @@ def test_values_that_are_not_finite_do_not_spoil_a_page(tmp_path: Path) -> None:
     values = [3.0, float("nan"), 2.0, float("inf"), 1.0]
     rows = [(step, {"loss": value}) for step, value in enumerate(values)]
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
-    assert page.lines == [("loss over steps", 0)]
+    assert page.lines == [("loss: over steps", 0)]
     assert page.traces[0]["x"] == [0, 2, 4] and page.traces[0]["y"] == [3, 2, 1]
 
 

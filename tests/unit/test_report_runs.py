@@ -26,7 +26,10 @@ def test_names_tell_folders_apart() -> None:
     def names(*paths: str) -> list[str]:
         return distinct_names([Path(path) for path in paths])
 
-    assert names("/a/logs/ddp/version_0", "/a/logs/bmuf/version_0") == ["ddp", "bmuf"]
+    assert names("/a/logs/ddp/version_0", "/a/logs/bmuf/version_0") == [
+        "ddp/version_0",
+        "bmuf/version_0",
+    ]
     assert names("/a/ddp/version_0", "/a/ddp/version_1") == ["version_0", "version_1"]
     assert names("/a/x/version_0", "/a/y/version_1") == ["x/version_0", "y/version_1"]
     assert names("/a/ddp/version_3") == ["ddp/version_3"]

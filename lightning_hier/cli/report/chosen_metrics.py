@@ -16,13 +16,14 @@ _TELLING = re.compile(
 _TWIN = "_step"
 
 
-def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
-    """Names of the metrics to plot.
+def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Names of the metrics to plot, and of those that appear only in the table.
 
     Args:
         runs: compared runs.
         asked: metrics requested by the user. None: losses, error rates and similar metrics, sorted
-            by the number of runs that have them.
+            by the number of runs that have them. Those that were logged once, as by
+            ``trainer.test``, appear only in the table.
 
     Raises:
         ValueError: no run has a requested metric. The error lists the available ones.
@@ -36,20 +37,16 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str
             raise ValueError(
                 f"no run has logged {', '.join(map(repr, unknown))}; there is {listed}"
             )
-        return list(dict.fromkeys(asked))
-    single = {name for name in logged if name.endswith("_epoch")}
-    single = {name for name in single if name.removesuffix("_epoch") + _TWIN in logged}
-    curves = {name for name in logged - single if _is_curve(runs, name)}
-    telling = {name for name in curves if _TELLING.search(name.lower())}
-    return sorted(telling or curves, key=lambda name: _rank(runs, name))[:_MOST]
+        return list(dict.fromkeys(asked)), []
+    twins = {name for name in logged if name.removesuffix("_epoch") + _TWIN in logged}
+    curves = {name for name in logged if _is_curve(runs, name)}
+    telling = {name for name in logged if _TELLING.search(name.lower())}
+    plotted = curves - twins
+    return _first(runs, plotted & telling or plotted), _first(runs, telling - curves)
 
 
-def single_values(runs: Sequence[Run]) -> list[str]:
-    """Metrics that were logged once, as by ``trainer.test``. They appear only in the table."""
-    logged = {name for run in runs for name in run.metrics}
-    single = {name for name in logged if not _is_curve(runs, name)}
-    telling = {name for name in single if _TELLING.search(name.lower())}
-    return sorted(telling, key=lambda name: _rank(runs, name))[:_MOST]
+def _first(runs: Sequence[Run], names: set[str]) -> list[str]:
+    return sorted(names, key=lambda name: _rank(runs, name))[:_MOST]
 
 
 def _is_curve(runs: Sequence[Run], name: str) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.cli.report.chosen_metrics import choose_metrics, single_values
+from lightning_hier.cli.report.chosen_metrics import choose_metrics
 from lightning_hier.cli.report.page import page
 from lightning_hier.cli.report.reading import read_runs
 
@@ -33,27 +32,19 @@ def run(args: list[str]) -> None:
     if not arguments.runs:
         raise ValueError("name the directory of at least one run; see --help")
     runs = read_runs(arguments.runs, arguments.names)
-    once = single_values(runs) if arguments.metric is None else []
-    text = page(runs, choose_metrics(runs, arguments.metric), once)
-    # Renamed when it is complete, so that a reader never opens a part of the page.
-    unfinished = arguments.out.with_name(arguments.out.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, arguments.out)
+    plotted, only_in_table = choose_metrics(runs, arguments.metric)
+    text = page(runs, plotted, only_in_table)
+    arguments.out.write_text(text, encoding="utf-8")
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     print(f"wrote {arguments.out}: {count}, {len(text) / 1e3:.0f} kB")
 
 
 def _parser() -> CommandParser:
     parser = CommandParser("report", _DESCRIPTION, _EPILOG)
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="directory of a run, or one above")
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="file to write (%(default)s)"
-    )
-    parser.add_argument(
-        "--metric",
-        nargs="+",
-        action="extend",
-        help="metrics to plot (losses, error rates and similar ones)",
-    )
-    parser.add_argument("--names", nargs="+", help="names of the runs, in their order")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", help="directory of a run, or one above")
+    add("--out", type=Path, default=Path("report.html"), help="file to write (%(default)s)")
+    metrics = "metrics to plot (losses, error rates and similar ones)"
+    add("--metric", nargs="+", action="extend", help=metrics)
+    add("--names", nargs="+", help="names of the runs, in their order")
     return parser

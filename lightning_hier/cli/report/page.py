@@ -13,9 +13,9 @@ from lightning_hier.cli.report.tables import results, settings
 from lightning_hier.version import __version__
 
 _NOTE = (
-    "Numbers are the last logged values. Bytes are the payload that the logging rank has sent. A "
+    "Numbers are the last values of the logging rank. Bytes are the payload that it has sent. A "
     "run in a single group sends all of it inside the group, also between hosts, so plots over "
-    "bytes use that. Time starts with training."
+    "bytes use that. Time starts with training. Training does not compute while it waits."
 )
 
 
@@ -24,9 +24,10 @@ def page(runs: Sequence[Run], metrics: Sequence[str], only_in_table: Sequence[st
     title = f"Comparison of {len(runs)} runs" if len(runs) > 1 else runs[0].name
     parts = [
         f"<header><h1>{escape(title)}</h1>{_legend(runs)}</header>",
-        f"<main>{_results(runs, [*metrics, *only_in_table])}",
+        "<main><section><h2>Results</h2>",
+        f"{results(runs, [*metrics, *only_in_table])}<p>{escape(_NOTE)}</p></section>",
         *map(_section, sections(runs, metrics)),
-        _settings(runs),
+        f"<section><h2>Settings</h2>{table}</section>" if (table := settings(runs)) else "",
         "</main>",
         f"<footer>lightning_hier {escape(__version__)}</footer>",
     ]
@@ -39,11 +40,6 @@ def page(runs: Sequence[Run], metrics: Sequence[str], only_in_table: Sequence[st
     )
 
 
-def _results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
-    table = results(runs, metrics)
-    return f"<section><h2>Results</h2>{table}<p>{escape(_NOTE)}</p></section>"
-
-
 def _legend(runs: Sequence[Run]) -> str:
     entries = [
         f'<button type="button" data-run="{number}" aria-pressed="true">'
@@ -54,17 +50,9 @@ def _legend(runs: Sequence[Run]) -> str:
 
 
 def _section(section: Section) -> str:
-    remark = f"<p>{escape(section.remark)}</p>" if section.remark else ""
-    plots = "".join(map(figure, section.plots))
+    plots = "".join(figure(plot, section.title) for plot in section.plots)
     heading = f"<h2>{escape(section.title)}</h2>"
-    return f'<section>{heading}{remark}<div class="plots">{plots}</div></section>'
-
-
-def _settings(runs: Sequence[Run]) -> str:
-    table = settings(runs)
-    if not table:
-        return ""
-    return f"<section><h2>Settings</h2>{table}</section>"
+    return f'<section>{heading}<div class="plots">{plots}</div></section>'
 
 
 def _asset(name: str) -> str:

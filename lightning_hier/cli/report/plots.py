@@ -6,15 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.report.units import Unit, unit_of
 
 Point = tuple[float, float]
-Form = Literal["zero", "free", "log"]
-"""Form of an axis: includes zero, range of the values, or logarithmic."""
-
 # Readable on light and dark pages. Further runs repeat the colours with other dashes.
 _COLOURS = (
     "#2a86d1", "#e0701f", "#14a37a", "#cf5fa6", "#c9981a", "#7a6fe0", "#dc4a57", "#7d8b99"
@@ -45,11 +42,9 @@ class Plot:
         title: title above the plot.
         lines: lines of the runs that have points.
         x_label: label of the x axis without its unit.
-        x_kind: bytes, seconds or another kind.
-        y_kind: as x_kind.
-        x_form: form of the x axis.
-        y_form: form of the y axis.
-        context: metric of the title, for screen readers.
+        x_kind: ``"bytes"``, ``"seconds"`` or another kind.
+        y_kind: the same. Axes of a kind include zero.
+        x_log: whether the x axis is logarithmic.
 
     """
 
@@ -58,9 +53,7 @@ class Plot:
     x_label: str
     x_kind: str = ""
     y_kind: str = ""
-    x_form: Form = "zero"
-    y_form: Form = "free"
-    context: str = ""
+    x_log: bool = False
 
 
 def plotly_js() -> str:
@@ -83,14 +76,17 @@ def chip(run: int) -> str:
     return f'<span class="chip" style="border-top: 3px {border} {colour}"></span>'
 
 
-def figure(plot: Plot) -> str:
+def figure(plot: Plot, section: str) -> str:
     """The plot as HTML, or a note if no run has a point. The page must have :func:`plotly_js`."""
-    lines = [line for line in (_drawable(line, plot) for line in plot.lines) if line.points]
+    drawn = [Line(line.run, line.name, _drawable(line.points, plot.x_log)) for line in plot.lines]
+    lines = [line for line in drawn if line.points]
     if not lines:
-        return _framed(plot, plot.title, '<p class="none">nothing logged</p>')
-    points = [point for line in lines for point in line.points]
-    x, x_axis = _axis([point[0] for point in points], plot.x_kind, plot.x_form)
-    y, y_axis = _axis([point[1] for point in points], plot.y_kind, plot.y_form)
+        return _framed(plot.title, section, plot.title, '<p class="none">nothing logged</p>')
+    xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
+    x, x_axis = _axis(xs, plot.x_kind, log=plot.x_log, from_zero=True)
+    spread = min(ys) > 0 and max(ys) > _LOGARITHMIC_FROM * min(ys)
+    counted = bool(plot.y_kind)
+    y, y_axis = _axis(ys, plot.y_kind, log=spread and not counted, from_zero=counted)
     x_axis["title"] = {"text": x.labelled(plot.x_label)}
     layout = {
         "xaxis": x_axis,
@@ -105,7 +101,8 @@ def figure(plot: Plot) -> str:
         "showlegend": False,  # the page has one legend for all plots
         "template": "none",
     }
-    return _framed(plot, y.labelled(plot.title), _drawn([_trace(o, x, y) for o in lines], layout))
+    drawing = _drawn([_trace(line, x, y) for line in lines], layout)
+    return _framed(plot.title, section, y.labelled(plot.title), drawing)
 
 
 def _drawn(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> str:
@@ -125,8 +122,8 @@ def _drawn(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> str:
     )
 
 
-def _framed(plot: Plot, caption: str, inside: str) -> str:
-    label = escape(f"{plot.context} {plot.title}".strip())
+def _framed(title: str, section: str, caption: str, inside: str) -> str:
+    label = escape(f"{section}: {title}")
     return (
         f'<figure aria-label="{label}"><figcaption>{escape(caption)}</figcaption>{inside}</figure>'
     )
@@ -152,14 +149,15 @@ def _style(run: int) -> tuple[str, tuple[str, str]]:
     return _COLOURS[run % len(_COLOURS)], _DASHES[run // len(_COLOURS) % len(_DASHES)]
 
 
-def _axis(values: Sequence[float], kind: str, form: Form) -> tuple[Unit, dict[str, Any]]:
+def _axis(
+    values: Sequence[float], kind: str, *, log: bool, from_zero: bool
+) -> tuple[Unit, dict[str, Any]]:
     low, high = min(values), max(values)
-    log = form == "log" or (form == "free" and low > 0 and high > _LOGARITHMIC_FROM * low)
     # On a logarithmic axis, the unit of the largest value would be too large for most ticks.
     unit = unit_of(kind, math.sqrt(low * high) if log else max(abs(low), abs(high)))
     return unit, {
         "type": "log" if log else "linear",
-        "rangemode": "tozero" if form == "zero" else "normal",
+        "rangemode": "tozero" if from_zero else "normal",
         "gridcolor": _GRID,
         "zeroline": False,
         "hoverformat": ".4~g",
@@ -167,11 +165,8 @@ def _axis(values: Sequence[float], kind: str, form: Form) -> tuple[Unit, dict[st
     }
 
 
-def _drawable(line: Line, plot: Plot) -> Line:
-    points = [point for point in line.points if all(map(math.isfinite, point))]
-    if plot.x_form == "log":
-        points = [point for point in points if point[0] > 0]
-    return Line(line.run, line.name, points)
+def _drawable(points: Sequence[Point], x_log: bool) -> list[Point]:
+    return [own for own in points if all(map(math.isfinite, own)) and (own[0] > 0 or not x_log)]
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,21 +112,9 @@ class Run:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Paths without the parts that all of them share at the start and at the end."""
-    parts = [list(folder.resolve().parts) for folder in folders]
-    if len(parts) == 1:
-        last = parts[0][-1]
-        return ["/".join(parts[0][-2:]) if last.startswith("version_") else last]
-    shortest = min(map(len, parts))
-    head = _shared(parts, range(shortest - 1))
-    tail = _shared(parts, range(-1, head - shortest, -1))
-    return ["/".join(path[head : len(path) - tail]) or path[-1] for path in parts]
-
-
-def _shared(parts: Sequence[Sequence[str]], places: Iterable[int]) -> int:
-    number = 0
-    for place in places:
-        if len({path[place] for path in parts}) > 1:
-            break
-        number += 1
-    return number
+    """Paths below the deepest directory that contains all of them."""
+    paths = [folder.resolve() for folder in folders]
+    above = os.path.commonpath([path.parent for path in paths])
+    if len(paths) == 1 and paths[0].name.startswith("version_"):
+        above = os.path.dirname(above)
+    return [str(path.relative_to(above)) for path in paths]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_hier.cli.report.plots import Form, Line, Plot, Point
+from lightning_hier.cli.report.plots import Line, Plot, Point
 from lightning_hier.cli.report.runs import Run, Series
 
 _MANY_TIMES = 5.0
@@ -13,33 +14,32 @@ _MANY_TIMES = 5.0
 
 @dataclass(frozen=True)
 class Section:
-    """Plots under one heading, with a remark."""
+    """Plots under one heading."""
 
     title: str
-    remark: str
     plots: list[Plot]
 
 
-# Names of the series by title of the plot.
-_TRAFFIC = {
-    "payload inside groups": "hier/group/payload_bytes",
-    "payload between groups": "hier/across/payload_bytes",
-}
-_GTC = {
-    "density of GTC": "hier/gtc/density",
-    "norm of GTC's residuals": "hier/gtc/residual_norm",
-}
-_BLOCKS = {
-    "norm of the global update": "hier/block/update_norm",
-    "distance between the groups' models": "hier/block/model_distance",
-    "excluded groups": "hier/block/excluded",
-}
-_SERVERS = {
-    "staleness (PSP)": "hier/psp/staleness",
-    "gradients per update (PSP)": "hier/psp/gradients_per_round",
-    "gradients dropped (PSP)": "hier/psp/dropped",
-    "staleness, sum over pushes (two-stage)": "hier/two_stage/master/staleness_sum",
-    "seconds waited (two-stage)": "hier/two_stage/device/waiting_seconds",
+# Names of the series by title of the plot, in sections.
+_SERIES = {
+    "Communication": {
+        "payload inside groups": "hier/group/payload_bytes",
+        "payload between groups": "hier/across/payload_bytes",
+        "density of GTC": "hier/gtc/density",
+        "norm of GTC's residuals": "hier/gtc/residual_norm",
+    },
+    "Blocks": {
+        "norm of the global update": "hier/block/update_norm",
+        "distance between the groups' models": "hier/block/model_distance",
+        "excluded groups": "hier/block/excluded",
+    },
+    "Parameter servers": {
+        "staleness (PSP)": "hier/psp/staleness",
+        "gradients per update (PSP)": "hier/psp/gradients_per_round",
+        "gradients dropped (PSP)": "hier/psp/dropped",
+        "staleness, sum over pushes (two-stage)": "hier/two_stage/master/staleness_sum",
+        "seconds waited (two-stage)": "hier/two_stage/device/waiting_seconds",
+    },
 }
 
 
@@ -51,15 +51,12 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
         metrics: metrics that are plotted over steps, time and bytes.
 
     """
-    found = [Section(metric, "", _over_three_axes(runs, metric)) for metric in metrics]
-    traffic = _present(runs, _TRAFFIC)
+    found = [Section(metric, _over_three_axes(runs, metric)) for metric in metrics]
+    found += [Section(title, _present(runs, wanted)) for title, wanted in _SERIES.items()]
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
-        traffic.append(Plot("time waited for other ranks, percent", waits, "step", y_form="zero"))
-    communication = "Values of the logging rank. Training does not compute while it waits."
-    found.append(Section("Communication", communication, traffic + _present(runs, _GTC)))
-    found.append(Section("Blocks", "", _present(runs, _BLOCKS)))
-    found.append(Section("Parameter servers", "", _present(runs, _SERVERS)))
+        title = "time waited for other ranks, percent"
+        found[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
     return [section for section in found if section.plots]
 
 
@@ -80,25 +77,14 @@ def _over_three_axes(runs: Sequence[Run], metric: str) -> list[Plot]:
         return [Line(i, run.name, _points(run, metric, axis)) for i, run in enumerate(runs)]
 
     over_bytes = lines(lambda run: run.bytes_between)
+    ends = [line.points[-1][0] for line in over_bytes if line.points]
+    # Logarithmic if one run sends many times as much as another.
+    log = max(ends, default=0.0) > _MANY_TIMES * min(filter(None, ends), default=math.inf)
     return [
-        Plot("over steps", lines(None), "step", context=metric),
-        Plot("over time", lines(lambda run: run.elapsed), "time", "seconds", context=metric),
-        Plot(
-            "over bytes",
-            over_bytes,
-            "sent between groups",
-            "bytes",
-            x_form=_form_of_bytes(over_bytes),
-            context=metric,
-        ),
+        Plot("over steps", lines(None), "step"),
+        Plot("over time", lines(lambda run: run.elapsed), "time", "seconds"),
+        Plot("over bytes", over_bytes, "sent between groups", "bytes", x_log=log),
     ]
-
-
-def _form_of_bytes(lines: Sequence[Line]) -> Form:
-    """Logarithmic if one run sends many times as much as another."""
-    ends = [line.points[-1][0] for line in lines if line.points]
-    ends = [end for end in ends if end > 0]
-    return "log" if ends and max(ends) > _MANY_TIMES * min(ends) else "zero"
 
 
 def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[Point]:
@@ -125,8 +111,7 @@ def _present(runs: Sequence[Run], wanted: Mapping[str, str]) -> list[Plot]:
             points = list(zip(series.steps, series.values, strict=True))
             lines.append(Line(number, run.name, points))
         if lines:
-            form: Form = "zero" if unit else "free"
-            plots.append(Plot(title, lines, "step", y_kind=unit, y_form=form))
+            plots.append(Plot(title, lines, "step", y_kind=unit))
     return plots
 
 
