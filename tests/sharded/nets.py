@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -115,3 +115,8 @@ def trained(
     validation = batches(1, 1) if "val_check_interval" in settings else None
     trainer.fit(module, data, validation)
     return {"weights": gathered(module), **{name: getattr(module, name) for name in _NOTED}}
+
+
+def in_turn(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Results of several jobs of the same ranks, which start once."""
+    return [job() for job in jobs]

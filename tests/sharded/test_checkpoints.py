@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +13,68 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered
+from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
 _ADAMW = partial(Divided, "AdamW", lr=0.02)
-
-
-def _strategy(sync: Any, folder: bool, size: int = 2) -> Any:
-    return lh.HierarchicalModelParallelStrategy(
-        group_size=size, block_sync=sync(), save_distributed_checkpoint=folder
-    )
-
-
-def _fit(
-    strategy: Any, steps: int, save: Path | None = None, ckpt_path: Path | None = None
-) -> torch.Tensor:
-    module = _ADAMW()
-    settings: dict[str, Any] = {}
-    if save is not None:
-        saves = ModelCheckpoint(save.parent, save.stem, every_n_train_steps=steps, save_top_k=-1)
-        settings = {"callbacks": [saves], "enable_checkpointing": True}
-    trainer = make_trainer(strategy(), max_steps=steps, **settings)
-    trainer.fit(module, batches(4, 12), ckpt_path=ckpt_path, weights_only=True)
-    return gathered(module)
-
-
 _SYNCS = {
     "bmuf_adam": partial(lh.BMUFAdam, block_size=4),
     "delayed": partial(
         lh.DiLoCo, block_size=4, fragments=2, overlap=2, merge=0.5, across_dtype="int8"
     ),
 }
+# Kinds of checkpoints: of which synchronisation, and whether they are folders.
+KINDS = [*product(_SYNCS, (True, False))]
 
 
-@pytest.mark.parametrize("folder", [True, False])
-@pytest.mark.parametrize("name", _SYNCS)
-def test_exact_resume_in_the_middle_of_a_block(name: str, folder: bool, tmp_path: Path) -> None:
-    strategy = partial(_strategy, _SYNCS[name], folder)
-    path = tmp_path / "run.ckpt"
-    wanted = run_ranks(_fit, 4, strategy, 12)
-    run_ranks(_fit, 4, strategy, 7, save=path)
-    assert path.is_dir() == folder
-    found = run_ranks(_fit, 4, strategy, 12, ckpt_path=path)
-    for one, other in zip(wanted, found, strict=True):
-        assert torch.equal(one, other)
+def _fit(
+    name: str, folder: bool, size: int = 2, *, save: Path | None = None, load: Path | None = None
+) -> Tensor:
+    """Weights after 12 steps, of a run that saves after 7, or resumes."""
+    settings: dict[str, Any] = {}
+    if save is not None:
+        saves = ModelCheckpoint(save.parent, save.stem, every_n_train_steps=7, save_top_k=-1)
+        settings = {"callbacks": [saves], "enable_checkpointing": True}
+    strategy = lh.HierarchicalModelParallelStrategy(
+        group_size=size, block_sync=_SYNCS[name](), save_distributed_checkpoint=folder
+    )
+    module = _ADAMW()
+    trainer = make_trainer(strategy, max_steps=12, **settings)
+    trainer.fit(module, batches(4, 12), ckpt_path=load, weights_only=True)
+    return gathered(module)
 
 
-def _load_plain(path: Path, folder: bool) -> torch.Tensor:
-    """Weights that Lightning's own strategy loads on four ranks, as 2 x 2 and by itself."""
+def _path(above: Path, name: str, folder: bool) -> Path:
+    return above / f"{name}-{folder}" / "run.ckpt"
+
+
+@pytest.fixture(scope="module")
+def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def trained(above: Path) -> list[list[Tensor]]:
+    """Weights of every rank in the runs that have saved the checkpoints."""
+    jobs = [partial(_fit, *kind, save=_path(above, *kind)) for kind in KINDS]
+    return run_ranks(in_turn, 4, jobs)
+
+
+def test_exact_resume_in_the_middle_of_a_block(above: Path, trained: list[list[Tensor]]) -> None:
+    for kind in KINDS:
+        assert _path(above, *kind).is_dir() == kind[1]
+    jobs = [partial(_fit, *kind, load=_path(above, *kind)) for kind in KINDS]
+    for wanted, found in zip(trained, run_ranks(in_turn, 4, jobs), strict=True):
+        for kind, one, other in zip(KINDS, wanted, found, strict=True):
+            assert torch.equal(one, other), kind
+
+
+def _load_plain(path: Path) -> Tensor:
+    """Weights that Lightning's own strategy loads on four ranks."""
     strategy = ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=1)
     module = _ADAMW()
     trainer = make_trainer(strategy, limit_val_batches=1)
@@ -70,27 +82,24 @@ def _load_plain(path: Path, folder: bool) -> torch.Tensor:
     return gathered(module)
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_lightning_loads_and_consolidates(folder: bool, tmp_path: Path) -> None:
-    path = tmp_path / "run.ckpt"
-    strategy = partial(_strategy, _SYNCS["bmuf_adam"], folder)
-    run_ranks(_fit, 4, strategy, 7, save=path)
-    assert lh.newest_checkpoint(tmp_path) == path
-    loaded = run_ranks(_load_plain, 4, path, folder)
-    if folder:
-        whole = tmp_path / "whole.ckpt"
-        command = [sys.executable, "-m", "lightning.fabric.utilities.consolidate_checkpoint"]
-        subprocess.run([*command, str(path), "--output_file", str(whole)], check=True, timeout=60)
-        path = whole
-    module = Divided.load_from_checkpoint(path, weights_only=True)
-    for own in loaded:
-        assert torch.equal(own, gathered(module))
+@pytest.mark.usefixtures("trained")
+def test_lightning_loads_and_consolidates(above: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, file = (_path(above, "bmuf_adam", is_folder) for is_folder in (True, False))
+    for path in (folder, file):
+        assert lh.newest_checkpoint(path.parent) == path
+    loaded = run_ranks(in_turn, 4, [partial(_load_plain, path) for path in (folder, file)])
+    whole = above / "whole.ckpt"
+    monkeypatch.setattr(sys, "argv", ["", str(folder), "--output_file", str(whole)])
+    runpy.run_module("lightning.fabric.utilities.consolidate_checkpoint", run_name="__main__")
+    for path in (whole, file):
+        module = Divided.load_from_checkpoint(path, weights_only=True)
+        for own in loaded:
+            assert all(torch.equal(weights, gathered(module)) for weights in own)
 
 
-def test_resume_from_a_file_on_one_group(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("trained")
+def test_resume_from_a_file_on_one_group(above: Path) -> None:
     """Without the state of outer steps, which only folders have for other meshes."""
-    path = tmp_path / "run.ckpt"
-    run_ranks(_fit, 4, partial(_strategy, _SYNCS["bmuf_adam"], False), 7, save=path)
-    other = partial(_strategy, _SYNCS["bmuf_adam"], False, 4)
-    found = run_ranks(_fit, 4, other, 12, ckpt_path=path)
+    path = _path(above, "bmuf_adam", False)
+    found = run_ranks(_fit, 4, "bmuf_adam", False, 4, load=path)
     assert all(torch.equal(found[0], own) for own in found)

@@ -10,15 +10,13 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, trained
+from tests.sharded.nets import Divided, in_turn, trained
 
 _ADAMW = partial(Divided, "AdamW", lr=0.02)
 
 _SYNCS: dict[str, tuple[Any, Any]] = {
-    "model_averaging": (partial(lh.ModelAveraging, block_size=3), Divided),
     "bmuf": (partial(lh.BMUF, block_size=3), partial(Divided, momentum=0.9)),
     "bmuf_adam": (partial(lh.BMUFAdam, block_size=3), _ADAMW),
-    "diloco": (partial(lh.DiLoCo, block_size=3), _ADAMW),
     "fragments_delayed": (
         partial(lh.DiLoCo, block_size=4, fragments=2, overlap=2, merge=0.5),
         _ADAMW,
@@ -54,28 +52,37 @@ def _compare(whole: list[dict[str, Any]], divided: list[dict[str, Any]]) -> None
         assert other["norms"] == pytest.approx(one["norms"], rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", _SYNCS)
-def test_two_groups_of_two(name: str) -> None:
+# Synchronisation, ranks of a group, warm-up, steps and settings of the Trainer.
+_CASES: dict[str, tuple[str, int, int, int, dict[str, Any]]] = {
+    **{name: (name, 2, 2, 10, {"val_check_interval": 5}) for name in _SYNCS},
+    "groups of one": ("bmuf_adam", 1, 0, 7, {}),
+    "one group": ("bmuf_adam", 4, 0, 7, {}),
+    "for two groups of two by two": ("bmuf_adam", 2, 2, 7, {}),
+}
+
+
+def _job(kind: Any, case: str) -> Any:
+    name, size, warmup_steps, steps, settings = _CASES[case]
     sync, model = _SYNCS[name]
-    whole, divided = (
-        run_ranks(trained, 4, partial(kind, sync, 2, 2), 10, model, val_check_interval=5)
-        for kind in (_whole, _divided)
-    )
-    _compare(whole, divided)
+    return partial(trained, partial(kind, sync, size, warmup_steps), steps, model, **settings)
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_groups_of_one_and_one_group(size: int) -> None:
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, Any]:
+    """What the ranks of each case have trained: as a whole module, and as a divided one."""
+    jobs = [_job(kind, case) for case in _CASES for kind in (_whole, _divided)]
+    found = [*zip(*run_ranks(in_turn, 4, jobs), strict=True)]
+    return {case: [*found[2 * n : 2 * n + 2]] for n, case in enumerate(_CASES)}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_on_a_mesh_of_one_dimension(case: str, ranks: dict[str, Any]) -> None:
+    _compare(*ranks[case])
+
+
+def test_two_groups_of_two_by_two(ranks: dict[str, Any]) -> None:
     sync, model = _SYNCS["bmuf_adam"]
-    whole, divided = (
-        run_ranks(trained, 4, partial(kind, sync, size, 0), 7, model) for kind in (_whole, _divided)
-    )
-    _compare(whole, divided)
-
-
-def test_two_groups_of_two_by_two() -> None:
-    sync, model = _SYNCS["bmuf_adam"]
-    whole = run_ranks(trained, 4, partial(_whole, sync, 2, 2), 7, model)
+    whole, _ = ranks["for two groups of two by two"]
     own = partial(_divided, sync, 4, 2, tensor_parallel_size=2)
     divided = run_ranks(trained, 8, own, 7, model, replicas=4)
     _compare(whole, divided)

@@ -11,7 +11,7 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered
+from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
 _ADAMW = partial(Divided, "AdamW", lr=0.02)
@@ -32,17 +32,41 @@ def _fitted(folder: bool, **settings: Any) -> Any:
     return trainer
 
 
-def _state_dict(folder: bool) -> dict[str, tuple[int, ...]]:
-    state = _fitted(folder).strategy.lightning_module_state_dict()
-    return {name: tuple(value.shape) for name, value in state.items()}
+def _states(trainer: Any) -> tuple[Any, Any]:
+    strategy = trainer.strategy
+    optimizer = strategy.optimizer_state(trainer.optimizers[0])
+    return strategy.lightning_module_state_dict(), optimizer.get("state", {})
 
 
-def test_state_dict() -> None:
+def _saved(folder: bool, path: Path) -> tuple[Any, Any]:
+    trainer = _fitted(folder)
+    trainer.save_checkpoint(path)
+    return _states(trainer)
+
+
+@pytest.fixture(scope="module")
+def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("formats")
+
+
+@pytest.fixture(scope="module")
+def saved(above: Path) -> list[Any]:
+    """State of module and optimizer of every rank: divided, saved as a folder, and as a file."""
+    jobs = [
+        partial(_saved, True, above / "folder.ckpt"),
+        partial(_saved, False, above / "file.ckpt"),
+    ]
+    return run_ranks(in_turn, 4, jobs)
+
+
+def test_state_dict(saved: list[Any]) -> None:
     """On every rank if it is divided, on rank 0 if it is whole."""
     whole = {name: tuple(own.shape) for name, own in _ADAMW().state_dict().items()}
     assert list(whole) == _NAMES
-    assert run_ranks(_state_dict, 4, True) == [whole] * 4
-    assert run_ranks(_state_dict, 4, False) == [whole, {}, {}, {}]
+    for rank, states in enumerate(saved):
+        divided, own = ({n: tuple(v.shape) for n, v in state.items()} for state, _ in states)
+        assert divided == whole
+        assert own == (whole if rank == 0 else {})
 
 
 def _save_several(folder: Path) -> list[str]:
@@ -82,12 +106,12 @@ _UNUSABLE = (
 )
 
 
-def test_a_folder(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("saved")
+def test_a_folder(above: Path) -> None:
     """It holds what Lightning's holds, and is read without code."""
-    run_ranks(_saved, 4, True, tmp_path / "run.ckpt")
-    files = {own.name for own in (tmp_path / "run.ckpt").iterdir()}
+    files = {own.name for own in (above / "folder.ckpt").iterdir()}
     assert files == {"meta.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
-    rest = torch.load(tmp_path / "run.ckpt" / "meta.pt", weights_only=True)
+    rest = torch.load(above / "folder.ckpt" / "meta.pt", weights_only=True)
     assert rest["global_step"] == 4 and "pytorch-lightning_version" in rest
     assert not {"state_dict", "optimizer_states"} & rest.keys()
 
@@ -101,18 +125,6 @@ def _loaded(path: Path, strategy: Any) -> tuple[Any, Any]:
     return _states(trainer)
 
 
-def _states(trainer: Any) -> tuple[Any, Any]:
-    strategy = trainer.strategy
-    optimizer = strategy.optimizer_state(trainer.optimizers[0])
-    return strategy.lightning_module_state_dict(), optimizer.get("state", {})
-
-
-def _saved(folder: bool, path: Path) -> tuple[Any, Any]:
-    trainer = _fitted(folder)
-    trainer.save_checkpoint(path)
-    return _states(trainer)
-
-
 def _saved_by_ddp(path: Path) -> tuple[Any, Any]:
     trainer = make_trainer("ddp")
     trainer.fit(_ADAMW(), batches(4, 4))
@@ -120,12 +132,10 @@ def _saved_by_ddp(path: Path) -> tuple[Any, Any]:
     return _states(trainer)
 
 
-def test_lightning_loads_the_file(tmp_path: Path) -> None:
+def test_lightning_loads_the_file(above: Path, saved: list[Any]) -> None:
     """Weights and optimizer, without this package."""
-    path = tmp_path / "run.ckpt"
-    saved, *_ = run_ranks(_saved, 4, False, path)
-    for loaded in run_ranks(_loaded, 2, path, "ddp"):
-        torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+    for loaded in run_ranks(_loaded, 2, above / "file.ckpt", "ddp"):
+        torch.testing.assert_close(loaded, saved[0][1], rtol=0, atol=0)
 
 
 def test_file_of_lightning_is_loaded(tmp_path: Path) -> None:
@@ -153,11 +163,10 @@ def _validated(path: Path, strict: bool) -> torch.Tensor:
     return gathered(module)
 
 
-def test_strict_loading(tmp_path: Path) -> None:
-    path = tmp_path / "run.ckpt"
-    (saved, _), *_ = run_ranks(_saved, 4, False, path)
+def test_strict_loading(above: Path, saved: list[Any]) -> None:
+    path, (state, _) = above / "file.ckpt", saved[0][1]
     for own in run_ranks(_validated, 2, path, False):
-        parts = torch.cat([saved[name].reshape(-1) for name in _NAMES])
+        parts = torch.cat([state[name].reshape(-1) for name in _NAMES])
         assert torch.equal(own[: len(parts)], parts)
     for said in run_ranks(_validated, 2, path, True, expect_failure=True):
         assert "third" in said

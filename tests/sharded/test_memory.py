@@ -35,8 +35,8 @@ def _measured() -> dict[str, dict[str, float]]:
     return measure_all()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_rank_of_a_group_holds_its_share(ranks: int) -> None:
+def test_every_rank_of_a_group_holds_its_share() -> None:
+    ranks = 2
     for found in run_ranks(_measured, GROUPS * ranks, ranks_per_node=ranks):
         assert found.keys() == HELD.keys()
         for title, models in found.items():

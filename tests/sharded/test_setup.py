@@ -112,8 +112,7 @@ def _initialised(precision: str, empty: bool) -> tuple[torch.dtype | None, Tenso
     return module.dtype_at_start, gathered(module)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize(("precision", "empty"), [("32-true", False), ("bf16-true", True)])
 def test_module_of_an_init_context(precision: str, empty: bool) -> None:
     """Also on the meta device. All groups train one model."""
     found = run_ranks(_initialised, 4, precision, empty)

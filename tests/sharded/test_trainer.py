@@ -106,10 +106,9 @@ class Single(Divided):
         return super().training_step([own.to(self.scale.dtype) for own in batch], batch_idx)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_precision(precision: str) -> None:
+def test_mixed_precision() -> None:
     """All groups end with one finite model, which has changed."""
-    found = run_ranks(trained, 4, partial(_strategy, "divided"), 9, Single, precision=precision)
+    found = run_ranks(trained, 4, partial(_strategy, "divided"), 9, Single, precision="bf16-mixed")
     assert all(torch.equal(own["weights"], found[0]["weights"]) for own in found)
     assert found[0]["weights"].isfinite().all()
     assert not torch.equal(found[0]["weights"], found[0]["seen"][0])

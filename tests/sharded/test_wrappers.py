@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered
+from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
 
@@ -67,8 +68,14 @@ class Wrapped(Divided):
         return result
 
 
+# With checkpoints that are folders, or files.
+WAYS = {"recompute": True, "wrapper": False, "compile": True, "compiled_module": True}
+
+
 def _fit(way: str, folder: bool, save: Path | None = None, load: Path | None = None) -> Any:
     """Weights after 12 steps, names in a checkpoint, and the number of compiled graphs."""
+    torch._dynamo.reset()
+    dynamo_counters.clear()
     strategy = lh.HierarchicalModelParallelStrategy(
         group_size=2, block_sync=lh.BMUFAdam(block_size=3), save_distributed_checkpoint=folder
     )
@@ -83,26 +90,34 @@ def _fit(way: str, folder: bool, save: Path | None = None, load: Path | None = N
     return gathered(module), names, dynamo_counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(
-    ("way", "folder"),
-    [("recompute", True), ("wrapper", False), ("compile", True), ("compiled_module", True)],
-)
-def test_training_and_resume(way: str, folder: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wrappers")
+
+
+@pytest.fixture(scope="module")
+def saved(above: Path) -> list[list[Any]]:
+    """Of every rank: what each way makes of it, and what a plain module does with a folder."""
+    jobs = [partial(_fit, way, folder, above / f"{way}.ckpt") for way, folder in WAYS.items()]
+    plain = [partial(_fit, "plain", True, above / "plain.ckpt"), partial(_fit, "plain", False)]
+    return run_ranks(in_turn, 4, [*jobs, *plain])
+
+
+def test_training_and_resume(above: Path, saved: list[list[Any]]) -> None:
     """The same to the last bit, and the same names in checkpoints."""
-    path = tmp_path / "run.ckpt"
-    plain = run_ranks(_fit, 4, "plain", folder)
-    for found in (
-        run_ranks(_fit, 4, way, folder, path),
-        run_ranks(_fit, 4, way, folder, None, path),
-    ):
-        for (wanted, names, _), (weights, own, graphs) in zip(plain, found, strict=True):
-            assert torch.equal(wanted, weights)
-            assert own == names
-            assert bool(graphs) == way.startswith("compile")
+    jobs = [partial(_fit, way, folder, None, above / f"{way}.ckpt") for way, folder in WAYS.items()]
+    for before, after in zip(saved, run_ranks(in_turn, 4, jobs), strict=True):
+        *trained, in_folders, in_files = before
+        for (way, folder), runs in zip(WAYS.items(), zip(trained, after, strict=True), strict=True):
+            wanted, names, _ = in_folders if folder else in_files
+            for weights, own, graphs in runs:
+                assert torch.equal(wanted, weights), way
+                assert own == names
+                assert bool(graphs) == way.startswith("compile")
 
 
-def test_resume_with_other_wrappers(tmp_path: Path) -> None:
-    path = tmp_path / "run.ckpt"
-    run_ranks(_fit, 4, "plain", True, path)
+@pytest.mark.usefixtures("saved")
+def test_resume_with_other_wrappers(above: Path) -> None:
+    path = above / "plain.ckpt"
     for said in run_ranks(_fit, 4, "wrapper", True, None, path, expect_failure=True):
         assert "the module has no parameter 'first.linear.weight'" in said
