@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -52,32 +51,28 @@ def test_full_disk_leaves_the_older_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]
 
 
+def _write_for_ever(path: Path) -> None:
+    for value in itertools.count():
+        ballast = torch.zeros(2_000_000)
+        AtomicCheckpointIO().save_checkpoint({"value": value, "ballast": ballast}, path)
+
+
 def test_killed_while_writing(tmp_path: Path) -> None:
     """It writes the same name again and again; whenever it is killed, the name is readable."""
-    script = textwrap.dedent(
-        """
-        import sys, torch
-        from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
-        value = 0
-        while True:
-            AtomicCheckpointIO().save_checkpoint(
-                {"value": value, "ballast": torch.zeros(2_000_000)}, sys.argv[1]
-            )
-            value += 1
-        """
-    )
     path = tmp_path / "one.ckpt"
     io = AtomicCheckpointIO()
+    fork = get_context("forkserver")
     for kill in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
+        writer = fork.Process(target=_write_for_ever, args=(path,), daemon=True)
+        writer.start()
         seen: set[int] = set()
         while len(seen) < 3:  # it is in the middle of one write or the other
             if path.exists():
                 seen.add(io.load_checkpoint(path, weights_only=True)["value"])
-            assert writer.poll() is None
+            assert writer.is_alive()
             time.sleep(0.001 * (kill + 1))
         writer.kill()
-        writer.wait()
+        writer.join()
         assert io.load_checkpoint(path, weights_only=True)["ballast"].shape == (2_000_000,)
     begun = set(tmp_path.glob(".one.ckpt.*.part"))
     io.save_checkpoint({"value": 0}, path)

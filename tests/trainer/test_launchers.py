@@ -1,7 +1,7 @@
 """Lightning's own launcher and torchrun start our strategies, on one host.
 
-Strategies with servers are slow tests under torchrun: `test_host_death.py` starts them by torchrun
-on two hosts, where root can emulate those.
+Strategies with servers are slow tests: `test_host_death.py` starts them by torchrun on two hosts,
+where root can emulate those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAUNCHERS = {
         ("bmuf_gtc", "torchrun"),
         pytest.param("psp", "lightning", marks=pytest.mark.slow),
         pytest.param("psp", "torchrun", marks=pytest.mark.slow),
-        ("two_stage_asgd", "lightning"),
+        pytest.param("two_stage_asgd", "lightning", marks=pytest.mark.slow),
         pytest.param("two_stage_asgd", "torchrun", marks=pytest.mark.slow),
     ],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import StrategyRegistry
 
 import lightning_hier as lh
-from tests.conftest import REPOSITORY
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader
 
@@ -44,21 +41,6 @@ def test_registering_again_changes_nothing() -> None:
     before = dict(StrategyRegistry)
     register()
     assert dict(StrategyRegistry) == before
-
-
-def test_import_loads_nothing_heavy_beyond_lightning() -> None:
-    """Not one module but its own ones, nor of torch and Lightning, and no word on the screen."""
-    code = (
-        "import sys, lightning.pytorch, torch.distributed.device_mesh\n"
-        "before = set(sys.modules)\n"
-        "import lightning_hier\n"
-        "after = set(sys.modules)\n"
-        "print('begin', *sorted(n for n in after - before if n.split('.')[0] != 'lightning_hier'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert (done.stdout.strip(), done.stderr) == ("begin", "")
 
 
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])

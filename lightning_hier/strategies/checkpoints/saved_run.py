@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.progress_record import named_ranks
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, damage_beside
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
@@ -243,9 +244,6 @@ def _compare(
     ranks: defaultdict[str, list[int]] = defaultdict(list)
     for rank, (_, own) in enumerate(rows):
         ranks[own].append(rank)
-    said = "; ".join(
-        f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} {own}"
-        for own, numbers in ranks.items()
-    )
+    said = "; ".join(f"{named_ranks(numbers)} {own}" for own, numbers in ranks.items())
     problem = f"the ranks do not resume from the same checkpoint: {said}. {_WAY_OUT}"
     raise ValueError(problem) from failed
