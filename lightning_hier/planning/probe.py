@@ -1,9 +1,9 @@
-"""Measures the time of messages within and between hosts."""
+"""Measures links within and between hosts, by the times of messages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Literal
@@ -14,9 +14,9 @@ from torch import Tensor
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.planning.network import Link
 
 Where = Literal["within", "between"]
-Operation = Literal["all_reduce", "send"]
 Pair = tuple[int, int]
 
 SIZES: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
@@ -30,31 +30,29 @@ _COPIED_BYTES, _COPIES = 1 << 26, 7
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReading:
-    """Time of one operation with messages of one size.
+    """A link, measured by some ranks.
 
     Attributes:
         where: within a host or between hosts.
-        operation: an all-reduce, or a message from the first rank to the second.
-        ranks: participating ranks.
-        payload_bytes: bytes of the tensor.
-        seconds: median time.
-        processor_s: mean processor time of the first rank.
+        ranks: ranks of a ring that all send at the same time, as in training, or a pair of ranks.
+        is_pair: whether one rank of a pair sends at a time.
+        link: the link.
+        processor_s: processor time of a message of the largest size, on the first rank.
 
     """
 
     where: Where
-    operation: Operation
     ranks: tuple[int, ...]
-    payload_bytes: int
-    seconds: float
+    is_pair: bool
+    link: Link
     processor_s: float
 
 
 def measure_links(communicators: Communicators) -> list[LinkReading]:
-    """Measure messages within every host and between hosts, while the links are otherwise idle.
+    """Measure links within every host and between hosts, while they are otherwise idle.
 
     All hosts are measured internally at the same time. Between hosts, pairs of neighbouring hosts
-    are measured one after the other, then all first ranks together. Every rank must call this
+    are measured one after the other, after all first ranks together. Every rank must call this
     function, and it returns all readings on every rank.
 
     Args:
@@ -69,17 +67,16 @@ def measure_links(communicators: Communicators) -> list[LinkReading]:
     for number, (where, channel, pair) in enumerate(_turns(communicators), start=1):
         with communicators.progress.at(f"turn {number} of measuring the links"):
             if channel is not None and (pair is None or channel.position in pair):
-                for size in SIZES:
-                    tensor = torch.zeros(size // 4, device=communicators.device)
-                    found += _time(where, channel, pair, tensor)
+                reading = _read(where, channel, pair, communicators.device)
+                found += [reading] if channel.position == (pair or (0,))[0] else []
             # Simultaneous turns would share links, so all ranks wait for the end of each turn.
             communicators.world.all_reduce_(everyone, _KIND).wait()
     with communicators.progress.at("the exchange of the measurements"):
         rows = gather_json([asdict(reading) for reading in found], communicators.device)
     return [
-        LinkReading(**{**reading, "ranks": tuple(reading["ranks"])})
+        LinkReading(**own | {"ranks": tuple(own["ranks"]), "link": Link(**own["link"])})
         for row in rows
-        for reading in row
+        for own in row
     ]
 
 
@@ -96,8 +93,22 @@ def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None
             yield "between", first, (host, (host + 1) % across.size)
 
 
-def _time(where: Where, channel: Channel, pair: Pair | None, tensor: Tensor) -> list[LinkReading]:
-    """The readings of the first rank; an empty list on the others."""
+def _read(where: Where, channel: Channel, pair: Pair | None, device: torch.device) -> LinkReading:
+    """Time messages of all sizes. The reading is that of the first rank of the pair or ring."""
+    times = {}
+    for size in SIZES:
+        times[size], processor_s = _time(channel, pair, torch.zeros(size // 4, device=device))
+    return LinkReading(
+        where=where,
+        ranks=tuple(channel.ranks[position] for position in pair or range(channel.size)),
+        is_pair=pair is not None,
+        link=fit_link(times) if pair else fit_ring(channel.size, times),
+        processor_s=processor_s,
+    )
+
+
+def _time(channel: Channel, pair: Pair | None, tensor: Tensor) -> tuple[float, float]:
+    """Median time of a message or all-reduce, and mean processor time of this rank."""
     first, second = pair or (0, 0)
 
     def operate() -> None:
@@ -118,24 +129,41 @@ def _time(where: Where, channel: Channel, pair: Pair | None, tensor: Tensor) -> 
     busy_s = time.process_time()
     times = [_seconds(operate, tensor.device) for _ in range(int(repeats))]
     busy_s = time.process_time() - busy_s
-    if channel.position != first:
-        return []
     messages = 1 if pair is None else 2  # a pair sends the message back
-    return [
-        LinkReading(
-            where=where,
-            operation="all_reduce" if pair is None else "send",
-            ranks=tuple(channel.ranks[position] for position in pair or range(channel.size)),
-            payload_bytes=tensor.nbytes,
-            seconds=median(times) / messages,
-            processor_s=busy_s / len(times) / messages,
-        )
-    ]
+    return median(times) / messages, busy_s / len(times) / messages
 
 
 def _send(channel: Channel, tensor: Tensor, source: int, target: int) -> None:
     for pending in channel.pass_(tensor, source, target, _KIND):
         pending.wait()
+
+
+def fit_link(seconds: Mapping[int, float], *, messages: int = 1, sent_share: float = 1.0) -> Link:
+    """Fit a link to the times of operations of at least two sizes.
+
+    The bandwidth follows from the difference of the two largest sizes, because the token buckets of
+    many clouds pass the first part of a message without delay. The latency is the remaining time of
+    the smallest size. If the largest size took no longer than the second, the bandwidth is a lower
+    bound.
+
+    Args:
+        seconds: time by payload bytes.
+        messages: number of consecutive messages in one operation.
+        sent_share: fraction of the payload that the link carries in one direction.
+
+    """
+    sizes = sorted(seconds)
+    smallest, second, largest = sizes[0], sizes[-2], sizes[-1]
+    longer = seconds[largest] - seconds[second]
+    rate = (largest - second) / longer if longer > 0 else largest / seconds[largest]
+    rest = seconds[smallest] - smallest / rate
+    return Link(latency_s=max(rest / messages, 0.0), bytes_per_second=sent_share * rate)
+
+
+def fit_ring(ranks: int, seconds: Mapping[int, float]) -> Link:
+    """Link of a ring all-reduce: 2 (n - 1) / n of the tensor in 2 (n - 1) messages."""
+    rounds = 2 * (ranks - 1)
+    return fit_link(seconds, messages=rounds, sent_share=rounds / ranks)
 
 
 def copy_speed(device: torch.device) -> float:

@@ -18,8 +18,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 import lightning_hier.cli
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
-from lightning_hier.cli.measure.command import link_lines, run
+from lightning_hier.cli.measure.command import run, slow_pairs
 from lightning_hier.planning import Link, Measurement, Workload
+from lightning_hier.planning.probe import LinkReading
 from tests.ranks import run_ranks
 
 
@@ -159,9 +160,13 @@ def test_unequal_hosts_are_refused_on_every_rank(tmp_path: Path) -> None:
 
 
 def test_far_slower_pair_is_named() -> None:
-    fast, slow = Link(bytes_per_second=1e8), Link(bytes_per_second=1e7)
-    said = link_lines("between hosts", slow, {(0, 2): fast, (2, 4): slow, (4, 0): fast})
-    assert said[0] == "between hosts: 80 Mbit/s, latency 0 µs while all send"
-    assert len(said) == 2 and said[1].strip().startswith("ranks 2 and 4: 80 Mbit/s")
-    assert len(link_lines("between hosts", slow, {(0, 2): slow})) == 1
-    assert link_lines("between hosts", None, {}) == []
+    def pair(first: int, second: int, rate: float) -> LinkReading:
+        link = Link(bytes_per_second=rate)
+        return LinkReading(
+            where="between", ranks=(first, second), is_pair=True, link=link, processor_s=0.0
+        )
+
+    slow = pair(2, 4, 1e7)
+    (line,) = slow_pairs([pair(0, 2, 1e8), slow, pair(4, 0, 1e8)])
+    assert line.strip().startswith("ranks 2 and 4: 80 Mbit/s")
+    assert slow_pairs([slow]) == slow_pairs([]) == []

@@ -11,7 +11,6 @@ from torch import nn
 
 import lightning_hier
 from lightning_hier.cli.plan import run
-from lightning_hier.cli.plan.arguments import model_of
 from lightning_hier.planning import Link, Measurement, Workload, size_of
 from tests.docs.pages import Page
 
@@ -27,12 +26,6 @@ class Small(nn.Module):
         self.layer = nn.Linear(3, 5)
         self.norm = nn.BatchNorm1d(5)
         self.frozen = nn.Parameter(nn.Linear(1, 1).weight, requires_grad=False)
-
-
-class NeedsArguments(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, 1)
 
 
 def test_it_prints_a_table_and_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +198,7 @@ def test_what_was_measured_need_not_be_said(
     [
         ("", "set --hosts and --devices"),
         ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
-        ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters or --module"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters, or"),
         ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "set --step-s"),
         ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
         (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
@@ -238,31 +231,3 @@ def test_a_module_is_counted() -> None:
         "buffers": 10,
         "element_bytes": 4,
     }
-
-
-def _module_file(folder: Path, model: object) -> Path:
-    file = folder / "fit.yaml"
-    file.write_text(yaml.safe_dump({"model": model, "trainer": {"max_epochs": 3}}))
-    return file
-
-
-def test_a_module_of_a_file_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"class_path": f"{__name__}.NeedsArguments", "init_args": {"width": 9}}
-    file = _module_file(tmp_path, told)
-    assert size_of(model_of(file))["parameters"] == 10
-    run([*SAID[2:], "--module", str(file)])
-    assert f"{file}: 1e-05 million parameters" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ({"class_path": "no.such.Class"}, "the model cannot be created"),
-        ({"class_path": f"{__name__}.NeedsArguments"}, "the model cannot be created"),
-        ({"class_path": "torch.nn.Identity"}, "has no trainable parameters"),
-    ],
-)
-def test_a_module_that_cant_be_counted_is_named(tmp_path: Path, model: object, says: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        model_of(_module_file(tmp_path, model))
-    assert says in str(raised.value)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.planning.links import fit_link, fit_ring
+from lightning_hier.planning.probe import fit_link, fit_ring
 
 SIZES = (4096, 65536, 1 << 20, 1 << 23)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,9 +16,8 @@ from lightning_hier.cli.measure.job import job
 from lightning_hier.cli.measure.module_step import workload_of
 from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.planning import Link, Measurement, Workload
-from lightning_hier.planning.links import link_of, pairs_of, processor_of
-from lightning_hier.planning.probe import LinkReading, copy_speed, measure_links
+from lightning_hier.planning import Link, Measurement, Processor, Workload
+from lightning_hier.planning.probe import SIZES, LinkReading, Where, copy_speed, measure_links
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
@@ -55,13 +54,12 @@ def run(args: list[str]) -> None:
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
         readings = measure_links(communicators)
-        cores = None if device.type == "cuda" else len(os.sched_getaffinity(0))
         found = Measurement(
             hosts=hosts,
             devices=devices,
-            within=link_of(readings, "within"),
-            between=link_of(readings, "between"),
-            processor=processor_of(readings, copied, devices, cores),
+            within=_slowest_ring(readings, "within"),
+            between=_slowest_ring(readings, "between"),
+            processor=_processor(readings, copied, devices, device),
             workload=workload,
             notes={
                 "backend": dist.get_backend(),
@@ -102,31 +100,54 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
     return Workload(**max(gather_json(measured, device), key=lambda values: values["step_s"]))
 
 
+def _slowest_ring(readings: Sequence[LinkReading], where: Where) -> Link | None:
+    links = [own.link for own in readings if own.where == where and not own.is_pair]
+    return min(links, key=lambda link: link.bytes_per_second, default=None)
+
+
+def _processor(
+    readings: Sequence[LinkReading], copied: float, devices: int, device: torch.device
+) -> Processor:
+    """The processor of a host. With GPUs, ranks copy there and do not use sockets."""
+    if device.type == "cuda":
+        return Processor(copy_bytes_per_second=copied)
+    cores = len(os.sched_getaffinity(0))
+    # A message and its reply: the same number of bytes is sent and received.
+    busy_s = max((own.processor_s for own in readings if own.is_pair), default=0.0)
+    return Processor(
+        cores=cores,
+        # Ranks that share a core each get a part of its time.
+        copy_bytes_per_second=copied * max(devices / cores, 1.0),
+        socket_bytes_per_second=SIZES[-1] / busy_s if busy_s else None,
+    )
+
+
 def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
-    lines = link_lines("within a host", found.within, pairs_of(readings, "within"))
-    lines += link_lines("between hosts", found.between, pairs_of(readings, "between"))
+    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
+    for name, link, where in (
+        ("within a host", found.within, "within"),
+        ("between hosts", found.between, "between"),
+    ):
+        if link is not None:
+            print(f"{name}: {_described(link)} while all send")
+            print(*slow_pairs([own for own in readings if own.where == where]), sep="", end="")
     if (work := found.workload) is not None:
-        lines.append(
+        print(
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
             f"optimizer {work.optimizer}"
         )
-    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
-    print("\n".join(lines))
 
 
-def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Link]) -> list[str]:
-    """The link while all ranks send, and pairs that are much slower than most."""
-    if link is None:
-        return []
-    lines = [f"{name}: {_described(link)} while all send"]
-    speeds = sorted(pair.bytes_per_second for pair in pairs.values())
-    for (first, second), pair in pairs.items():
-        if pair.bytes_per_second < speeds[len(speeds) // 2] / 2:
-            lines.append(
-                f"  ranks {first} and {second}: {_described(pair)}, less than half of the median "
-                "of all pairs: every synchronisation waits for this link"
-            )
-    return lines
+def slow_pairs(readings: Sequence[LinkReading]) -> list[str]:
+    """A line for each pair of ranks that is much slower than most."""
+    pairs = [own for own in readings if own.is_pair]
+    speeds = sorted(own.link.bytes_per_second for own in pairs)
+    return [
+        f"  ranks {own.ranks[0]} and {own.ranks[1]}: {_described(own.link)}, less than half of the "
+        "median of all pairs: every synchronisation waits for this link\n"
+        for own in pairs
+        if own.link.bytes_per_second < speeds[len(speeds) // 2] / 2
+    ]
 
 
 def _described(link: Link) -> str:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-import yaml
-
-from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.planning import Link, Measurement, Network, Processor, Workload, size_of
+from lightning_hier.planning import Link, Measurement, Network, Processor, Workload
 from lightning_hier.planning.prediction import ACROSS_BYTES, BlockSyncName
 from lightning_hier.planning.workload import OptimizerName
-
-# Importing torch takes longer than a plan.
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 _TEXT = """\
 Predict the cost of each strategy without training, and recommend one.
@@ -67,7 +60,6 @@ def parser() -> argparse.ArgumentParser:
     add("--cores", **_COUNT, help="cores of a host (one for each rank)")
     add = command.add_argument_group("the training of one rank").add_argument
     add("--parameters", type=_whole, metavar="N", help="trainable parameters, such as 24.3e6")
-    add("--module", type=Path, metavar="FILE", help="YAML whose entry 'model' is counted instead")
     add("--step-s", **_NUMBER, help="seconds of a step without communication")
     optimizers = get_args(OptimizerName)
     add("--optimizer", choices=optimizers, help="adam: also AdamW (sgd_momentum)")
@@ -118,9 +110,6 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         part, name, unit = _UNITS[argument]
         parts[part][name] = value * unit
     parts["processor"] |= given(arguments, "cores")
-    if arguments.module is not None:
-        size = size_of(model_of(arguments.module))
-        parts["workload"] |= {**size, "name": str(arguments.module)}
     work = ("parameters", "step_s", "optimizer", "element_bytes", "on_cores")
     parts["workload"] |= given(arguments, *work)
     if not {"hosts", "devices"} <= values.keys():
@@ -141,7 +130,7 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         processor=Processor(**parts["processor"]),
     )
     for name, argument in (
-        ("parameters", "--parameters or --module, or --network with a measured workload"),
+        ("parameters", "--parameters, or --network with a measured workload"),
         ("step_s", "--step-s, seconds of a step of one rank without communication"),
     ):
         if name not in parts["workload"]:
@@ -156,38 +145,3 @@ def _read(file: Path | None) -> dict[str, Any]:
         return asdict(Measurement.from_json(file.read_text()))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-
-
-def model_of(file: Path) -> Module:
-    """Create the module of the entry ``model`` of a YAML file.
-
-    Raises:
-        ValueError: the module cannot be created, or has no trainable parameters.
-        OSError: the file cannot be read.
-
-    """
-    from torch.nn import Module
-
-    try:
-        from jsonargparse import ArgumentParser
-    except ImportError as error:
-        raise ValueError(f"reading {file} needs jsonargparse: {INSTALL}") from error
-    values = yaml.safe_load(file.read_text())
-    if not isinstance(values, dict) or "model" not in values:
-        raise ValueError(f"{file} has no entry 'model'")
-    reader = ArgumentParser(exit_on_error=False)
-    reader.add_subclass_arguments(Module, "model")
-    # jsonargparse before 4.49 has the second name.
-    make = getattr(reader, "instantiate", None) or reader.instantiate_classes
-    try:
-        module: Module = make(reader.parse_object({"model": values["model"]})).model
-        if not list(module.parameters()) and hasattr(module, "configure_model"):
-            module.configure_model()  # type: ignore[operator]
-    except Exception as error:
-        raise ValueError(f"{file}: the model cannot be created: {error}") from error
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError(
-            f"{file}: the model has no trainable parameters before it has processed data: set "
-            "--parameters"
-        )
-    return module

@@ -39,7 +39,7 @@ def run(args: list[str]) -> None:
     _print_table(predictions)
     if recommended.strategy != "ddp":
         print("\nblock synchronisations, preferred ones first:")
-        _print_table([own.prediction for own in recommended.candidates], compared=True)
+        _print_table([own.prediction for own in recommended.candidates])
     _print_recommended(recommended)
     if arguments.yaml is not None:
         arguments.yaml.write_text(_as_yaml(recommended, network))
@@ -70,21 +70,18 @@ def _print_cluster(workload: Workload, network: Network) -> None:
     )
 
 
-def _print_table(predictions: Sequence[Prediction], *, compared: bool = False) -> None:
-    """Print a row for each prediction. ``compared``: with pauses, in place of the speedup."""
+def _print_table(predictions: Sequence[Prediction]) -> None:
+    """Print a row for each prediction."""
     columns: dict[str, Callable[[Prediction], str]] = {
         "strategy": lambda own: own.strategy,
         "settings": lambda own: ", ".join(f"{n} {value}" for n, value in own.settings.items()),
         "ms a step": lambda own: f"{1e3 * own.step_s:.4g}",
         "efficiency": lambda own: f"{own.efficiency:.1%}",
-        "speedup": lambda own: f"{own.speedup:.1f}",
         "MB a host and step": lambda own: f"{own.host_bytes / 1e6:.3g}",
         "MB at once": lambda own: f"{own.peak_bytes / 1e6:.3g}",
         "ms of pause": lambda own: f"{1e3 * own.pause_s:.3g}",
         "MB of a rank": lambda own: f"{own.memory_bytes / 1e6:.0f}",
     }
-    for name in ("speedup",) if compared else ("MB at once", "ms of pause"):
-        del columns[name]
     cells = [list(columns), *([cell(own) for cell in columns.values()] for own in predictions)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
