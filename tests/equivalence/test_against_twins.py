@@ -105,9 +105,12 @@ def _warming(base: Case, warmup: int) -> Case:
     return changed(base, f"{base.name}, warm-up {warmup}", warmup_steps=warmup)
 
 
+# Ranks of a group, and who exchanges: a group of one has its leader alone.
+PLACES = ((1, "leader"), (2, "leader"), (2, "sharded"), (4, "sharded"))
 CASES = [
     *(_ma(tau) for tau in (1, 3, 50)),
-    *(_bmuf(kind, tau) for kind in ("CBM", "NBM", "start") for tau in (1, 3, 50)),
+    *(_bmuf(kind, tau) for kind in ("CBM", "NBM", "start") for tau in (1, 3)),
+    _bmuf("NBM", 50),
     replace(_bmuf("NBM", 3), name="BMUF NBM, blocks across epochs", batches=4, epochs=3),
     *(_two_tiers(group, batches=11) for group in (1, 2, 4)),
     _gtc(0),
@@ -116,12 +119,12 @@ CASES = [
     *(
         _with_local_momentum(kind, group)
         for kind in ("reset", "keep", "average")
-        for group in (1, 2, 4)
+        for group in (1, 2)
     ),
     _accumulating(_ma(2), 8),
     _accumulating(_two_tiers(2), 7),
-    *(_pair(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
-    *(_batch_norm(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
+    *(_pair(group, across) for group, across in PLACES),
+    *(_batch_norm(group, across) for group, across in PLACES),
     *(_rebinding(group, across) for group, across in ((1, "leader"), (2, "sharded"))),
     _warming(_rebinding(2, "leader"), 3),
     _overlapping(_rebinding(2, "leader")),
@@ -153,10 +156,10 @@ _WHOLE = [
 CUT = [*_WHOLE, *map(_overlapping, _WHOLE), _with_local_momentum("average", 2)]
 
 
-@pytest.fixture(scope="module", params=[7, 64])
-def cut_states(request: pytest.FixtureRequest) -> list[dict[str, Values]]:
+@pytest.fixture(scope="module")
+def cut_states() -> list[dict[str, Values]]:
     """Final states of runs whose models travel in so small chunks, on two hosts of two ranks."""
-    return run_ranks(fit_in_chunks, 4, CUT, request.param, ranks_per_node=2)
+    return run_ranks(fit_in_chunks, 4, CUT, 7, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
@@ -176,23 +179,13 @@ def states() -> list[dict[str, Values]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_trainer_arrives_where_the_twin_does(case: Case, states: list[dict[str, Values]]) -> None:
+    """On all ranks. Ranks that never meet would end elsewhere, so the recipe matters."""
     expected = run_twin(case).global_model()
     assert difference(states[0][case.name], expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_all_ranks_end_on_the_same_bits(case: Case, states: list[dict[str, Values]]) -> None:
     for rank in (1, 2, 3):
         assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_twin_has_something_to_tell(case: Case) -> None:
-    """The recipe matters: ranks that never meet would end elsewhere."""
-    alone = replace(case, recipe=Recipe(group=1, tau=50))
-    expected, other = run_twin(case).global_model(), run_twin(alone).global_model()
-    same = case.recipe == Recipe(tau=50)
-    assert same or difference(other, expected) > 1e-6
+    alone = run_twin(replace(case, recipe=Recipe(group=1, tau=50))).global_model()
+    assert case.recipe == Recipe(tau=50) or difference(alone, expected) > 1e-6
 
 
 def test_recipes_are_what_the_settings_mean() -> None:

@@ -52,14 +52,13 @@ SHARDED = {"frozen and unused P=2": "leader", "frozen and unused P=2, sharded": 
 CASES = [
     _case("Adam", Rule()),
     _case("Adam, L2", replace(FAST, weight_decay=0.1)),
-    _case("Adam, foreach", options={"foreach": True}),
     _case("AdamW", ADAMW),
     _case("Adam, fused", **FUSED),
     _case("AdamW, fused", ADAMW, **FUSED),
     _case("NAdam", NADAM, batches=9),
     _case("NAdam, foreach", NADAM, options={"foreach": True}),
     _case("RAdam", RADAM, batches=13),
-    *(_case(f"{own.kind} averaged", own, moments="average") for own in (FAST, NADAM, RADAM)),
+    *(_case(f"{own.kind} averaged", own, moments="average") for own in (FAST, NADAM)),
     *(
         _case(f"eta=0, {own}", NADAM, moments=own, block_size=tau, block_momentum=0.0)
         for own, tau in (("average", 1), ("corrected", 2))
@@ -71,15 +70,10 @@ CASES = [
     _case("blocks across epochs", batches=4, epochs=4),
     _case("accumulating", batches=9, accumulate=2, epochs=2),
     _case("BatchNorm", batches=8, **WITH_BATCH_NORM),
-    _case("tied weights", net="tied"),
     _case("warm-up", batches=12, warmup_steps=4),
     _case("NAdam, warm-up", NADAM, batches=12, tolerance=FLOAT32_COUNTS, warmup_steps=4),
-    _case("warm-up longer than the run", warmup_steps=20),
-    *(
-        _case(f"unused {own.kind} {settings}", own, batches=14, **UNUSED, **settings)
-        for own in (FAST, NADAM)
-        for settings in ({}, {"moments": "average"})
-    ),
+    _case("unused", batches=14, **UNUSED),
+    _case("unused, NAdam averaged", NADAM, batches=14, **UNUSED, moments="average"),
     _case("unused by all ranks", NADAM, batches=UNUSED_BY_ALL + 2, block_size=1, **UNUSED),
     _tiers("group of all", 4, threshold=THRESHOLD),
     _tiers("P=2", 2),
@@ -91,7 +85,6 @@ CASES = [
         _tiers(name, 2, across=across, net="partly_used", batches=12, frozen_too=True)
         for name, across in SHARDED.items()
     ),
-    _tiers("two optimizers P=1", 1, **PAIR),
     _tiers("two optimizers P=2, sharded", 2, across="sharded", **PAIR),
     _tiers("two optimizers, warm-up", 2, threshold=THRESHOLD, warmup_steps=2, **PAIR),
 ]
@@ -165,7 +158,7 @@ def test_step_count_grows_by_what_the_look_ahead_stands_for(runs: list[dict[str,
 def test_what_nobody_used_has_no_steps_and_what_some_used_has_fewer(
     runs: list[dict[str, Seen]],
 ) -> None:
-    counts = runs[0]["unused adam {}"].moments[12]["counts"]
+    counts = runs[0]["unused"].moments[12]["counts"]
     assert counts["never.weight"][0] == 0.0
     assert 0.0 < counts["sometimes.weight"][0] < counts["trunk.weight"][0]
 
@@ -196,6 +189,5 @@ def test_twin_has_something_to_tell(case: AdamCase, twins: dict[str, list[Seen]]
     """The other treatment of the moments would end elsewhere."""
     recipe = replace(case.recipe, corrected=not case.recipe.corrected)
     other = twin_seen(replace(case, recipe=recipe))[0].final
-    one_model = case.recipe.eta == 0.0 or case.recipe.warmup > case.batches
     apart = difference(other, twins[case.name][0].final)
-    assert apart > 1e-6 or (one_model and apart == 0.0)
+    assert apart > 1e-6 or (case.recipe.eta == 0.0 and apart == 0.0)
