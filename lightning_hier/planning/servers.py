@@ -19,39 +19,33 @@ _PSP_HELD = 2.7
 # sum, the copy back into the module. For a push, a node reads the sum and installs the reply.
 _STAGE_COPIES, _NODE_COPIES = 4.0, 3.0
 # Models on rank 0 besides module and gradient (docs/reports/two_stage_asgd.md, "Memory"): transfer
-# buffer, shared memory, the node's exchange, the master.
-_TRANSFER, _SHARED, _EXCHANGE, _MASTER = 1.0, 1.0, 2.6, 3.0
+# buffer, shared memory and the node's exchange; the master.
+_NODE_HELD, _MASTER_HELD = 1.0 + 1.0 + 2.6, 3.0
 
 
 def predict_psp(workload: Workload, network: Network) -> Prediction:
     """Step plus pushes and pulls, if every server waits for all workers and none is late.
 
-    The gradient is pushed when it is complete, so pushes do not overlap with the backward pass.
+    A gradient goes to all servers and a shard to all workers: 2 D (N - D) / N models per host. The
+    gradient is pushed when it is complete, so pushes do not overlap with the backward pass.
     """
-    load = _psp_exchange(workload, network)
-    sending_s = load.seconds(network, pieces=network.ranks)
-    server_state = workload.state_bytes / network.ranks
-    return Prediction(
-        strategy="psp",
-        ranks=network.ranks,
-        alone_s=workload.step_s,
-        step_s=workload.step_s + sending_s,
-        host_bytes=load.nic_bytes,
-        memory_bytes=(3 + _PSP_HELD) * workload.gradient_bytes + server_state,
-    )
-
-
-def _psp_exchange(workload: Workload, network: Network) -> Load:
-    """A gradient to all servers, a shard to all workers: 2 D (N - D) / N models per host."""
     ranks, devices, model = network.ranks, network.devices, workload.gradient_bytes
     outside, inside = (ranks - devices) / ranks, (devices - 1) / ranks
     link = network.between if network.hosts > 1 else network.within
-    return Load(
+    load = Load(
         latency_s=2 * link.latency_s if ranks > 1 else 0.0,
         nic_bytes=2 * devices * outside * model,
         inner_bytes=2 * inside * model,
         copied_bytes=devices * model * (_PSP_COPIES + _ENCRYPTION_COPIES * outside),
         socket_bytes=4 * devices * (outside + inside) * model,
+    )
+    return Prediction(
+        strategy="psp",
+        ranks=ranks,
+        alone_s=workload.step_s,
+        step_s=workload.step_s + load.seconds(network, pieces=ranks),
+        host_bytes=load.nic_bytes,
+        memory_bytes=(3 + _PSP_HELD) * model + workload.state_bytes / ranks,
     )
 
 
@@ -84,7 +78,7 @@ def predict_two_stage_asgd(workload: Workload, network: Network, settings: Setti
         step_s = device_s + (_node_s(workload, network) / steps if workload.on_cores else 0.0)
     else:
         step_s = device_s + push_s / steps
-    models = 2 + _TRANSFER + _SHARED + _EXCHANGE + _MASTER * (network.hosts > 1)
+    models = 2 + _NODE_HELD + _MASTER_HELD * (network.hosts > 1)
     return Prediction(
         strategy="two_stage_asgd",
         settings={

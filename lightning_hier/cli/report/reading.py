@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lightning_hier.callbacks.metrics import SETTINGS_FILE
-from lightning_hier.cli.report.runs import Run, Series, distinct_names
+from lightning_hier.cli.report.runs import EMPTY, Run, Series, distinct_names
 
 _CSV, _EVENTS = "metrics.csv", "events.out.tfevents.*"
 
@@ -56,7 +56,7 @@ def _folders(path: Path) -> list[Path]:
 
 def _read(name: str, folder: Path) -> Run:
     if (folder / _CSV).is_file():
-        series, wall = _read_csv(folder / _CSV), Series((), ())
+        series, wall = _read_csv(folder / _CSV), EMPTY
     else:
         series, wall = _read_events(folder)
     if not series:

@@ -34,9 +34,14 @@ class Series:
         return cls(tuple(steps), tuple(by_step[step] for step in steps))
 
     @property
-    def final(self) -> float:
-        """The last value."""
-        return self.values[-1]
+    def points(self) -> list[tuple[float, float]]:
+        """Step and value of each point."""
+        return list(zip(self.steps, self.values, strict=True))
+
+    @property
+    def final(self) -> float | None:
+        """The last value, if there is one."""
+        return self.values[-1] if self.values else None
 
     def at(self, step: float) -> float | None:
         """The value at a step by linear interpolation, or None outside the range."""
@@ -60,6 +65,9 @@ class Series:
         return Series(self.steps, tuple(values))
 
 
+EMPTY = Series((), ())
+
+
 @dataclass(frozen=True)
 class Run:
     """One run.
@@ -79,7 +87,7 @@ class Run:
     series: Mapping[str, Series]
     settings: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    wall: Series = field(default_factory=lambda: Series((), ()))
+    wall: Series = EMPTY
 
     @property
     def metrics(self) -> list[str]:
@@ -92,7 +100,7 @@ class Run:
 
     def total(self, name: str) -> Series:
         """A total that increases over the run. Empty if it was not logged."""
-        return self.series.get(name, Series((), ())).without_restarts()
+        return self.series.get(name, EMPTY).without_restarts()
 
     @property
     def elapsed(self) -> Series:
@@ -101,14 +109,21 @@ class Run:
         return logged if logged.steps else self.wall
 
     @property
+    def waited(self) -> float | None:
+        """Share of the time in which training has waited for other ranks."""
+        waited, elapsed = self.total("hier/waited_seconds"), self.total("hier/elapsed_seconds")
+        if waited.final is None or not elapsed.final:
+            return None
+        return waited.final / elapsed.final
+
+    @property
     def bytes_between(self) -> Series:
         """Payload bytes between groups over steps, or inside the group if there is only one.
 
         A single group sends nothing across groups, even if it spans hosts.
         """
         across = self.total("hier/across/payload_bytes")
-        used = across.steps and across.final > 0
-        return across if used else self.total("hier/group/payload_bytes")
+        return across if across.final else self.total("hier/group/payload_bytes")
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

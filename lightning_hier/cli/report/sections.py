@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_hier.cli.report.plots import Line, Plot, Point
-from lightning_hier.cli.report.runs import Run, Series
+from lightning_hier.cli.report.runs import EMPTY, Run, Series
 
 _MANY_TIMES = 5.0
 
@@ -88,10 +88,9 @@ def _over_three_axes(runs: Sequence[Run], metric: str) -> list[Plot]:
 
 
 def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[Point]:
-    series = run.series.get(name, Series((), ()))
-    points = zip(series.steps, series.values, strict=True)
+    points = run.series.get(name, EMPTY).points
     if axis is None:
-        return list(points)
+        return points
     along = axis(run)
     placed = ((along.at(step), value) for step, value in points)
     return [(x, value) for x, value in placed if x is not None]
@@ -108,8 +107,7 @@ def _present(runs: Sequence[Run], wanted: Mapping[str, str]) -> list[Plot]:
             if logged is None or not any(run.series[logged].values):
                 continue
             series = run.total(logged) if unit else run.series[logged]
-            points = list(zip(series.steps, series.values, strict=True))
-            lines.append(Line(number, run.name, points))
+            lines.append(Line(number, run.name, series.points))
         if lines:
             plots.append(Plot(title, lines, "step", y_kind=unit))
     return plots

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from lightning_hier.cli.report.plots import chip
-from lightning_hier.cli.report.runs import Run, Series
+from lightning_hier.cli.report.runs import EMPTY, Run
 from lightning_hier.cli.report.units import with_unit
 
 _ABSENT = "-"
-_NONE = f"<td>{_ABSENT}</td>"
 
 
 def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
     """Table of results with one row per run. ``data-value`` has the exact value."""
-    totals: tuple[tuple[str, str, Callable[[Run], Series]], ...] = (
-        ("time", "seconds", lambda run: run.elapsed),
-        ("in groups", "bytes", lambda run: run.total("hier/group/payload_bytes")),
-        ("between groups", "bytes", lambda run: run.total("hier/across/payload_bytes")),
-    )
-    head = ["run", "strategy", "ranks", "steps", *metrics, *(title for title, *_ in totals)]
-    rows = []
+    rows, titles = [], ["run", "strategy", "ranks"]
     for number, run in enumerate(runs):
+        across, group = (run.total(f"hier/{tier}/payload_bytes") for tier in ("across", "group"))
+        values: dict[str, tuple[str, float | None]] = {
+            "steps": ("steps", max(series.steps[-1] for series in run.series.values())),
+            **{name: ("", run.series.get(name, EMPTY).final) for name in metrics},
+            "time": ("seconds", run.elapsed.final),
+            "in groups": ("bytes", group.final),
+            "between groups": ("bytes", across.final),
+            "waited": ("share", run.waited),
+        }
+        titles[3:] = values
         cells = [
             f'<th scope="row">{chip(number)}{escape(run.name)}</th>',
             f"<td>{escape(str(run.settings.get('strategy', _ABSENT)))}</td>",
             f"<td>{escape(_ranks(run))}</td>",
-            _number("steps", "", max(series.steps[-1] for series in run.series.values())),
-            *(_final(name, "", run.series.get(name)) for name in metrics),
-            *(_final(title, kind, of(run)) for title, kind, of in totals),
-            _waited(run),
+            *(_cell(name, kind, value) for name, (kind, value) in values.items()),
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in [*head, "waited"])
-    return _table(f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody>")
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    return _table(f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
 
 
 def settings(runs: Sequence[Run]) -> str:
@@ -71,23 +71,11 @@ def _ranks(run: Run) -> str:
     return f"{groups} x {size}" if groups and size else str(values["ranks"])
 
 
-def _final(name: str, kind: str, series: Series | None) -> str:
-    if series is None or not series.steps:
-        return _NONE
-    return _number(name, kind, series.final)
-
-
-def _number(name: str, kind: str, value: float) -> str:
-    text = f"{value:g}" if name == "steps" else with_unit(kind, value)
+def _cell(name: str, kind: str, value: float | None) -> str:
+    if value is None:
+        return f"<td>{_ABSENT}</td>"
+    text = with_unit(kind, value)
     return f'<td data-name="{escape(name)}" data-value="{value!r}">{escape(text)}</td>'
-
-
-def _waited(run: Run) -> str:
-    waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
-    if not waited.steps or not elapsed.steps or not elapsed.final:
-        return _NONE
-    share = waited.final / elapsed.final
-    return f'<td data-name="waited" data-value="{share!r}">{share:.1%}</td>'
 
 
 def _text(value: object) -> str:

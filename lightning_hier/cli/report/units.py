@@ -37,7 +37,9 @@ def unit_of(kind: str, largest: float) -> Unit:
 
 
 def with_unit(kind: str, value: float) -> str:
-    """A value and its unit: ``12.3 MB``, ``95 s``, ``0.1234``."""
+    """A value and its unit: ``12.3 MB``, ``95 s``, ``20.0%``, ``0.1234``."""
+    if kind in ("share", "steps"):
+        return f"{value:.1%}" if kind == "share" else f"{value:g}"
     unit = unit_of(kind, abs(value))
     number = value / unit.size
     text = f"{number:.3g}" if unit.name and abs(number) < 1000 else f"{number:.4g}"
