@@ -40,7 +40,7 @@ class _Slow(AtomicCheckpointIO):
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         if "rank_00001" in str(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            time.sleep(0.3)
+            time.sleep(0.1)
         super().save_checkpoint(checkpoint, path, storage_options)
 
 
