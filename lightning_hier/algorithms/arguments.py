@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from lightning_hier.algorithms.foreign_names import unknown_argument
+from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
 
 
 class NamedArguments:
     """Base class whose constructor suggests our name for an unknown argument.
 
+    Attributes:
+        taken_elsewhere: arguments that users look for here, and the class that takes them.
+
     Raises:
         TypeError: the constructor has no such argument.
 
     """
+
+    taken_elsewhere: ClassVar[Mapping[str, str]] = OF_STRATEGIES
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the names of keyword arguments before the constructor is called."""
@@ -27,8 +32,9 @@ class NamedArguments:
             known = [parameter.name for parameter in parameters]
             for name in kwargs:
                 if name not in known:
+                    hint = unknown_argument(name, known, cls.taken_elsewhere)
                     raise TypeError(
-                        f"{cls.__name__} has no argument {name!r}{unknown_argument(name, known)} "
+                        f"{cls.__name__} has no argument {name!r}{hint} "
                         f"It takes {', '.join(known) or 'none'}"
                     )
         return super().__new__(cls)

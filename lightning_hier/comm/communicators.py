@@ -58,6 +58,10 @@ class Communicators:
         """Ranks that hold the same tensors of ``module``: all, or those with the same shards."""
         return self.across if is_sharded(module) else self.world
 
+    def in_group(self, group: dist.ProcessGroup) -> Channel:
+        """Channel of some ranks of this rank's group, such as a dimension of its mesh."""
+        return Channel(group, "group", self.traffic, self.progress)
+
     @classmethod
     def build(
         cls,

@@ -19,7 +19,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
+from lightning_hier.algorithms.arguments import (
+    NamedArguments,
+    check_flag,
+    check_whole,
+    check_whole_or_auto,
+)
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.adam_initial_state import create_states
@@ -44,7 +49,7 @@ from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
 
-class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrategy):
+class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrategy, NamedArguments):
     """FSDP2 and tensor parallelism inside groups of ranks, blocks across them.
 
     Args:
@@ -63,6 +68,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     """
 
     strategy_name = "hierarchical_model_parallel"
+    taken_elsewhere = arguments.OF_WHOLE_MODULES
 
     def __init__(
         self,
@@ -180,6 +186,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         used = self._open_session(even_batches=True)
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)
+        module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
         module_setup.share_initial_model(self._module, self.communicators)
         super().setup_optimizers(trainer)
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -40,6 +41,37 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
         broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
+
+
+def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
+    """Make the tensors equal that several ranks of a group hold, in place.
+
+    ``configure_model`` divides a tensor along some dimensions of the mesh. Ranks along the others
+    may have initialised it differently, and get the values of the first of them. A collective of
+    the group.
+
+    Args:
+        module: module after ``configure_model``.
+        mesh: mesh of the group.
+        communicators: channels of this rank, which count the bytes.
+
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    place = communicators.progress.at("the broadcast of the initial model")
+    with place, torch.no_grad():
+        for name in mesh.mesh_dim_names or ():
+            channel = communicators.in_group(mesh.get_group(name))
+            ranks = set(channel.ranks)
+            # torch makes a DTensor equal along the dimensions of its own mesh.
+            own = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
+            broadcast_tensors_(own, channel, "initial_model")
+
+
+def _mesh_ranks(tensor: Tensor) -> set[int]:
+    """Ranks of the mesh of a DTensor; none for other tensors."""
+    if not isinstance(tensor, DTensor):
+        return set()
+    return set(tensor.device_mesh.mesh.flatten().tolist())
 
 
 def model_settings(module: Module) -> dict[str, Any]:
@@ -102,11 +134,7 @@ def check_divided(module: Module, mesh: DeviceMesh) -> None:
     outside = [
         name
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-        and not (
-            isinstance(parameter, DTensor)
-            and ranks <= set(parameter.device_mesh.mesh.flatten().tolist())
-        )
+        if parameter.requires_grad and not ranks <= _mesh_ranks(parameter)
     ]
     if len(ranks) > 1 and outside:
         raise ValueError(

@@ -76,6 +76,14 @@ class Divided(pl.LightningModule):
         return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr, **self.options)
 
 
+class Unequal(Divided):
+    """Every rank initialises what no tensor parallelism divides in its own way."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        torch.nn.init.constant_(self.scale, 1 + 0.1 * int(os.environ["RANK"]))
+
+
 def gathered(module: nn.Module) -> Tensor:
     """All parameters, whole, in one flat copy. A collective of the group."""
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -35,9 +36,12 @@ def _trainer(*, group_size: int = 2, tensor_parallel_size: int = 1, **settings: 
 class TensorParallel(Divided):
     """Two layers that tensor parallelism alone divides. Notes meshes and batches."""
 
+    shift: Tensor
+
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
         del self.scale
+        self.register_buffer("shift", torch.full((1,), float(os.environ["RANK"])))
         self.configured = 0
         self.batches: list[Tensor] = []
 
@@ -55,6 +59,7 @@ class TensorParallel(Divided):
         mesh: Any = self.device_mesh
         assert mesh.mesh_dim_names == ("data_parallel", "tensor_parallel")
         assert tuple(mesh.shape) == (1, 2)
+        assert not self.shift.any()  # that of rank 0, which nothing divides
         optimizer: Any = self.optimizers()
         for own in optimizer.param_groups[0]["params"]:
             assert isinstance(own, DTensor)

@@ -205,7 +205,8 @@ def decide_participation(
     if excluded and on_nonfinite == "error":
         raise NonFiniteModelError(
             f"{_finding(reports)}; it was kept out of the global model. {_ADVICE} "
-            "on_nonfinite='exclude' continues with the groups whose models are finite."
+            "on_nonfinite='exclude', for modules that are not divided inside groups, continues "
+            "with the groups whose models are finite."
         )
     if not healthy:
         raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")

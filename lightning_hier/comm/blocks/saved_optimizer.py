@@ -49,7 +49,7 @@ class SavedOptimizer:
             state = optimizer.state[key]
             state.clear()
             _fill(state, entries)
-        for group, entries in zip(optimizer.param_groups, self.groups, strict=False):
+        for group, entries in zip(optimizer.param_groups, self.groups, strict=True):
             for name in _settings(group).keys() - entries.keys():
                 del group[name]
             _fill(group, entries)
@@ -68,9 +68,21 @@ class GroupChanges:
         self._before = self._versions()
 
     def apply(self, saved: SavedOptimizer, clone: Clone) -> None:
-        """Apply the same changes to the state of a model that was not in the module."""
+        """Apply the same changes to the state of a model that was not in the module.
+
+        Raises:
+            ValueError: the optimizer has got other parameter groups.
+
+        """
+        before, now = len(saved.groups), len(self._optimizer.param_groups)
+        if before != now:
+            raise ValueError(
+                f"an optimizer has {now} parameter groups instead of {before}, and the other local "
+                "models of this rank have no state for them: create all groups in "
+                "configure_optimizers(), or pass virtual_workers=1"
+            )
         for old, new, group, entries in zip(
-            self._before, self._versions(), self._optimizer.param_groups, saved.groups, strict=False
+            self._before, self._versions(), self._optimizer.param_groups, saved.groups, strict=True
         ):
             for name in old.keys() - new.keys():
                 entries.pop(name, None)
