@@ -40,6 +40,7 @@ from lightning_hier.strategies import arguments, data_checks, module_setup, opti
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
+    existing,
     local_path,
     save_file,
     save_folder,
@@ -254,7 +255,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     ) -> dict[str, Any]:
         """Load a checkpoint into module and optimizers. A collective of the world."""
         safe = True if weights_only is None else weights_only
-        local_path(str(checkpoint_path))
+        checkpoint_path = existing(local_path(str(checkpoint_path)))
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session = self._session
         counted = nullcontext() if session is None else session.raw_steps.counted()

@@ -85,7 +85,28 @@ def _save_several(folder: Path) -> list[str]:
         trainer.save_checkpoint(folder / "run.ckpt")
         trainer.save_checkpoint(folder / "run.ckpt")
         assert (folder / "run.ckpt").is_dir() == divided
+        if divided:
+            _interrupt(trainer, folder / "run.ckpt")
     return said
+
+
+def _interrupt(trainer: Any, path: Path) -> None:
+    """A save that ends between its two renames. The older checkpoint is found and replaced."""
+    saved, rename = _states(trainer), Path.replace
+
+    def fail(own: Path, target: Path) -> Path:
+        if own.suffix == ".incomplete":
+            raise OSError("interrupted")
+        return rename(own, target)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="interrupted"):
+        patch.setattr(Path, "replace", fail)
+        trainer.save_checkpoint(path)
+    assert not path.exists()
+    assert lh.newest_checkpoint(path.parent) == path.with_name("run.ckpt.replaced")
+    torch.testing.assert_close(_loaded(path, _strategy(True)), saved, rtol=0, atol=0)
+    trainer.save_checkpoint(path)
+    assert path.exists()
 
 
 def test_paths(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lightning_hier.strategies.checkpoints.integrity import (
     check_file,
     damage_beside,
 )
-from lightning_hier.strategies.checkpoints.rank_files import SECTION, RankFiles
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION, RankFiles
 from lightning_hier.strategies.checkpoints.sharded_folder import metadata_file
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def _names(filesystem: Any, root: str) -> list[str]:
     """Names of the checkpoints in a directory, newest first."""
     dated = []
     for path in filesystem.ls(root, detail=False):
-        if path.endswith(".ckpt"):
+        if path.endswith((".ckpt", f".ckpt{REPLACED}")):
             try:
                 dated.append((filesystem.modified(path), path.rsplit("/", 1)[-1]))
             except FileNotFoundError:  # removed in the meantime, or a link to a removed file

@@ -26,6 +26,9 @@ FORMAT = 1
 ABANDONED_AFTER = timedelta(hours=1)
 """Age after which files of an incomplete save are considered abandoned."""
 
+REPLACED = ".replaced"
+"""End of the name of a checkpoint while another one of its name replaces it."""
+
 Part = Literal["rank", "group"]
 State = dict[str, Any]
 
@@ -50,9 +53,10 @@ class RankFiles:
     def saved_with(cls, checkpoint: str | Path, save: str) -> RankFiles:
         """Files of an existing checkpoint. For a link, they may be next to its target.
 
-        Only reading follows links. A save replaces a link by a file with its own directory.
+        They are also found if an interrupted save has left the checkpoint under another name. Only
+        reading follows links. A save replaces a link by a file with its own directory.
         """
-        own = cls(checkpoint, save)
+        own = cls(str(checkpoint).removesuffix(REPLACED), save)
         if not os.path.islink(checkpoint) or os.path.isdir(own.folder):
             return own
         return cls(os.path.realpath(checkpoint), save)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 
-from lightning_hier.strategies.checkpoints.rank_files import SECTION
+from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION
 from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
 from lightning_hier.strategies.private_names import private
 
@@ -26,7 +29,8 @@ def save_folder(
 ) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
-    The folder gets its name when it is complete, and replaces an older folder or file.
+    The folder gets its name when it is complete, and replaces an older folder or file. If the
+    process is killed, :func:`existing` finds the older or the new one.
 
     Args:
         checkpoint: Lightning's checkpoint. Its tensors are removed from it.
@@ -50,15 +54,46 @@ def save_folder(
     save(divided, checkpoint_id=incomplete, process_group=group)
     if dist.get_rank(group) == 0:
         torch.save(checkpoint, metadata_file(incomplete))
-        _remove(path)
-        incomplete.replace(path)
+        check_replaceable(path)
+        with _set_aside(path):
+            incomplete.replace(path)
 
 
 def save_file(checkpoint: dict[str, Any], path: Path, io: CheckpointIO) -> None:
     """Save a checkpoint with the whole model to a file, which replaces an older folder or file."""
-    if path.is_dir():
-        _remove(path)
-    io.save_checkpoint(checkpoint, path)
+    if not path.is_dir():
+        io.save_checkpoint(checkpoint, path)  # which replaces a file at once
+        _remove(_aside(path))
+        return
+    check_replaceable(path)
+    with _set_aside(path):
+        io.save_checkpoint(checkpoint, path)
+        finish_writing(io)
+
+
+@contextmanager
+def _set_aside(path: Path) -> Iterator[None]:
+    """Rename an older checkpoint, and remove it after the body has written the new one.
+
+    No file system replaces a folder with files by a single call. Without an older checkpoint, one
+    that an interrupted save has set aside stays until then.
+    """
+    aside = _aside(path)
+    if path.exists():
+        _remove(aside)
+        path.replace(aside)
+    yield
+    _remove(aside)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + REPLACED)
+
+
+def existing(path: str | Path) -> str | Path:
+    """The checkpoint at ``path``, or the older one that an interrupted save was to replace."""
+    aside = _aside(Path(path))
+    return aside if aside.exists() and not Path(path).exists() else path
 
 
 def check_replaceable(path: Path) -> None:
@@ -70,8 +105,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove an older checkpoint, which is a folder or a file."""
-    check_replaceable(path)
+    """Remove a folder or a file, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
