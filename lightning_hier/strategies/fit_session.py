@@ -100,6 +100,7 @@ class FitSession:
         metrics_callback: Callback,
         *,
         join: bool,
+        offload: bool = False,
     ) -> None:
         """Start counting steps and change the Trainer. A collective of the world.
 
@@ -108,6 +109,7 @@ class FitSession:
             on_nonfinite: action for groups whose models are not finite.
             metrics_callback: logs metrics.
             join: whether ranks that have run out of batches join the others.
+            offload: whether the state of outer steps lies in the memory of the host.
 
         """
         module = self.trainer.lightning_module
@@ -124,6 +126,7 @@ class FitSession:
             nics=self._groups.fewest_nics(),
             on_nonfinite=on_nonfinite,
             join=join,
+            offload=offload,
         )
         self.synchroniser.on_warm = self.wrap
         if self.scaler is not None:

@@ -41,6 +41,7 @@ class BMUFAdamFSDPStrategy(HierarchicalModelParallelStrategy):
         fragments: int = 1,
         overlap: bool | int = False,
         warmup_steps: int | Auto = "auto",
+        offload_outer_state: bool = False,
         save_distributed_checkpoint: bool = True,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
@@ -60,6 +61,7 @@ class BMUFAdamFSDPStrategy(HierarchicalModelParallelStrategy):
                 overlap=overlap,
             ),
             warmup_steps=warmup_steps,
+            offload_outer_state=offload_outer_state,
             save_distributed_checkpoint=save_distributed_checkpoint,
             timeout=timeout,
         )
@@ -88,6 +90,7 @@ class DiLoCoFSDPStrategy(HierarchicalModelParallelStrategy):
         fragments: int = 1,
         overlap: bool | int = False,
         warmup_steps: int | Auto = "auto",
+        offload_outer_state: bool = False,
         save_distributed_checkpoint: bool = True,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
@@ -105,6 +108,7 @@ class DiLoCoFSDPStrategy(HierarchicalModelParallelStrategy):
                 overlap=overlap,
             ),
             warmup_steps=warmup_steps,
+            offload_outer_state=offload_outer_state,
             save_distributed_checkpoint=save_distributed_checkpoint,
             timeout=timeout,
         )

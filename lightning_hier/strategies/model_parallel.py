@@ -59,6 +59,9 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             ``group_size``.
         block_sync: synchronisation of the groups' models after every block.
         warmup_steps: first steps in which gradients are averaged over all ranks.
+        offload_outer_state: whether W, the state of the outer step and the moments at the start of
+            a block lie in the memory of the host, pinned if the model is on an accelerator. Their
+            chunks are copied to the device at a synchronisation. The results are the same.
         save_distributed_checkpoint: whether every rank saves its shards to a folder. Otherwise rank
             0 saves the whole model to a file.
         timeout: time limit of every collective, after which an error names the missing ranks.
@@ -78,12 +81,14 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         tensor_parallel_size: int = 1,
         block_sync: BlockSync | None = None,
         warmup_steps: int | Auto = 0,
+        offload_outer_state: bool = False,
         save_distributed_checkpoint: bool = True,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
         check_whole_or_auto("warmup_steps", warmup_steps, least=0)
         check_whole("tensor_parallel_size", tensor_parallel_size)
         check_flag("save_distributed_checkpoint", save_distributed_checkpoint)
+        check_flag("offload_outer_state", offload_outer_state)
         self._checkpoints = RunCheckpoints(self)
         super().__init__(
             group_size=group_size,
@@ -99,12 +104,16 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                 "all: leave it out, and every rank exchanges its shards"
             )
         self.tensor_parallel_size = tensor_parallel_size
+        self.offload_outer_state = offload_outer_state
         self._asked = Synchronisation(warmup_steps, AllReduce(), block_sync)
         self.block_sync = block_sync
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return super()._settings() | {"tensor_parallel_size": self.tensor_parallel_size}
+        return super()._settings() | {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "offload_outer_state": self.offload_outer_state,
+        }
 
     @override
     def _check_groups(self) -> None:
@@ -195,7 +204,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
-        self._fit_session.begin(self.optimizers, "error", self._metrics_callback, join=False)
+        callback, offload = self._metrics_callback, self.offload_outer_state
+        self._fit_session.begin(self.optimizers, "error", callback, join=False, offload=offload)
 
     @override
     def on_train_start(self) -> None:

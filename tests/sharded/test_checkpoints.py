@@ -34,13 +34,20 @@ KINDS = [*product(_SYNCS, (True, False))]
 def _fit(
     name: str, folder: bool, size: int = 2, *, save: Path | None = None, load: Path | None = None
 ) -> Tensor:
-    """Weights after 12 steps, of a run that saves after 7, or resumes."""
+    """Weights after 12 steps, of a run that saves after 7, or resumes.
+
+    One of both offloads the state of the outer steps, so that offloaded state also resumes as state
+    that is not, and the other way round.
+    """
     settings: dict[str, Any] = {}
     if save is not None:
         saves = ModelCheckpoint(save.parent, save.stem, every_n_train_steps=7, save_top_k=-1)
         settings = {"callbacks": [saves], "enable_checkpointing": True}
     strategy = lh.HierarchicalModelParallelStrategy(
-        group_size=size, block_sync=_SYNCS[name](), save_distributed_checkpoint=folder
+        group_size=size,
+        block_sync=_SYNCS[name](),
+        save_distributed_checkpoint=folder,
+        offload_outer_state=folder == (load is None),
     )
     module = _ADAMW()
     trainer = make_trainer(strategy, max_steps=12, **settings)

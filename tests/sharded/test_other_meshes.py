@@ -52,7 +52,10 @@ def _whole(sync: Any, mesh: Mesh) -> Any:
 
 def _divided(sync: Any, mesh: Mesh) -> Any:
     return lh.HierarchicalModelParallelStrategy(
-        group_size=mesh.size, tensor_parallel_size=mesh.tensor, block_sync=sync()
+        group_size=mesh.size,
+        tensor_parallel_size=mesh.tensor,
+        block_sync=sync(),
+        offload_outer_state=mesh.tensor > 1,  # of one of the two runs
     )
 
 

@@ -9,10 +9,10 @@ import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
-from lightning_hier.comm.blocks.fragment import BlockContext
 from lightning_hier.comm.blocks.health import OnNonfinite, Participation, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
@@ -48,6 +48,7 @@ class BlockSynchroniser:
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         on_nonfinite: action for groups whose models are not finite.
         join: whether ranks without batches join the synchronisations of the others.
+        offload: whether the state of outer steps lies in the memory of the host.
 
     Attributes:
         placement: division of the model among the ranks of a group.
@@ -79,6 +80,7 @@ class BlockSynchroniser:
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
         join: bool = False,
+        offload: bool = False,
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
@@ -87,6 +89,7 @@ class BlockSynchroniser:
         self._worker = worker
         self._warmup_steps = warmup_steps
         self._join = join
+        self._offload = offload
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across, group = config.across if config else "auto", communicators.group
@@ -286,12 +289,8 @@ class BlockSynchroniser:
             return None
         self._buffers.reclaim()
         self.trained.note()
+        own = self._config, self.placement, self._communicators, self._models, self._offload
         return [
-            ModelBlock(
-                members,
-                BlockContext(
-                    optimizer, self._config, self.placement, self._communicators, self._models
-                ),
-            )
+            ModelBlock(members, BlockContext(optimizer, *own))
             for members, optimizer in zip(self.trained.members(), self._optimizers, strict=True)
         ]

@@ -49,7 +49,8 @@ class Bucket:
         self.outer = outer
         self._local_state = local_state
         self.kind: Kind = (str(shard.values.dtype), shard.holders)
-        self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
+        keeps = local_state.keeps_previous
+        self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
 
     def read(self, *, add: bool = False) -> ModelHealth:
         """Copy this rank's shard of the local model and state into the transfer buffer.
@@ -108,7 +109,8 @@ class Bucket:
         for tensor, own in self.shard.carried_pieces(place):
             previous = None if self._previous is None else self._previous[own]
             with profiler_range("hier/block/optimizer_state"):
-                self._local_state.advance_(tensor, means[own], previous)
+                before = None if previous is None else previous.to(means.device)
+                self._local_state.advance_(tensor, means[own], before)
             if previous is not None:
                 previous.copy_(means[own])
 
@@ -190,8 +192,9 @@ class Bucket:
         self._write_start_model(carried=True)
 
     def _write_start_model(self, *, carried: bool) -> None:
-        start = self.outer.start_model(slice(None))
-        self.shard.values[self.shard.parameters].copy_(start)
+        for chunk in self.shard.chunks:
+            place = chunk.parameters
+            self.shard.values[place].copy_(self.outer.start_model(place))
         self.shard.distribute_all()
         self.shard.write(carried=carried)
 

@@ -81,7 +81,7 @@ class DelayedBucket(Bucket):
         super().__init__(shard, exchange, outer, local_state)
         self._models = models
         self._merge = merge
-        model = outer.vectors["global_model"]
+        model = shard.values[shard.parameters]  # W, on the device of the model
         # All local models share their block-start weights until the first send.
         self._block_starts = [model.clone()] * models.number
         self._in_flight = torch.zeros_like(model)

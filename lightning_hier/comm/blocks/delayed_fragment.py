@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.delayed_bucket import DelayedBucket, given_up
 from lightning_hier.comm.blocks.exchange import Exchange
-from lightning_hier.comm.blocks.fragment import BlockContext, Fragment
+from lightning_hier.comm.blocks.fragment import Fragment
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Shard

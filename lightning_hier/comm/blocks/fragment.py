@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
-from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Shard
-from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, Stages
 
 Counts = Mapping[Parameter, list[float]]
-
-
-@dataclass(frozen=True)
-class BlockContext:
-    """What all fragments of an optimizer have in common.
-
-    Attributes:
-        optimizer: optimizer of the parameters.
-        config: settings of block synchronisation.
-        placement: division of a fragment among the ranks of a group.
-        communicators: channels of this rank.
-        models: local models of this rank.
-
-    """
-
-    optimizer: Optimizer
-    config: BlockSync
-    placement: ShardPlacement
-    communicators: Communicators
-    models: LocalModels
-
-    @property
-    def averages(self) -> bool:
-        """Whether there is more than one model."""
-        return self.communicators.models > 1
-
-    @property
-    def delays(self) -> bool:
-        """Whether means of parameters are applied some steps after they are sent."""
-        return bool(self.config.overlap) and self.averages
 
 
 class Fragment:
@@ -116,11 +81,8 @@ class Fragment:
             codec = make_codec(config.across_dtype, dtype, config.across_density)
         shard = Shard(parameters, buffers, carried, context.placement, quantised=codec is not None)
         exchange = Exchange(shard, codec, context.communicators.route)
-        outer = config.outer_step(
-            shard.read()[shard.parameters].clone(),
-            num_models=context.communicators.models,
-            from_updates=self._sends_updates or codec is not None,
-        )
+        model, updates = shard.read()[shard.parameters], self._sends_updates or codec is not None
+        outer = context.outer_step(model, from_updates=updates)
         return self._assembled(shard, exchange, outer)
 
     def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> Bucket:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.delayed_fragment import DelayedFragment
-from lightning_hier.comm.blocks.fragment import BlockContext, Counts, Fragment
+from lightning_hier.comm.blocks.fragment import Counts, Fragment
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.restart import restart_buckets
 from lightning_hier.comm.blocks.schedule import DueFragments

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from typing_extensions import Self
 
 from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.blocks.outer_step import OuterStep
@@ -74,12 +73,19 @@ class OptimizerStep(OuterStep):
         mean.copy_(model)
         return squares, kernels.sum_of_squares(before.sub_(model))
 
-    def preview(self, place: slice) -> Self:
+    def preview(self, place: slice, device: torch.device | None = None) -> OuterStep:
         """See :class:`OuterStep`."""
-        ahead = super().preview(place)
+        ahead = super().preview(place, device)
+        assert isinstance(ahead, OptimizerStep)
         ahead._optimizers, ahead._scalars = {}, {}
         ahead._loaded = self._scalars.get(place.start, self._loaded)
         return ahead
+
+    def keep_(self, ahead: OuterStep, place: slice) -> None:
+        """See :class:`OuterStep`."""
+        super().keep_(ahead, place)
+        assert isinstance(ahead, OptimizerStep)
+        self._scalars[place.start] = ahead._scalars[0]
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
         """See :class:`OuterStep`. State of another optimizer is dropped."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.kernels import sum_of_squares
@@ -64,11 +63,26 @@ class OuterStep:
         """
         raise NotImplementedError
 
-    def preview(self, place: slice) -> Self:
-        """A copy of this outer step for a range of elements. Its steps do not change this one."""
+    def preview(self, place: slice, device: torch.device | None = None) -> OuterStep:
+        """A copy of this outer step for a range of elements. Its steps do not change this one.
+
+        Args:
+            place: range of the elements, which the copy counts from 0.
+            device: device of the copy; by default that of the vectors.
+
+        """
         ahead = copy(self)
-        ahead.vectors = {name: vector[place].clone() for name, vector in self.vectors.items()}
+        ahead.vectors = {n: v[place].to(device, copy=True) for n, v in self.vectors.items()}
         return ahead
+
+    def keep_(self, ahead: OuterStep, place: slice) -> None:
+        """Take over the state of a :meth:`preview` of ``place`` after its step, in place."""
+        for name, vector in ahead.vectors.items():
+            self.vectors[name][place].copy_(vector)
+
+    def stored(self, values: Tensor) -> Tensor:
+        """A copy of other state of the block, in the memory in which the vectors are."""
+        return values.clone()
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
         """State that begins a block after a run with other shards or settings.

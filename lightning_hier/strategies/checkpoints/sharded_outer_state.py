@@ -105,9 +105,18 @@ def _by_parameter(
     shards = [local_tensor(parameter) for parameter in parameters]
     pieces = vector.split([shard.numel() for shard in shards])
     return {
-        names[parameter]: sharded_like(piece.view(shard.shape), parameter)
+        names[parameter]: _divided_as(parameter, piece.view(shard.shape))
         for parameter, shard, piece in zip(parameters, shards, pieces, strict=True)
     }
+
+
+def _divided_as(parameter: Parameter, local: Tensor) -> Tensor:
+    if local.device == parameter.device:
+        return sharded_like(local, parameter)
+    # An offloaded vector. A DTensor of it as it is would move to the device of the mesh.
+    tensor = parameter.detach().to(local.device, copy=True)
+    local_tensor(tensor).copy_(local)
+    return tensor
 
 
 def _state(

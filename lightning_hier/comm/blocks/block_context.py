@@ -1,0 +1,56 @@
+"""What the fragments of an optimizer have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
+from lightning_hier.comm.blocks.outer_step import OuterStep
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
+from lightning_hier.comm.communicators import Communicators
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """What all fragments of an optimizer have in common.
+
+    Attributes:
+        optimizer: optimizer of the parameters.
+        config: settings of block synchronisation.
+        placement: division of a fragment among the ranks of a group.
+        communicators: channels of this rank.
+        models: local models of this rank.
+        offload: whether the state of outer steps lies in the memory of the host.
+
+    """
+
+    optimizer: Optimizer
+    config: BlockSync
+    placement: ShardPlacement
+    communicators: Communicators
+    models: LocalModels
+    offload: bool = False
+
+    @property
+    def averages(self) -> bool:
+        """Whether there is more than one model."""
+        return self.communicators.models > 1
+
+    @property
+    def delays(self) -> bool:
+        """Whether means of parameters are applied some steps after they are sent."""
+        return bool(self.config.overlap) and self.averages
+
+    def outer_step(self, model: Tensor, *, from_updates: bool) -> OuterStep:
+        """Outer step of a shard, which starts from a copy of ``model``."""
+        step = self.config.outer_step(
+            host_copy(model) if self.offload else model.clone(),
+            num_models=self.communicators.models,
+            from_updates=from_updates,
+        )
+        return OffloadedStep(step, model.device) if self.offload else step

@@ -1,0 +1,100 @@
+"""An outer step whose vectors lie on the host: the same numbers, on the device of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.comm.blocks.offloaded_step import OffloadedStep
+from lightning_hier.comm.blocks.outer_optimizer import OptimizerStep
+from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_CHUNKS = [slice(0, 5), slice(5, 8)]
+
+
+def _momentum(model: Tensor, from_updates: bool) -> OuterStep:
+    return BlockMomentumStep(
+        BlockFilter(eta=0.5),
+        model,
+        from_updates=from_updates,
+        eta_of=(lambda effective: 1 - 1 / effective) if from_updates else None,
+    )
+
+
+_STEPS: dict[str, Callable[[Tensor], OuterStep]] = {
+    "models": partial(_momentum, from_updates=False),
+    "updates": partial(_momentum, from_updates=True),
+    "sgd": partial(OptimizerStep, partial(torch.optim.SGD, lr=0.7, momentum=0.9)),
+    "adam": partial(OptimizerStep, partial(torch.optim.Adam, lr=0.1)),
+}
+
+
+def _advance(step: OuterStep, blocks: int) -> list[Tensor]:
+    """Start models of so many blocks, previews of them, and the numbers that are returned."""
+    generator, seen = torch.Generator().manual_seed(3), []
+    for block in range(blocks):
+        values = torch.randn(8, generator=generator, dtype=torch.float64)
+        for place in _CHUNKS:
+            own = values[place]
+            seen.append(torch.tensor(step.prepare_(own, place)))
+            step.set_models(2.0 + block)
+            ahead, mean = step.preview(place), own.clone()
+            seen.append(torch.tensor(ahead.apply_(mean, slice(0, len(mean)))))
+            seen += [mean, torch.tensor(step.apply_(own, place)), step.start_model(place).clone()]
+    return seen
+
+
+@pytest.mark.parametrize("name", _STEPS)
+def test_the_same_bit_for_bit(name: str) -> None:
+    """Also if a state of one is loaded into the other."""
+    start = torch.linspace(-1.0, 1.0, 8, dtype=torch.float64)
+    plain = _STEPS[name](start.clone())
+    offloaded: OuterStep = OffloadedStep(_STEPS[name](start.clone()), _CPU)
+    for _ in range(2):
+        for one, other in zip(_advance(plain, 3), _advance(offloaded, 3), strict=True):
+            assert torch.equal(one, other)
+        assert plain.settings() == offloaded.settings()
+        torch.testing.assert_close(plain.vectors, offloaded.vectors, rtol=0, atol=0)
+        saved = plain.state()
+        plain = _STEPS[name](start.clone())
+        plain.load(offloaded.state())
+        offloaded = OffloadedStep(_STEPS[name](start.clone()), _CPU)
+        offloaded.load(saved)
+
+
+class _Noting(OuterStep):
+    """Notes the device and the length of its vectors at each step, and sets W to 3."""
+
+    noted: list[tuple[torch.device, int]]
+
+    @override
+    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+        own = self.vectors["global_model"]
+        self.noted.append((own.device, len(own)))
+        assert mean.device == own.device and place == slice(0, len(own))
+        self.vectors = {"global_model": torch.full((len(own),), 3.0)}  # of which meta has none
+        return 0.0, 0.0
+
+    @override
+    def start_model(self, place: slice) -> Tensor:
+        return self.vectors["global_model"][place]
+
+
+def test_chunks_are_stepped_on_the_device_of_the_model() -> None:
+    """Vectors stay on the host. The device holds one chunk of them at a time."""
+    step = _Noting(torch.zeros(8), from_updates=True)
+    step.noted = []
+    offloaded = OffloadedStep(step, _META)
+    for place in _CHUNKS:
+        assert offloaded.start_model(place).device == _META
+        offloaded.apply_(torch.empty(place.stop - place.start, device=_META), place)
+    assert step.noted == [(_META, 5), (_META, 3)]
+    assert torch.equal(offloaded.vectors["global_model"], torch.full((8,), 3.0))
+    assert offloaded.stored(torch.ones(2)).device == _CPU
