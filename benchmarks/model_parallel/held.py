@@ -11,11 +11,16 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import Tensor
 
+from lightning_hier.comm.blocks.bucket import Bucket
+from lightning_hier.comm.blocks.offloaded_step import OffloadedStep
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.sharded_tensors import local_tensor
 
-KINDS = ("parameters", "gradients", "optimizer", "outer state", "transfer buffers")
+ON_DEVICE = ("parameters", "gradients", "optimizer", "outer state", "transfer buffers")
 """The outer state is all that block synchronisation holds between two of its exchanges."""
+
+KINDS = (*ON_DEVICE, "on the host")
+"""The last is the part of the outer state that is offloaded."""
 
 _PACKAGE = "lightning_hier."
 
@@ -33,10 +38,11 @@ def held(trainer: pl.Trainer) -> dict[str, int]:
         "transfer buffers": [
             own for shard in _shards_of(blocks) for own in tensors_of(vars(shard))
         ],
+        "on the host": _offloaded(blocks),
         "outer state": tensors_of(blocks),
     }
     counted: set[int] = set()
-    # The outer state comes last, as shards are part of the blocks.
+    # The outer state comes last, as the rest is part of the blocks.
     sizes = {kind: _new_bytes(tensors, counted) for kind, tensors in found.items()}
     return {kind: sizes[kind] for kind in KINDS}
 
@@ -48,6 +54,14 @@ def tensors_of(holder: Any) -> Iterator[Tensor]:
 
 def _shards_of(holder: Any) -> list[Shard]:
     return [own for own in _reached(holder) if isinstance(own, Shard)]
+
+
+def _offloaded(holder: Any) -> list[Tensor]:
+    """Tensors that would lie in the memory of the host if the model were on a GPU."""
+    buckets = [own for own in _reached(holder) if isinstance(own, Bucket)]
+    buckets = [own for own in buckets if isinstance(own.outer, OffloadedStep)]
+    moments = [own._previous for own in buckets if own._previous is not None]
+    return [*moments, *(vector for own in buckets for vector in own.outer.vectors.values())]
 
 
 def _reached(holder: Any) -> Iterator[Any]:

@@ -27,6 +27,7 @@ SIZE = Size(width=64, layers=4, sequences=1, tokens=2)
 _BLOCK, _STEPS = 4, 6
 MEASURED: dict[str, partial[Any]] = {
     "`bmuf_adam_fsdp`": partial(BMUFAdamFSDPStrategy),
+    "`bmuf_adam_fsdp`, offloaded": partial(BMUFAdamFSDPStrategy, offload_outer_state=True),
     "`diloco_fsdp`": partial(DiLoCoFSDPStrategy),
     "`diloco_fsdp`, int8": partial(DiLoCoFSDPStrategy, across_dtype="int8"),
     "`diloco_fsdp`, int8, 2 fragments, delay 1": partial(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.model_parallel.held import KINDS
+from benchmarks.model_parallel.held import KINDS, ON_DEVICE
 from benchmarks.model_parallel.systems import SYSTEMS, System
 from benchmarks.performance.figures import Figures, spread
 from examples.tables import markdown
@@ -83,6 +83,7 @@ def memory_table(found: Mapping[int, Sequence[Mapping[str, Mapping[str, float]]]
     for title in next(iter(found.values()))[0]:
         for ranks, readings in found.items():
             means = [statistics.fmean(own[title][kind] for own in readings) for kind in KINDS]
-            cells = [f"{value:.2f}" for value in (*means, sum(means))]
+            on_device = means[: len(ON_DEVICE)]
+            cells = [f"{value:.2f}" for value in (*on_device, sum(on_device), means[-1])]
             rows.append([title, str(ranks), *cells])
-    return markdown(("strategy", "ranks of a group", *KINDS, "sum"), rows)
+    return markdown(("strategy", "ranks of a group", *ON_DEVICE, "sum", KINDS[-1]), rows)
