@@ -158,6 +158,8 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
         assert start["global"][0][0]["in_flight"] is None
+        # Local updates are counted from the look-ahead, which is in Delta already.
+        assert torch.equal(start["global"][0][0]["block_start"], start["weights"])
     assert "the current block ended after 3 steps" in resumed[0]["said"][0]
 
 

@@ -285,4 +285,6 @@ class DelayedBucket(Bucket):
     def restart(self, state: Mapping[str, Any]) -> None:
         """See :class:`Bucket`. No update is in flight."""
         super().restart(state)
-        self._block_starts = [self._block_start] * self._models.number
+        # A copy, because the start model may be a view of W.
+        start = self.outer.start_model(slice(None)).clone()
+        self._block_starts = [start] * self._models.number
