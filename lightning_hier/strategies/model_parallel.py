@@ -60,7 +60,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         block_sync: synchronisation of the groups' models after every block.
         warmup_steps: first steps in which gradients are averaged over all ranks.
         offload_outer_state: whether W, the state of the outer step and the moments at the start of
-            a block lie in the memory of the host, pinned if the model is on an accelerator. Their
+            a block lie in the memory of the host, pinned if the model is on a GPU. Their
             chunks are copied to the device at a synchronisation. The results are the same.
         save_distributed_checkpoint: whether every rank saves its shards to a folder. Otherwise rank
             0 saves the whole model to a file.

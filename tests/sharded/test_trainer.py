@@ -158,3 +158,37 @@ class Undivided(Divided):
 def test_one_clear_error_on_every_rank(strategy: Any, model: Any, words: str) -> None:
     for said in run_ranks(_refused, 4, strategy, model, expect_failure=True):
         assert re.search(words, said), said
+
+
+class Unfreezing(Divided):
+    """In a group of one rank, which divides nothing. The scale is trained from the fifth step."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.scale.requires_grad_(False)
+
+    def configure_model(self) -> None:
+        pass
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.scale.requires_grad_(batch_idx >= 3)
+
+
+def _unfrozen() -> list[list[Tensor]]:
+    found = []
+    for offload in (False, True):
+        strategy = lh.HierarchicalModelParallelStrategy(
+            group_size=1, block_sync=lh.BMUFAdam(block_size=3), offload_outer_state=offload
+        )
+        module = Unfreezing()
+        make_trainer(strategy).fit(module, batches(2, 10))
+        found.append(module.seen)
+    return found
+
+
+def test_unfreezing_with_offloaded_state() -> None:
+    """Bit for bit as without, also after the scale has joined in the middle of a block."""
+    for plain, offloaded in run_ranks(_unfrozen, 2):
+        assert torch.equal(torch.stack(plain), torch.stack(offloaded))
+        assert plain[3][0] == 1.0 != plain[-1][0]

@@ -11,11 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.blocks.offloaded_step import OffloadedStep
+from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_optimizer import OptimizerStep
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
 
-_CPU, _META = torch.device("cpu"), torch.device("meta")
+_CPU, _CUDA, _META = (torch.device(kind) for kind in ("cpu", "cuda", "meta"))
 _CHUNKS = [slice(0, 5), slice(5, 8)]
 
 
@@ -36,11 +36,11 @@ _STEPS: dict[str, Callable[[Tensor], OuterStep]] = {
 }
 
 
-def _advance(step: OuterStep, blocks: int) -> list[Tensor]:
+def _advance(step: OuterStep, blocks: int, device: torch.device) -> list[Tensor]:
     """Start models of so many blocks, previews of them, and the numbers that are returned."""
     generator, seen = torch.Generator().manual_seed(3), []
     for block in range(blocks):
-        values = torch.randn(8, generator=generator, dtype=torch.float64)
+        values = torch.randn(8, generator=generator, dtype=torch.float64).to(device)
         for place in _CHUNKS:
             own = values[place]
             seen.append(torch.tensor(step.prepare_(own, place)))
@@ -51,22 +51,29 @@ def _advance(step: OuterStep, blocks: int) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.parametrize("device", [_CPU, pytest.param(_CUDA, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("name", _STEPS)
-def test_the_same_bit_for_bit(name: str) -> None:
+def test_the_same_bit_for_bit(name: str, device: torch.device) -> None:
     """Also if a state of one is loaded into the other."""
     start = torch.linspace(-1.0, 1.0, 8, dtype=torch.float64)
-    plain = _STEPS[name](start.clone())
-    offloaded: OuterStep = OffloadedStep(_STEPS[name](start.clone()), _CPU)
+
+    def both() -> tuple[OuterStep, OuterStep]:
+        model = start.to(device, copy=True)
+        return _STEPS[name](model), OffloadedStep(_STEPS[name](host_copy(model)), device)
+
+    plain, offloaded = both()
     for _ in range(2):
-        for one, other in zip(_advance(plain, 3), _advance(offloaded, 3), strict=True):
+        by_plain, by_offloaded = (_advance(step, 3, device) for step in (plain, offloaded))
+        for one, other in zip(by_plain, by_offloaded, strict=True):
             assert torch.equal(one, other)
         assert plain.settings() == offloaded.settings()
-        torch.testing.assert_close(plain.vectors, offloaded.vectors, rtol=0, atol=0)
-        saved = plain.state()
-        plain = _STEPS[name](start.clone())
-        plain.load(offloaded.state())
-        offloaded = OffloadedStep(_STEPS[name](start.clone()), _CPU)
-        offloaded.load(saved)
+        for vector, own in plain.vectors.items():
+            held = offloaded.vectors[vector]
+            assert torch.equal(held, own.cpu()) and held.is_pinned() == (device == _CUDA)
+        states = offloaded.state(), plain.state()
+        plain, offloaded = both()
+        for step, state in zip((plain, offloaded), states, strict=True):
+            step.load(state)
 
 
 class _Noting(OuterStep):

@@ -20,9 +20,9 @@ class OffloadedStep(OuterStep):
 
     Every method copies the vectors of its range to the device, and :meth:`apply_` copies them back
     (``docs/model_parallel.md``). So the device holds the vectors of one range at a time, which is a
-    chunk of the shard. The numbers are those of the wrapped step, bit for bit. Where there is an
-    accelerator, the memory of the host is pinned, so that copies have the full rate of the bus.
-    They block, because a checkpoint may read the vectors at once.
+    chunk of the shard. The numbers are those of the wrapped step, bit for bit. If the model is on a
+    GPU, the memory of the host is pinned, so that copies have the full rate of the bus. They block,
+    because a checkpoint may read the vectors at once.
 
     Args:
         step: the outer step, with vectors on the host. It must not be used otherwise afterwards.
@@ -31,7 +31,7 @@ class OffloadedStep(OuterStep):
     """
 
     def __init__(self, step: OuterStep, device: torch.device) -> None:
-        step.vectors = {name: _pinned(vector) for name, vector in step.vectors.items()}
+        step.vectors = {name: _pinned(vector, device) for name, vector in step.vectors.items()}
         super().__init__(step.vectors["global_model"], from_updates=step.from_updates)
         self.vectors = step.vectors
         self._step = step
@@ -80,9 +80,9 @@ class OffloadedStep(OuterStep):
 
 
 def host_copy(values: Tensor) -> Tensor:
-    """A copy in the memory of the host, pinned where there is an accelerator."""
-    return _pinned(values.to("cpu", copy=True))
+    """A copy in the memory of the host, pinned if ``values`` are on a GPU."""
+    return _pinned(values.to("cpu", copy=True), values.device)
 
 
-def _pinned(values: Tensor) -> Tensor:
-    return values.pin_memory() if torch.accelerator.is_available() else values
+def _pinned(values: Tensor, device: torch.device) -> Tensor:
+    return values.pin_memory() if device.type == "cuda" and values.numel() else values
