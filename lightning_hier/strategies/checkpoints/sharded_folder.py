@@ -105,8 +105,8 @@ def check_replaceable(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder or a file, if there is one."""
-    if path.is_dir():
+    """Remove a folder, a file or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
