@@ -10,6 +10,7 @@ from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.parameter_server.psp.settings import QuorumError
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
 from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
@@ -53,6 +54,7 @@ __all__ = [
     "PSPStrategy",
     "PeerError",
     "QuorumError",
+    "TorchFT",
     "TwoStageASGDStrategy",
     "__version__",
     "newest_checkpoint",

@@ -10,7 +10,16 @@ import pytest
 
 PACKAGE = "lightning_hier"
 # From the lowest to the highest; a layer imports itself and lower ones.
-LAYERS = ("algorithms", "comm", "planning", "parameter_server", "callbacks", "strategies", "cli")
+LAYERS = (
+    "algorithms",
+    "comm",
+    "planning",
+    "membership",
+    "parameter_server",
+    "callbacks",
+    "strategies",
+    "cli",
+)
 # Any layer may import these modules of the package's root.
 SHARED = (f"{PACKAGE}.version",)
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
@@ -20,6 +29,7 @@ FORBIDDEN = {
     "algorithms": ("torch.distributed", *LIGHTNING),
     "comm": LIGHTNING,
     "planning": LIGHTNING,
+    "membership": (PLANNER, *LIGHTNING),
     "parameter_server": (PLANNER, *LIGHTNING),
     "callbacks": (PLANNER,),
     "strategies": (PLANNER,),

@@ -11,7 +11,7 @@ from lightning_hier.comm.stages import OverlapQueue
 from lightning_hier.comm.tiers import RankLayout
 
 
-@dataclass(frozen=True)
+@dataclass
 class AcrossRoute:
     """Ranks through which this rank averages its shard of the model with other groups.
 
@@ -26,7 +26,8 @@ class AcrossRoute:
         between: ranks that exchange between hosts. None if another rank of this host is one of
             them, or if there is only one model.
         host: averaging ranks of this host. None if every host has one, or if there is one host.
-        inter_host_ranks: number of ranks in ``between``, also if it is None on this rank.
+        inter_host_ranks: number of ranks in ``between``, also if it is None on this rank. It
+            changes if groups come and go.
         hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.
         in_flight: overlapped synchronisations of all blocks.
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import ProgressRecord
 from lightning_hier.comm.traffic import Tier, Traffic
+
+
+class ExplainsFailures(Protocol):
+    """Raises errors that name what is missing, such as a
+    :class:`~lightning_hier.comm.progress_record.ProgressRecord`."""
+
+    def explaining(self, ranks: Sequence[int], doing: str = "") -> AbstractContextManager[None]:
+        """Context of a collective of ``ranks``, which ``doing`` describes."""
 
 
 class Pending:
@@ -87,18 +95,21 @@ class Channel:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: ProgressRecord
+        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: ExplainsFailures
     ) -> None:
         """Use ``group``, count in ``traffic`` for ``tier``, explain failures by ``progress``."""
-        self.group = group
         self.tier: Tier = tier
-        self.size = dist.get_world_size(group)
-        self.position = dist.get_rank(group)
-        self.ranks = dist.get_process_group_ranks(group)
-        # Bytes that a rank sends in a ring all-reduce, relative to the tensor.
-        self._ring_share = 2 * (self.size - 1) / self.size
         self.traffic = traffic
         self._progress = progress
+        self.use(group, dist.get_process_group_ranks(group))
+
+    def use(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        """Communicate over ``group`` from now on, whose ranks have these numbers in errors."""
+        self.group = group
+        self.size, self.position = group.size(), group.rank()
+        self.ranks = list(ranks)
+        # Bytes that a rank sends in a ring all-reduce, relative to the tensor.
+        self._ring_share = 2 * (self.size - 1) / self.size
 
     def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group, in place."""

@@ -20,7 +20,7 @@ from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
 
 
-@dataclass(frozen=True)
+@dataclass
 class Communicators:
     """Channels of one rank.
 
@@ -35,6 +35,8 @@ class Communicators:
         progress: progress record of all ranks, for errors that name missing ranks.
         device: device of tensors in collectives.
         models_per_rank: models of different groups that every rank trains in turn.
+        most_groups: if groups come and go, their largest number. Every job is then a group, and
+            ``layout`` and ``world`` are those of this group, except while groups meet.
 
     """
 
@@ -48,11 +50,12 @@ class Communicators:
     progress: ProgressRecord
     device: torch.device
     models_per_rank: int = 1
+    most_groups: int | None = None
 
     @property
     def models(self) -> int:
         """Number of averaged models, those of all groups."""
-        return self.layout.sizes[1] * self.models_per_rank
+        return self.most_groups or self.layout.sizes[1] * self.models_per_rank
 
     def replicas(self, module: Module) -> Channel:
         """Ranks that hold the same tensors of ``module``: all, or those with the same shards."""

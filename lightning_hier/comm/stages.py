@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -84,6 +85,16 @@ class Pipeline:
                 pending.wait()
             chunk.awaited = next(chunk.stages, None)
         return waited
+
+    def abandon(self) -> None:
+        """Give up the chunks, and wait until their collectives have failed or completed."""
+        for chunk in self._active:
+            for pending in chunk.awaited or ():
+                with suppress(RuntimeError):
+                    pending.work.wait()
+            chunk.stages.close()
+        self._active.clear()
+        self._round.clear()
 
     def _begin_round(self) -> bool:
         """Begin a round; returns whether there is a chunk left for it."""
@@ -172,6 +183,16 @@ class OverlapQueue:
             self._waiting.popleft()
         if not self._waiting:
             self._reset_plans()
+
+    def abandon(self) -> None:
+        """Give up all pipelines, and wait until their collectives have failed or completed.
+
+        Collectives that have started could otherwise still write into their tensors.
+        """
+        for pipeline in self._waiting:
+            pipeline.abandon()
+        self._waiting.clear()
+        self._reset_plans()
 
     def _run(self) -> None:
         current = [plan for plan in self._plans if plan.until(self._step) < plan.due]

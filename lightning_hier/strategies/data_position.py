@@ -30,6 +30,9 @@ class DataPosition:
         generators: generators of the workers of this rank.
         device: device of the rank.
 
+    Attributes:
+        used: batches of the first epoch that were used, if that is not Lightning's count.
+
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class DataPosition:
         self._saved: RandomStates | None = None  # at the time of the save
         self._resumed: RandomStates | None = None  # at the start of the epoch's data
         self._ended: RandomStates | None = None
+        self.used: int | None = None
         # Lightning starts the data of an epoch in these methods.
         changes.replace("fit_loop.setup_data", self._setup_data)
         changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
@@ -128,6 +132,8 @@ class DataPosition:
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
+        if self.used is not None:
+            used, self.used = self.used, None
         if not used:
             if not renewed:
                 self._generators.set_states(random)

@@ -23,6 +23,7 @@ from lightning_hier.strategies import averaged_weights, lifecycle, misuse, sigte
 from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
+from lightning_hier.strategies.elastic import ElasticFit, StateServer
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.trainer_changes import TrainerChanges
@@ -40,6 +41,7 @@ class FitSession:
         trainer: Trainer that is about to fit. The position in its data is recorded from here on,
             because a module may create the data loaders when it configures its optimizers.
         groups: groups of the strategy.
+        elastic: connection with other groups, or None if groups do not come and go.
 
     Attributes:
         trainer: Trainer that fits.
@@ -60,8 +62,7 @@ class FitSession:
         raw_steps: check that no step bypasses the strategy.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
-        accumulated_gradients: gradients of each worker of a resumed step. Loaded when training
-            starts.
+        accumulated_gradients: gradients of each worker of a resumed step, for the first step.
 
     """
 
@@ -74,12 +75,12 @@ class FitSession:
     termination: sigterm.QuietTermination
     raw_steps: misuse.RawSteps
 
-    def __init__(self, trainer: pl.Trainer, groups: RankGroups) -> None:
-        self.trainer = trainer
-        self._groups = groups
+    def __init__(
+        self, trainer: pl.Trainer, groups: RankGroups, elastic: ElasticFit | None = None
+    ) -> None:
+        self.trainer, self._groups, self.elastic = trainer, groups, elastic
         self.communicators = groups.communicators
-        self.worker_layout = groups.worker_layout
-        self.worker_numbers = groups.own_workers
+        self.worker_layout, self.worker_numbers = groups.worker_layout, groups.own_workers
         self.workers = Worker.several(len(self.worker_numbers))
         self.random = WorkerRandom(len(self.worker_numbers), self.communicators.device)
         self.changes = TrainerChanges(trainer)
@@ -127,6 +128,7 @@ class FitSession:
             on_nonfinite=on_nonfinite,
             join=join,
             offload=offload,
+            membership=None if self.elastic is None else self.elastic.meetings,
         )
         self.synchroniser.on_warm = self.wrap
         if self.scaler is not None:
@@ -156,13 +158,11 @@ class FitSession:
             lifecycle.GlobalModelLifecycle(synchroniser.evaluation),
             self.averages,
         ]
-        changes.surround_callbacks(first, [metrics_callback, self.termination])
-        changes.show_in_progress_bar(
-            self.communicators.traffic,
-            self.worker,
-            None if self.settings.block_sync is None else self.settings.block_sync.steps,
-            int(self.settings.warmup_steps),
-        )
+        last = [] if self.elastic is None else [StateServer(self.elastic)]
+        changes.surround_callbacks(first, [metrics_callback, self.termination, *last])
+        sync, traffic = self.settings.block_sync, self.communicators.traffic
+        lengths = None if sync is None else sync.steps, int(self.settings.warmup_steps)
+        changes.show_in_progress_bar(traffic, self.worker, *lengths)
 
     @property
     def worker(self) -> Worker:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
@@ -22,6 +23,7 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
+from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.strategies import (
     arguments,
     data_checks,
@@ -30,7 +32,8 @@ from lightning_hier.strategies import (
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.settings import Synchronisation
+from lightning_hier.strategies.elastic import ElasticFit, check_membership
+from lightning_hier.strategies.settings import Synchronisation, described
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 from lightning_hier.strategies.virtual_workers.checks import (
     check_combination,
@@ -67,6 +70,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             ``"join"``: they take part in the remaining synchronisations of the epoch with unchanged
             models and the same weight, or that of their samples. Validating, saving or stopping
             within an epoch, and different counts in a group, are errors.
+        membership: ``TorchFT(...)`` if groups come and go. Every group is then a job of its own,
+            and all its ranks are one group, whatever ``group_size`` is. See
+            :class:`~lightning_hier.TorchFT`.
         timeout: time limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -88,12 +94,13 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: data_checks.UnevenBatches = "error",
+        membership: TorchFT | None = None,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         check_whole_or_auto("warmup_steps", warmup_steps, least=0)
         super().__init__(
-            group_size=group_size,
+            group_size="world" if membership else group_size,
             warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
             virtual_workers=virtual_workers,
             timeout=timeout,
@@ -102,6 +109,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self._checkpoints = RunCheckpoints(self)
         self._worker_data = WorkerData()
         arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
+        if membership is not None and warmup_steps == "auto":
+            warmup_steps = 0
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
         self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
@@ -109,7 +118,10 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self.on_nonfinite: OnNonfinite = on_nonfinite
         check_choice("uneven_batches", uneven_batches, get_args(data_checks.UnevenBatches))
         self.uneven_batches: data_checks.UnevenBatches = uneven_batches
-        if isinstance(group_size, int):  # otherwise it depends on the ranks
+        self.membership = membership
+        if membership is not None:
+            check_membership(self, membership)
+        elif isinstance(group_size, int):  # otherwise it depends on the ranks
             check_combination(self, WorkerLayout(group_size, virtual_workers))
 
     @override
@@ -118,12 +130,16 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             "gradient_sync": self.gradient_sync,
             "on_nonfinite": self.on_nonfinite,
             "uneven_batches": self.uneven_batches,
+            "membership": self.membership,
         }
 
     @override
     def _check_groups(self) -> None:
         check_combination(self, self.groups.worker_counts)
-        super()._check_groups()
+        if self.membership is None:
+            super()._check_groups()
+        elif self.block_sync is not None:
+            self.block_sync.check_models(self.membership.groups)
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
@@ -135,20 +151,40 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _check_optimizers(self) -> None:
         optimizer_checks.check_averaged(self.optimizers, self.block_sync, self.virtual_workers)
+        if self.membership is not None and len(self.optimizers) > 1:
+            raise ValueError(
+                f"membership=TorchFT(...) supports one optimizer, got {len(self.optimizers)}: give "
+                "it all parameters, in parameter groups"
+            )
 
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
         if self._layer_sync is not None:  # Lightning's would compute statistics over the world
             self._layer_sync = module_setup.GroupSyncBatchNorm(self.communicators.group.group)
+        if self.membership is not None and self._module.trainer.state.fn == TrainerFn.FITTING:
+            required = described({"warmup_steps": self.warmup_steps} | self._settings())
+            for own in ("membership", *vars(self.membership)):
+                required.pop(own)
+            self._elastic = ElasticFit(self, self.membership, required)
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
-        join, callback = self.uneven_batches == "join", self._metrics_callback
-        self._fit_session.begin(self.optimizers, self.on_nonfinite, callback, join=join)
+        self._fit_session.begin(
+            self.optimizers,
+            self.on_nonfinite,
+            self._metrics_callback,
+            join=self.uneven_batches == "join",
+        )
+
+    @override
+    def on_train_start(self) -> None:
+        if self._elastic is not None:
+            self._elastic.begin_training(self._fit_session)
+        super().on_train_start()
 
     @override
     def configure_ddp(self) -> None:
@@ -159,7 +195,26 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         session.set_reduction(used, Reduction(*own))
         # DDP would copy the model of the first rank of each group only.
         module_setup.share_initial_model(self._module, self.communicators)
+        if self._elastic is not None:
+            self._elastic.share_initial_model(self._module)
         session.wrap()
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        own = super().distributed_sampler_kwargs
+        if self.membership is None:
+            return own
+        ranks = own["num_replicas"]
+        first = self.membership.group * ranks
+        return {"num_replicas": self.membership.groups * ranks, "rank": first + own["rank"]}
+
+    @override
+    def teardown(self) -> None:
+        if self._elastic is not None:
+            self._elastic.close()
+        self._elastic = None
+        super().teardown()
 
     @property
     @override

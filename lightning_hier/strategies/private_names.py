@@ -22,6 +22,8 @@ OF_TRAINER: Mapping[str, str] = {
     "_accelerator_connector._layer_sync": "rejects sync_batchnorm with virtual workers",
     "_accelerator_connector.cluster_environment": "asks SLURM to requeue a job",
     "_checkpoint_connector._loaded_checkpoint": "restores the step counts that servers have saved",
+    "_checkpoint_connector.dump_checkpoint": "sends the state to a group that joins",
+    "_checkpoint_connector.resume_start": "replaced: takes the state of a group that trains",
     "_logger_connector.should_update_logs": "logs at the steps at which Lightning logs",
     "_results": "logs the values of all virtual workers",
     "_signal_connector._sigterm_notifier_fn": "replaced: all ranks stop at one synchronisation",

@@ -120,7 +120,7 @@ def resolved_for_run(
     if used.automatic:
         steps = run_steps(session.trainer)
         warms_up = even_batches and _can_warm_up(asked, session)
-        num_models = session.worker_layout.sizes[1]
+        num_models = session.communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
         why = f"because the run has {length} and {num_models} groups"

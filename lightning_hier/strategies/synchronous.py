@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.strategies.arguments import check_groups
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
+from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.optimizer_checks import index_of
 from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
@@ -31,6 +32,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     block_sync: BlockSync | None
     _asked: Synchronisation
     _checkpoints: RunCheckpoints
+    _elastic: ElasticFit | None = None  # while a Trainer fits, if groups come and go
     _session: FitSession | None = None
     _ended: FitSession | None = None
 
@@ -43,7 +45,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
             even_batches: whether all ranks must have the same number of batches.
 
         """
-        self._session = session = FitSession(self._module.trainer, self.groups)
+        self._session = session = FitSession(self._module.trainer, self.groups, self._elastic)
         self._ended = None
         resumed = self._checkpoints.automatic_values
         used = resolved_for_run(self._asked, resumed, session, even_batches=even_batches)

@@ -160,7 +160,7 @@ class AdamMoments(LocalState):
         self._taken = torch.empty(0)
         self._models, self._kept = 1, 1.0
         self._exchanged = True
-        self._exchange: tuple[Pending, Tensor] | None = None
+        self._exchange: tuple[Pending | None, Tensor] | None = None
 
     def note(self, *, first: bool) -> None:
         """Count the steps of the local model, for each parameter."""
@@ -194,6 +194,14 @@ class AdamMoments(LocalState):
             self._taken.mul_(participation.weight * self._models)  # the sum is divided by them
         self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
 
+    def wait(self) -> None:
+        """Wait for the sums."""
+        if self._exchange is not None:
+            pending, taken = self._exchange
+            if pending is not None:
+                pending.wait()
+            self._exchange = None, taken
+
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Apply eq. 18 to a range of a moment, in place."""
         self._begin_next_block()
@@ -224,7 +232,8 @@ class AdamMoments(LocalState):
         }
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Continue from :meth:`counts`."""
+        """Continue from :meth:`counts`, without a sum that was started."""
+        self._exchange = None
         for parameter, values in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
@@ -250,8 +259,8 @@ class AdamMoments(LocalState):
         """Wait for the sums, and count the steps of the update. Returns whether there were any."""
         if self._exchange is None:
             return False
-        pending, taken = self._exchange
-        pending.wait()
+        self.wait()
+        _, taken = self._exchange
         self._exchange = None
         for steps, total in zip(self._steps.values(), taken.tolist(), strict=True):
             steps.count(total / self._models, eta=self._eta, kept=self._kept)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,6 +15,19 @@ from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
+
+
+class Membership(Protocol):
+    """Finds the groups that are present, and agrees with them on what counts."""
+
+    def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Exchange with the groups that are present, until an attempt has succeeded in all.
+
+        Args:
+            attempt: exchanges with the groups.
+            undo: restores the state before ``attempt``, which has failed in some group.
+
+        """
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,8 @@ class BlockContext:
         communicators: channels of this rank.
         models: local models of this rank.
         offload: whether the state of outer steps lies in the memory of the host.
+        membership: finds the groups that are present, if groups come and go. They agree on the
+            success of a synchronisation before they apply it.
 
     """
 
@@ -35,6 +52,7 @@ class BlockContext:
     communicators: Communicators
     models: LocalModels
     offload: bool = False
+    membership: Membership | None = None
 
     @property
     def averages(self) -> bool:
@@ -43,8 +61,13 @@ class BlockContext:
 
     @property
     def delays(self) -> bool:
-        """Whether means of parameters are applied some steps after they are sent."""
+        """Whether means of parameters are applied some time after they are sent."""
         return bool(self.config.overlap) and self.averages
+
+    @property
+    def merge(self) -> float | Literal["progress"]:
+        """What becomes of the steps between sending and applying: none if groups agree first."""
+        return self.config.merge if self.membership is None else 0.0
 
     def outer_step(self, model: Tensor, *, from_updates: bool) -> OuterStep:
         """Outer step of a shard, which starts from a copy of ``model``."""

@@ -89,6 +89,9 @@ class BlockSync(NamedArguments):
     block_rule: QSR | None = None
     weighting: Weighting = "equal"
 
+    # Not a field: see changing_groups().
+    groups_change = False
+
     def __post_init__(self) -> None:
         """Check the values."""
         check_whole_or_auto("block_size", self.block_size)
@@ -168,6 +171,26 @@ class BlockSync(NamedArguments):
         least = max(self.fragments, int(self.overlap))
         steps = max(self.auto_block_size(run_steps, num_models), least)
         return replace(self, block_size=steps)
+
+    def changing_groups(self) -> Self:
+        """Return the settings for groups that come and go.
+
+        An automatic momentum of every mean follows from the number of its groups, and the state of
+        the local optimizer is sent and applied as with ``overlap``.
+
+        Raises:
+            ValueError: the settings do not support that.
+
+        """
+        found = replace(self, overlap=1)
+        object.__setattr__(found, "groups_change", True)
+        found.__post_init__()
+        return found
+
+    @property
+    def momentum_varies(self) -> bool:
+        """Whether an automatic momentum is another one for every mean."""
+        return self.weighting == "samples" or self.groups_change
 
     def auto_block_size(self, run_steps: float, num_models: int) -> int:
         """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_context import BlockContext
-from lightning_hier.comm.blocks.block_report import BlockLog
+from lightning_hier.comm.blocks.block_context import BlockContext, Membership
+from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.committed_block import CommittedBlock, make_block
 from lightning_hier.comm.blocks.evaluation import Evaluation
 from lightning_hier.comm.blocks.health import OnNonfinite, Participation, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.schedule import DueFragments, Schedule
+from lightning_hier.comm.blocks.schedule import DueFragments, current_schedule
 from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
@@ -49,6 +51,7 @@ class BlockSynchroniser:
         on_nonfinite: action for groups whose models are not finite.
         join: whether ranks without batches join the synchronisations of the others.
         offload: whether the state of outer steps lies in the memory of the host.
+        membership: finds the groups that are present, if groups come and go.
 
     Attributes:
         placement: division of the model among the ranks of a group.
@@ -81,15 +84,16 @@ class BlockSynchroniser:
         on_nonfinite: OnNonfinite = "error",
         join: bool = False,
         offload: bool = False,
+        membership: Membership | None = None,
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
         self._config = config
         self._communicators = communicators
         self._worker = worker
-        self._warmup_steps = warmup_steps
-        self._join = join
+        self._warmup_steps, self._join = warmup_steps, join
         self._offload = offload
+        self._membership = membership
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across, group = config.across if config else "auto", communicators.group
@@ -102,7 +106,12 @@ class BlockSynchroniser:
         # Of every fragment, and of the buffers.
         counted = config.fragments + 1 if config and config.weighting == "samples" else 0
         self.health = HealthExchange(
-            communicators, worker, on_nonfinite, self.trained, counted=counted
+            communicators,
+            worker,
+            on_nonfinite,
+            self.trained,
+            counted=counted,
+            independent=membership is not None,
         )
         self.log = BlockLog(len(self._optimizers))
         self.evaluation = Evaluation(
@@ -115,6 +124,7 @@ class BlockSynchroniser:
             log=self.log,
             # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
+            finish_blocks=self.finish_blocks,
         )
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[bool], None] = lambda takes_part: None
@@ -147,7 +157,11 @@ class BlockSynchroniser:
         count = self._worker.steps[optimizer]
         samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
         if self.warming:
-            self._after_warm_up_step(optimizer, count)
+            count.total += 1
+            if not self.warming:
+                self._end_warm_up()
+            elif count.total % _CHECK_EVERY == 0:
+                self._check(optimizer)
             return
         self._begin_blocks()  # for ranks without batches, which call this method only
         count.total += 1
@@ -167,17 +181,35 @@ class BlockSynchroniser:
         with place if due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()
             with profiler_range("hier/block/synchronisation"):
-                participation = self._agree(optimizer, block, due)
-                report = block.synchronise(due, participation, delay=delay)
+                agree = partial(self._agree, optimizer, block)
+                if isinstance(block, CommittedBlock):
+                    report: BlockReport | None = block.commit(agree)
+                else:
+                    participation = None if due.sends is None else agree(due.sends)
+                    report = block.synchronise(due, participation, delay=delay)
         if report is not None:
             self.log.reports[optimizer] = report
+
+    def finish_blocks(self) -> None:
+        """Synchronise the last, short blocks at the end of training, if groups come and go.
+
+        Otherwise the evaluation at the end does it. A collective of the world.
+        """
+        for optimizer, block in enumerate(self.blocks or ()):
+            if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
+                self._worker.steps[optimizer].in_block = 0
+                self._buffers.reclaim()
+                with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
+                    block.commit(partial(self._agree, optimizer, block))
 
     def _advance_schedule(self, optimizer: int, count: StepCount) -> tuple[DueFragments, int]:
         """Advance what is in flight by a step. Returns the fragments that are due, and the delay.
 
         A step of all ranks: it waits for collectives of earlier fragments that are due now.
         """
-        schedule = self._schedule(optimizer)
+        assert self._config is not None
+        own, models = self._optimizers[optimizer], self._communicators.models
+        schedule = current_schedule(self._config, own, count, models=models)
         due = schedule.due(count.in_block)
         if schedule.delay:
             self._communicators.route.in_flight.step()
@@ -187,33 +219,16 @@ class BlockSynchroniser:
             count.blocks += 1
         return due, schedule.delay
 
-    def _schedule(self, optimizer: int) -> Schedule:
-        """Schedule of the current block, whose length a rule computes after its first step."""
-        config, count = self._config, self._worker.steps[optimizer]
-        assert config is not None
-        size = config.steps
-        if config.block_rule is not None:
-            # 0 in the middle of a block that a run without a rule has started.
-            if count.in_block == 1 or not count.block_size:
-                rates = [float(g["lr"]) for g in self._optimizers[optimizer].param_groups]
-                count.block_size = config.block_rule.block_size(max(rates), size)
-            size = count.block_size
-        # A single model is not averaged, so it has nothing in flight.
-        delay = config.delay(size) if self._communicators.models > 1 else 0
-        return Schedule(size, config.fragments, delay)
-
-    def _agree(self, optimizer: int, block: ModelBlock, due: DueFragments) -> Participation | None:
+    def _agree(self, optimizer: int, block: ModelBlock, fragment: int) -> Participation:
         """Read the fragment that is sent, and agree with all ranks on the groups that take part.
 
-        A collective of the world. None, without a collective, if no fragment is sent.
+        A collective of the world.
         """
-        if due.sends is None:
-            return None
         if self._join:
             # A rank without batches finishes what is in flight before it exchanges reports.
             self._communicators.route.in_flight.finish()
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read(due.sends))
+        participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read(fragment))
         self._worker.steps[optimizer].excluded += len(participation.excluded)
         if not participation.takes_part:
             # Residuals are part of the gradients of the model that is discarded.
@@ -256,17 +271,8 @@ class BlockSynchroniser:
             self.health.check_in_step(SyncPoint.CHECK)
         if new and self.blocks is not None:
             self._buffers.reclaim()
-            self.blocks = [
-                block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
-                for block, own in zip(self.blocks, self.trained.members(), strict=True)
-            ]
-
-    def _after_warm_up_step(self, optimizer: int, count: StepCount) -> None:
-        count.total += 1
-        if not self.warming:
-            self._end_warm_up()
-        elif count.total % _CHECK_EVERY == 0:
-            self._check(optimizer)
+            grown = zip(self.blocks, self.trained.members(), strict=True)
+            self.blocks = [block.regrown(own) for block, own in grown]
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
@@ -289,8 +295,6 @@ class BlockSynchroniser:
             return None
         self._buffers.reclaim()
         self.trained.note()
-        own = self._config, self.placement, self._communicators, self._models, self._offload
-        return [
-            ModelBlock(members, BlockContext(optimizer, *own))
-            for members, optimizer in zip(self.trained.members(), self._optimizers, strict=True)
-        ]
+        own = self._communicators, self._models, self._offload, self._membership
+        contexts = [BlockContext(o, self._config, self.placement, *own) for o in self._optimizers]
+        return [*map(make_block, self.trained.members(), contexts)]

@@ -68,15 +68,15 @@ class BlockMomentum(BlockSync):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
         if self._eta_varies and self.block_lr > self.c:
             raise ValueError(
-                f"block_lr={self.block_lr:g} with weighting='samples' and block_momentum='auto' "
-                f"must be at most c={self.c:g}: the effective number of groups may be 1, and block "
-                "momentum 1 - block_lr / c. Lower block_lr, or set block_momentum"
+                f"block_lr={self.block_lr:g} with block_momentum='auto' and weighting='samples' "
+                f"or membership must be at most c={self.c:g}: the effective number of groups may "
+                "be 1, and block momentum 1 - block_lr / c. Lower block_lr, or set block_momentum"
             )
 
     @property
     def _eta_varies(self) -> bool:
         """Whether every mean has an eta of its own."""
-        return self.weighting == "samples" and self.block_momentum == "auto"
+        return self.momentum_varies and self.block_momentum == "auto"
 
     @override
     def eta_of(self, num_models: int) -> Callable[[float], float] | None:
@@ -138,8 +138,9 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
         if self._eta_varies and self.update_from == "start":
             raise ValueError(
-                "update_from='start' can't be combined with weighting='samples' and "
-                "block_momentum='auto', where every block has another momentum: set block_momentum"
+                "update_from='start' can't be combined with block_momentum='auto' and "
+                "weighting='samples' or membership, where every block has another momentum: set "
+                "block_momentum"
             )
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:

@@ -37,6 +37,7 @@ class Bucket:
     Attributes:
         kind: kind of all tensors.
         shard: see above.
+        exchange: see above.
         outer: see above.
 
     """
@@ -45,7 +46,7 @@ class Bucket:
         self, shard: Shard, exchange: Exchange, outer: OuterStep, local_state: LocalState
     ) -> None:
         self.shard = shard
-        self._exchange = exchange
+        self.exchange = exchange
         self.outer = outer
         self._local_state = local_state
         self.kind: Kind = (str(shard.values.dtype), shard.holders)
@@ -91,7 +92,7 @@ class Bucket:
 
         """
         values, place = self.shard.values, chunk.parameters
-        yield from self._exchange.chunk(chunk, participation, keep=True, carried=carried)
+        yield from self.exchange.chunk(chunk, participation, keep=True, carried=carried)
         if carried:
             self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
@@ -128,9 +129,9 @@ class Bucket:
         """
         place = chunk.parameters
         if pending:
-            yield from self._exchange.chunk(chunk, participation, keep=False, carried=False)
+            yield from self.exchange.chunk(chunk, participation, keep=False, carried=False)
         else:
-            yield from self._exchange.exact(chunk.buffers, participation)
+            yield from self.exchange.exact(chunk.buffers, participation)
         values, ahead = self.shard.values[place], self.outer.preview(place)
         if pending:
             ahead.set_models(participation.effective)
@@ -167,7 +168,7 @@ class Bucket:
             "start": min(self.shard.start, self.shard.elements),
             "carried_start": self.shard.carried_start,
             "previous": self._previous,
-            "error_feedback": self._exchange.state(),
+            "error_feedback": self.exchange.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -175,7 +176,7 @@ class Bucket:
         self.outer.load(state)
         if self._previous is not None and state["previous"] is not None:
             self._previous.copy_(state["previous"])
-        self._exchange.load(state["error_feedback"])
+        self.exchange.load(state["error_feedback"])
 
     def reset_local_model(self) -> None:
         """Write the start model, and the optimizer state that belongs to it, in place.

@@ -112,7 +112,7 @@ class DelayedBucket(Bucket):
             :class:`~lightning_hier.comm.stages.Due` that they yield.
 
         """
-        values, exchange = self.shard.values, self._exchange
+        values, exchange = self.shard.values, self.exchange
         self._in_flight.copy_(values[self.shard.parameters])
         self.has_update, self.carries = True, carried
         self.outer.set_models(participation.effective)
@@ -216,7 +216,7 @@ class DelayedBucket(Bucket):
             ahead.apply_(start, everything)
             self._keep_(values, place, start, self._models.number)
         if pending:
-            yield from self._exchange.parameters(values, place, participation, keep=False)
+            yield from self.exchange.parameters(values, place, participation, keep=False)
             ahead.set_models(participation.effective)
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])

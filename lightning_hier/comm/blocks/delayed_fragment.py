@@ -47,7 +47,7 @@ class DelayedFragment(Fragment):
 
     def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> DelayedBucket:
         """See :class:`Fragment`."""
-        models, merge = self._models, self._context.config.merge
+        models, merge = self._models, self._context.merge
         return DelayedBucket(shard, exchange, outer, self.local_state, models=models, merge=merge)
 
     @property
@@ -104,7 +104,7 @@ class DelayedFragment(Fragment):
                 self._merge(model)
             for bucket in self.buckets:
                 bucket.begin_block()
-            lost = given_up(self._context.config.merge)
+            lost = given_up(self._context.merge)
             self._given_up = lost * self.steps
             self.samples *= 1.0 - lost
         # At every synchronisation, also at the first, when nothing was in flight yet.
@@ -126,7 +126,7 @@ class DelayedFragment(Fragment):
     @property
     def has_pending(self) -> bool:
         """See :class:`Fragment`. With ``merge=0``, steps in flight are given up."""
-        gives_up = self.has_update and self._context.config.merge == 0.0
+        gives_up = self.has_update and self._context.merge == 0.0
         return self.steps > self._given_up and not gives_up
 
     def continue_(self, older: Fragment) -> None:

@@ -77,9 +77,9 @@ class DiLoCo(BlockSync):
             )
         if self._momentum_varies and self.outer_lr > 1.0:
             raise ValueError(
-                f"outer_lr={self.outer_lr:g} with weighting='samples' and outer_momentum='auto' "
-                "must be at most 1: the effective number of groups may be 1, and the momentum "
-                "1 - outer_lr. Lower outer_lr, or set outer_momentum"
+                f"outer_lr={self.outer_lr:g} with outer_momentum='auto' and weighting='samples' or "
+                "membership must be at most 1: the effective number of groups may be 1, and the "
+                "momentum 1 - outer_lr. Lower outer_lr, or set outer_momentum"
             )
         if self.outer_optimizer is not None:
             check_outer_optimizer(self.outer_optimizer)
@@ -93,7 +93,7 @@ class DiLoCo(BlockSync):
     @property
     def _momentum_varies(self) -> bool:
         """Whether every mean has a momentum of its own."""
-        return self.weighting == "samples" and self.outer_momentum == "auto"
+        return self.momentum_varies and self.outer_momentum == "auto"
 
     def momentum(self, num_models: int) -> float:
         """Mu for so many averaged models.

@@ -49,14 +49,41 @@ class ErrorFeedback:
     def __init__(
         self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor, sums: bool = True
     ) -> None:
-        self._chunk = chunk
+        self._numel, self._chunk = numel, chunk
+        self._has_sums = sums
+        empty = torch.empty(0, dtype=error_dtype(like.dtype), device=like.device)
+        self._own = self._sums = empty
+        self._allocate(inter_host_ranks)
+
+    def _allocate(self, inter_host_ranks: int) -> None:
         self._ranks = inter_host_ranks
-        whole, rest = divmod(numel, chunk)
+        whole, rest = divmod(self._numel, self._chunk)
         # Every chunk is padded to equal shards.
-        length = whole * _shard_length(chunk, self._ranks) + _shard_length(rest, self._ranks)
-        dtype = error_dtype(like.dtype)
-        self._own = torch.zeros(self._ranks * length, dtype=dtype, device=like.device)
-        self._sums = torch.zeros(length if sums else 0, dtype=dtype, device=like.device)
+        length = whole * _shard_length(self._chunk, self._ranks) + _shard_length(rest, self._ranks)
+        self._own = self._own.new_zeros(self._ranks * length)
+        self._sums = self._sums.new_zeros(length if self._has_sums else 0)
+
+    def fit(self, inter_host_ranks: int) -> None:
+        """Divide chunks among another number of ranks, in place.
+
+        Errors of values stay. Those of sums are lost: their shards belong to other ranks now.
+        """
+        if inter_host_ranks == self._ranks:
+            return
+        places = [
+            slice(start, min(start + self._chunk, self._numel))
+            for start in range(0, self._numel, self._chunk)
+        ]
+        errors = [self.of(place, keep=False).own for place in places]
+        self._allocate(inter_host_ranks)
+        for place, own in zip(places, errors, strict=True):
+            count = place.stop - place.start
+            self.of(place, keep=True).own[:count].copy_(own[:count])
+
+    def forget(self) -> None:
+        """Set all errors to zero, in place."""
+        self._own.zero_()
+        self._sums.zero_()
 
     def of(self, place: slice, *, keep: bool) -> ChunkFeedback:
         """Errors of the chunk at ``place`` of the shard.
@@ -74,10 +101,12 @@ class ErrorFeedback:
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint, without copying tensors."""
-        return {"own": self._own, "sums": self._sums}
+        return {"ranks": self._ranks, "own": self._own, "sums": self._sums}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state that was saved with the same chunks and ranks."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load a state that was saved with the same chunks."""
+        if state["ranks"] != self._ranks:
+            self._allocate(state["ranks"])
         self._own.copy_(state["own"])
         self._sums.copy_(state["sums"])
 

@@ -32,6 +32,8 @@ class Evaluation:
         log: records the groups that are excluded at the end of training.
         blocks: returns one block for each optimizer, or None during the warm-up and if no models
             are synchronised.
+        finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
+            does not contain them.
 
     Attributes:
         keeps_module: whether :meth:`keep_module` has been called.
@@ -49,6 +51,7 @@ class Evaluation:
         health: HealthExchange,
         log: BlockLog,
         blocks: Callable[[], Sequence[ModelBlock] | None],
+        finish_blocks: Callable[[], None],
     ) -> None:
         self._module = module
         self._communicators = communicators
@@ -58,6 +61,7 @@ class Evaluation:
         self._health = health
         self._log = log
         self._blocks = blocks
+        self._finish_blocks = finish_blocks
         self._ended = False
         self.keeps_module = False
 
@@ -104,6 +108,7 @@ class Evaluation:
             self.swap_in_global_model()
             return
         self.swap_back()
+        self._finish_blocks()
         self._write_global_model(SyncPoint.TRAINING_END)
         self._ended = True
 

@@ -115,11 +115,11 @@ class Exchange:
 
         """
         if self._codec is None:
-            return exact_sum(_weigh_(piece, participation), self._route)
+            return exact_sum(weigh_(piece, participation), self._route)
         weight = 1.0 / participation.healthy
         if participation.weight is not None:
             # Ranks on one host sum their pieces before the sum is weighed.
-            _weigh_(piece, participation)
+            weigh_(piece, participation)
             weight = 1.0
         elif not participation.takes_part:
             piece.zero_()
@@ -129,7 +129,7 @@ class Exchange:
 
     def carried(self, piece: Tensor, participation: Participation) -> Stages:
         """Average optimizer state, in place: as bfloat16 if updates are quantised or sparse."""
-        _weigh_(piece, participation)
+        weigh_(piece, participation)
         if self._codec is None:
             return exact_sum(piece, self._route)
         # Second moments span too many orders of magnitude for integers with a common scale.
@@ -137,7 +137,17 @@ class Exchange:
 
     def exact(self, place: slice, participation: Participation) -> Stages:
         """Average a range of the shard without quantisation."""
-        return exact_sum(_weigh_(self._shard.values[place], participation), self._route)
+        return exact_sum(weigh_(self._shard.values[place], participation), self._route)
+
+    def fit(self, inter_host_ranks: int) -> None:
+        """Divide the error feedback of chunks among another number of ranks, in place."""
+        if self._feedback is not None and not self._is_sparse:
+            self._feedback.fit(inter_host_ranks)
+
+    def forget(self) -> None:
+        """Set the error feedback to zero, in place."""
+        if self._feedback is not None:
+            self._feedback.forget()
 
     def state(self) -> dict[str, Any] | None:
         """Error feedback for a checkpoint; the tensors are not copied."""
@@ -149,7 +159,7 @@ class Exchange:
             self._feedback.load(state)
 
 
-def _weigh_(piece: Tensor, participation: Participation) -> Tensor:
+def weigh_(piece: Tensor, participation: Participation) -> Tensor:
     """Scale ``piece`` to this group's term of the mean over participating groups, in place."""
     if not participation.takes_part:
         return piece.zero_()  # not multiplied by zero, because the product with NaN is NaN

@@ -43,6 +43,8 @@ class HealthExchange:
             cannot be averaged, are an error.
         counted: most fragments whose samples a report contains. 0: groups count equally, and
             reports contain none.
+        independent: whether groups are jobs of their own, which may be at different steps and stop
+            on signals of their own.
 
     Attributes:
         signalled: whether any rank has reported a signal.
@@ -58,12 +60,14 @@ class HealthExchange:
         trained: TrainedTensors,
         *,
         counted: int = 0,
+        independent: bool = False,
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
         self._trained = trained
         self._counted = counted
+        self._independent = independent
         self._terminate = False
         self.signalled = False
         self.batches = -1
@@ -165,7 +169,9 @@ class HealthExchange:
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
-        if len(require_common_point(reports)) < len(reports):
+        if self._independent:
+            require_common_point(self._of_group(reports))
+        elif len(require_common_point(reports)) < len(reports):
             # Ranks without batches learn the point of the others from the first exchange, and take
             # part in the second one with the health of their models.
             reports = self._reports(point, optimizer, health)
@@ -196,12 +202,24 @@ class HealthExchange:
         reports = [_report(values, self._counted) for values in rows.view(world.size, -1).tolist()]
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
-        self.signalled |= any(report.terminate for report in reports)
+        heard = self._of_group(reports) if self._independent else reports
+        self.signalled |= any(report.terminate for report in heard)
         return reports
+
+    def _of_group(self, reports: Sequence[HealthReport]) -> Sequence[HealthReport]:
+        """Reports of the ranks of this rank's group."""
+        size, first = self._communicators.group.size, self._communicators.world.position
+        first -= first % size
+        return reports[first : first + size]
 
     def _raise_different_parameters(self, digests: Sequence[int]) -> None:
         """Raise an error that names the parameters that differ. A collective of the world."""
         rank = self._communicators.world.position
+        if self._independent and self._communicators.layout.sizes[1] > 1:
+            raise OutOfStepError(
+                "the groups train different parameters: unfreeze the same parameters at the same "
+                "step in all groups"
+            )
         # The first of the ranks with the same digest sends its parameters.
         own = self._trained.kinds if digests.index(digests[rank]) == rank else None
         kinds = gather_json(own, self._communicators.device)

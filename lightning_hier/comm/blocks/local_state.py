@@ -53,6 +53,9 @@ class LocalState:
 
         """
 
+    def wait(self) -> None:
+        """Wait for what :meth:`collect` has started, and change nothing."""
+
     def arrive(self, *, exchanged: bool) -> None:
         """Wait for what :meth:`collect` has started.
 

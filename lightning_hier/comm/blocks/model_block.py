@@ -169,12 +169,14 @@ class ModelBlock:
     def regrown(self, members: Members) -> ModelBlock:
         """The same block with more members, whose current values are their global ones.
 
-        Error feedback is discarded. A collective of the group.
+        Without new members, it is this one. Error feedback is discarded. A collective of the group.
 
         Raises:
             ValueError: this rank has several local models, or there are several fragments.
 
         """
+        if len(members.tensors) == len(self.members.tensors):
+            return self
         context = self._context
         several = {
             "virtual_workers": context.models.number,
@@ -187,7 +189,7 @@ class ModelBlock:
                     f"training: make them trainable from the start, or pass {name}=1"
                 )
         context.communicators.route.in_flight.finish()
-        block = ModelBlock(members, context)
+        block = type(self)(members, context)
         for fragment, older in zip(block._all, self._all, strict=True):
             fragment.continue_(older)
         return block

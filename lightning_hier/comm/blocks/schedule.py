@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.worker import StepCount
+
 
 class DueFragments(NamedTuple):
     """Fragments that are due after a step, at most one of each kind.
@@ -50,3 +55,25 @@ class Schedule:
         return DueFragments(
             ends.index(step) if step in ends else None, sends.index(step) if step in sends else None
         )
+
+
+def current_schedule(
+    config: BlockSync, optimizer: Optimizer, count: StepCount, *, models: int
+) -> Schedule:
+    """Schedule of the current block, whose length a rule computes after its first step.
+
+    Args:
+        config: settings.
+        optimizer: optimizer of the block, whose learning rate the rule reads.
+        count: counts of the optimizer, which keep the length of the block.
+        models: averaged models. A single model is not averaged, so it has nothing in flight.
+
+    """
+    size = config.steps
+    if config.block_rule is not None:
+        # 0 in the middle of a block that a run without a rule has started.
+        if count.in_block == 1 or not count.block_size:
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            count.block_size = config.block_rule.block_size(max(rates), size)
+        size = count.block_size
+    return Schedule(size, config.fragments, config.delay(size) if models > 1 else 0)

@@ -59,6 +59,9 @@ class RunState:
         settings, communicators = session.settings, session.communicators
         sync = settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
+        # If groups come and go, their number changes during a run, too.
+        changes = session.elastic is not None
+        inter_host_ranks = 0 if changes else communicators.route.inter_host_ranks
         return {
             "gradient_sync": type(settings.gradient_sync).__name__,
             "block_sync": type(sync).__name__,
@@ -68,7 +71,7 @@ class RunState:
             "across_dtype": None if sync is None else sync.across_dtype,
             "across_density": None if sync is None else sync.across_density,
             # The ranks that exchange between hosts hold the error feedback.
-            "inter_host_ranks": communicators.route.inter_host_ranks if has_errors else None,
+            "inter_host_ranks": inter_host_ranks if has_errors else None,
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,
@@ -82,7 +85,7 @@ class RunState:
     def shared(self) -> State:
         """Return the small state that is equal on all ranks, for the checkpoint itself."""
         settings, blocks = self._session.settings, self._synchroniser.blocks
-        local = self._synchroniser.local
+        local, elastic = self._synchroniser.local, self._session.elastic
         return {
             "steps": [asdict(count) for count in self._steps],
             "frozen": self._frozen(),
@@ -94,6 +97,7 @@ class RunState:
             "automatic_values": automatic_values(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
             ),
+            "membership": None if elastic is None else elastic.meetings.state(),
             "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 

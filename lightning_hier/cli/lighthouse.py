@@ -1,0 +1,65 @@
+"""`lightning-hier lighthouse`: the Lighthouse of torchft, at which groups that come and go meet."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+
+from lightning_hier.cli.commands import PROGRAM
+
+
+def run(args: list[str]) -> None:
+    """Serve until the process is interrupted or terminated."""
+    asked = _parser().parse_args(args)
+    from lightning_hier.membership.torchft import check_torchft, quiet_torchft
+
+    check_torchft()
+    quiet_torchft()
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind=asked.bind,
+        min_replicas=asked.min_groups,
+        join_timeout_ms=round(1000 * asked.join_timeout_s),
+        quorum_tick_ms=50,
+        heartbeat_timeout_ms=round(1000 * asked.heartbeat_timeout_s),
+    )
+    print(f"Lighthouse at {server.address()}", flush=True)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+    server.shutdown()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM} lighthouse",
+        description="Serve the meetings of groups that come and go (membership=TorchFT(...)). "
+        "It needs no GPU and little memory. Anyone who reaches its port can take part in the "
+        "meetings: open it to the hosts of the groups only.",
+    )
+    parser.add_argument(
+        "--bind", default="[::]:29510", help="address and port on which it listens (%(default)s)"
+    )
+    parser.add_argument(
+        "--min_groups",
+        type=int,
+        default=1,
+        help="least number of groups in a meeting (%(default)s)",
+    )
+    parser.add_argument(
+        "--join_timeout_s",
+        type=float,
+        default=60.0,
+        help="seconds that a meeting waits for groups that are alive but have not come "
+        "(%(default)s)",
+    )
+    parser.add_argument(
+        "--heartbeat_timeout_s",
+        type=float,
+        default=5.0,
+        help="seconds without a heartbeat after which a group is lost (%(default)s)",
+    )
+    return parser

@@ -1,0 +1,165 @@
+"""Block synchronisation of groups that come and go: it counts in all groups, or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.blocks.block_context import BlockContext
+from lightning_hier.comm.blocks.block_report import BlockReport, Norms
+from lightning_hier.comm.blocks.exchange import weigh_
+from lightning_hier.comm.blocks.fragment import Counts
+from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.sums import exact_sum
+from lightning_hier.comm.blocks.trained import Members
+from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.flat import FlatView
+from lightning_hier.comm.stages import Pipeline
+
+
+class CommittedBlock(ModelBlock):
+    """A block whose means are written only after all groups have agreed that they count.
+
+    It has one fragment without delay, which is sent and applied as a delayed one. If a group is
+    lost in between, :meth:`undo` restores the state before, and the groups that are left repeat the
+    synchronisation.
+
+    Arguments are those of :class:`ModelBlock`.
+    """
+
+    def __init__(self, members: Members, context: BlockContext) -> None:
+        super().__init__(members, context)
+        self._before: tuple[Sequence[dict[str, Any]], Counts] = ((), {})
+        self._participation = Participation(0.0, 1)
+        self._means: list[tuple[FlatView, Tensor]] = []
+
+    def commit(self, agree: Callable[[int], Participation]) -> BlockReport:
+        """Synchronise with the groups that are present. A collective of this rank's group.
+
+        Args:
+            agree: reads a fragment and agrees on the groups that take part, again for every
+                attempt.
+
+        """
+        membership = self._context.membership
+        assert membership is not None, "the context of a committed block has one"
+
+        def attempt() -> None:
+            self.begin()
+            self.send(agree(0))
+
+        membership.synchronise(attempt, self.undo)
+        return self.apply()
+
+    def begin(self) -> None:
+        """Keep what :meth:`undo` restores. Does not communicate.
+
+        The number of groups that are present may have changed. Vectors are not copied, because a
+        synchronisation changes them only when it is applied, but error feedback is.
+        """
+        groups = self._context.communicators.route.inter_host_ranks
+        for fragment in self._all:
+            for bucket in fragment.buckets:
+                bucket.exchange.fit(groups)
+        states = self.state()
+        for state in states:
+            for bucket_state in state["buckets"]:
+                errors = bucket_state["error_feedback"] or {}
+                copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
+                bucket_state["error_feedback"] = copies or None
+        self._before = states, self.counts()
+
+    def send(self, participation: Participation) -> None:
+        """Compute the means, after :meth:`read`, and write nothing into the module.
+
+        A collective of the ranks at this position in all groups. A rank that fails does not keep
+        the other ranks of its group waiting.
+        """
+        self._participation = participation
+        (fragment,) = self._delayed
+        fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
+        self._context.communicators.route.in_flight.finish()
+        fragment.local_state.wait()
+        self._means = [*self._averaged(participation.of(1)), *self._copied(participation)]
+
+    def apply(self) -> BlockReport:
+        """Write the start model of the next block. A collective of the group."""
+        (fragment,) = self._delayed
+        if not self._participation.takes_part:
+            fragment.reset_local_model()
+        norms = fragment.apply()
+        assert norms is not None, "an update was sent"
+        for view, values in self._means:
+            view.write_from(values)
+        own, group = self.members.other_buffers, self._context.communicators.group
+        broadcast_tensors_(own, group, "buffers")
+        for buffers in self._buffers:
+            buffers.steps, buffers.samples = 0, 0.0
+        self._means = []
+        return BlockReport.of(norms, self._context.communicators)
+
+    def undo(self) -> None:
+        """Restore the state before :meth:`begin`. Does not communicate."""
+        self._context.communicators.route.in_flight.abandon()
+        self._means = []
+        self.load(*self._before)
+
+    def write_global_model(self, participation: Participation) -> None:
+        """Write W of the last synchronisation into the parameters, in place.
+
+        Other groups take no part, so W is not the mean of the current local models. Buffers keep
+        the values of this group. A collective of the group.
+        """
+        for fragment in self._delayed:
+            Pipeline(
+                bucket.write_global(chunk, participation, pending=False)
+                for bucket in fragment.buckets
+                for chunk in bucket.shard.chunks
+            ).run()
+            fragment.finish_global(participation)
+
+    def forget_errors(self) -> None:
+        """Set the error feedback to zero, which belongs to the group that has sent this state."""
+        for fragment in self._all:
+            for bucket in fragment.buckets:
+                bucket.exchange.forget()
+
+    def _averaged(self, participation: Participation) -> list[tuple[FlatView, Tensor]]:
+        """The means of the floating-point buffers."""
+        means = []
+        for same in by_dtype(self.members.float_buffers).values():
+            view, values = _flat(same)
+            weighed = weigh_(values, participation)
+            Pipeline([exact_sum(weighed, self._context.communicators.route)]).run()
+            means.append((view, weighed))
+        return means
+
+    def _copied(self, participation: Participation) -> list[tuple[FlatView, Tensor]]:
+        """The other buffers of the first group that takes part."""
+        copies, across = [], self._context.communicators.across
+        for same in by_dtype(self.members.other_buffers).values():
+            view, values = _flat(same)
+            raw = values.view(torch.uint8)
+            across.broadcast_(raw, "buffers", participation.first).wait()
+            copies.append((view, values))
+        return copies
+
+
+def make_block(members: Members, context: BlockContext) -> ModelBlock:
+    """Create the block of an optimizer, which groups that come and go commit."""
+    if context.membership is None:
+        return ModelBlock(members, context)
+    return CommittedBlock(members, replace(context, config=context.config.changing_groups()))
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[FlatView, Tensor]:
+    """A view of some tensors, and a copy of their values."""
+    view = FlatView(tensors)
+    values = torch.empty(len(view), dtype=tensors[0].dtype, device=tensors[0].device)
+    view.read_(0, len(view), values)
+    return view, values

@@ -1,0 +1,205 @@
+"""Client of torchft's Lighthouse: quorums of the groups, and heartbeats of this one."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.membership.torchft import quiet_torchft
+
+Phase = Literal["start", "init", "join", "block", "vote"]
+"""What a group wants of a quorum: see :class:`~lightning_hier.membership.meetings.Meetings`."""
+
+# Seconds between heartbeats, and between two requests after a failure.
+_HEARTBEAT_S = 0.1
+_RETRY_S = 0.5
+# A request ends after so many seconds and is repeated, so that a Lighthouse that has come back
+# without its state is asked again.
+_REQUEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a group says of itself in a quorum.
+
+    Attributes:
+        group: number of the group.
+        phase: what it wants.
+        ranks: number of its ranks.
+        address: ``host:port`` of its store.
+        begun: time, in seconds on the clock of the Lighthouse, at which its run started; 0 before.
+        commits: number of synchronisations that its model contains.
+        lineage: identifier of the last of them. Groups with the same one have the same global
+            model. Empty before the first.
+        epoch: its epoch.
+        batches: batches of this epoch that it has used.
+        meeting: identifier of the meeting on which it votes.
+        ok: whether it votes for the synchronisation of this meeting, or whether it has waited
+            long enough at a start.
+        settings: settings that must be equal in all groups.
+
+    """
+
+    group: int
+    phase: Phase
+    ranks: int
+    address: str
+    begun: float = 0.0
+    commits: int = 0
+    lineage: str = ""
+    epoch: int = 0
+    batches: int = 0
+    meeting: str = ""
+    ok: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """The groups of one quorum. All of them get the same one.
+
+    Attributes:
+        identifier: identifies the quorum among all, also after the Lighthouse was restarted.
+        time: time of the quorum in seconds, on the clock of the Lighthouse.
+        entries: entries of the groups, in order of their numbers.
+
+    """
+
+    identifier: str
+    time: float
+    entries: Sequence[Entry]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Quorum:
+        """Create it from the values of its fields, as JSON represents them."""
+        return cls(**{**values, "entries": [Entry(**entry) for entry in values["entries"]]})
+
+    def within(self, *phases: Phase) -> list[Entry]:
+        """Entries in one of these phases."""
+        return [entry for entry in self.entries if entry.phase in phases]
+
+
+class Lighthouse:
+    """Connection of one rank of a group to the Lighthouse.
+
+    torchft's Manager sends the heartbeats from a native thread, so that they continue while Python
+    or a transfer keeps this process busy.
+
+    Args:
+        address: address of the Lighthouse.
+        group: number of the group.
+        store: ``host:port`` of the store of the group.
+        limit: longest wait for a Lighthouse that does not answer.
+
+    Raises:
+        PeerError: there is no Lighthouse at this address within the limit.
+
+    """
+
+    def __init__(self, address: str, group: int, store: str, limit: timedelta) -> None:
+        quiet_torchft()
+        # Imported here, because torchft is an extra, and its import takes a second.
+        from torchft import coordination
+
+        self._torchft: Any = coordination
+        self._address = address
+        # A group that restarts within the time of its heartbeats is another replica.
+        self._replica = f"{group}:{uuid.uuid4()}"
+        self._limit = limit
+        self._client: Any = None
+        host, _, _ = store.rpartition(":")
+        self._manager = self._until_answered(
+            lambda timeout: coordination.ManagerServer(
+                replica_id=self._replica,
+                lighthouse_addr=address,
+                hostname=host,
+                bind=f"{host}:0",
+                store_addr=store,
+                world_size=1,
+                heartbeat_interval=timedelta(seconds=_HEARTBEAT_S),
+                connect_timeout=timeout,
+                quorum_retries=0,
+            )
+        )
+
+    def meet(self, entry: Entry) -> Quorum:
+        """Wait for the next quorum. Every group that takes part must call it.
+
+        Raises:
+            PeerError: there was no quorum within the limit.
+
+        """
+        found = self._until_answered(lambda timeout: self._request(entry, timeout))
+        seconds, nanos = found.created.seconds, found.created.nanos
+        entries = [Entry(**member.data) for member in found.participants if member.data]
+        return Quorum(
+            f"{found.quorum_id}.{seconds}.{nanos:09d}",
+            seconds + nanos * 1e-9,
+            sorted(entries, key=lambda own: own.group),
+        )
+
+    def _request(self, entry: Entry, timeout: timedelta) -> Any:
+        if self._client is None:
+            self._client = self._torchft.LighthouseClient(self._address, timeout)
+        return self._client.quorum(
+            self._replica,
+            timeout=timeout,
+            address=self._manager.address(),
+            store_address=entry.address,
+            step=entry.commits,
+            world_size=entry.ranks,
+            shrink_only=False,
+            data=asdict(entry),
+        )
+
+    def _until_answered(self, request: Any) -> Any:
+        """Repeat ``request`` until it is answered, or the limit has passed."""
+        end = time.monotonic() + self._limit.total_seconds()
+        while True:
+            left = end - time.monotonic()
+            try:
+                return request(timedelta(seconds=max(min(left, _REQUEST_S), 0.001)))
+            except (RuntimeError, TimeoutError, OSError) as error:
+                self._client = None  # the connection of a Lighthouse that has restarted is dead
+                if left <= _RETRY_S:
+                    raise PeerError(
+                        f"the Lighthouse at {self._address} has formed no quorum within "
+                        f"{self._limit.total_seconds():.0f} s: it cannot be reached, or too few "
+                        f"groups are there ({error}). Start it with `lightning-hier lighthouse`, "
+                        "check the address, and start the other groups"
+                    ) from error
+                time.sleep(_RETRY_S)
+
+    def close(self) -> None:
+        """Stop the heartbeats, so that the other groups do not wait for this one."""
+        self._manager.shutdown()
+
+
+def own_address(lighthouse: str) -> str:
+    """IP address of this host on the network of the Lighthouse."""
+    target = urlsplit(lighthouse)
+    name, port = target.hostname or "", target.port or 80
+    family, kind, _, _, resolved = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(resolved)  # a datagram socket sends nothing here
+        return str(probe.getsockname()[0])
+
+
+def newest(entries: Sequence[Entry]) -> Entry | None:
+    """The entry whose model the other groups take, or None if none of them has trained.
+
+    It belongs to the run that started first, so that groups that were started anew never replace
+    the model of one that has trained. In one run, it is the model of the most commits.
+    """
+    trained = [entry for entry in entries if entry.lineage]
+    same = {e.lineage: sum(other.lineage == e.lineage for other in trained) for e in trained}
+    return max(
+        trained, key=lambda e: (-e.begun, e.commits, same[e.lineage], e.lineage), default=None
+    )

@@ -1,0 +1,79 @@
+"""Rules by which all groups of a quorum decide the same, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from lightning_hier.membership.lighthouse import Entry, Quorum
+from lightning_hier.membership.torchft import TorchFT
+
+
+def members_of(quorum: Quorum, lineage: str) -> list[Entry]:
+    """Groups that exchange in a quorum, in order of their numbers: those of one lineage."""
+    exchanging = quorum.within("block") or quorum.within("start", "init")
+    return [entry for entry in exchanging if entry.lineage == lineage]
+
+
+def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry], group: int) -> bool:
+    """Whether a synchronisation counts.
+
+    A group that is late sees the groups that have voted without it: they have gone on from the
+    synchronisation, or repeat it.
+
+    Args:
+        vote: quorum of the vote.
+        quorum: quorum of the synchronisation.
+        members: groups that have exchanged.
+        group: number of this group.
+
+    """
+    numbers = {entry.group for entry in members}
+    present = [entry for entry in vote.entries if entry.group in numbers]
+    others = [entry for entry in present if entry.group != group]
+    if any(entry.lineage == quorum.identifier for entry in others):
+        return True
+    if any(entry.phase in ("block", "init") for entry in others):
+        return False
+    return all(entry.ok for entry in present if entry.meeting == quorum.identifier)
+
+
+def check_start(own: Entry, quorum: Quorum) -> None:
+    """Check that this group suits the others, when it starts.
+
+    Raises:
+        ValueError: its number is taken, or it has other settings or another number of ranks.
+
+    """
+    if sum(entry.group == own.group for entry in quorum.entries) > 1:
+        raise ValueError(
+            f"two jobs take part as group {own.group}: give every job its own number below "
+            "groups, as in TorchFT(..., group=1), and stop the older one if it was replaced"
+        )
+    for other in quorum.entries:
+        if other.ranks != own.ranks:
+            raise ValueError(
+                f"group {own.group} has {own.ranks} ranks, but group {other.group} has "
+                f"{other.ranks}: all groups need the same number of ranks"
+            )
+        differ = [
+            f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"
+            for name, value in other.settings.items()
+            if own.settings.get(name) != value
+        ]
+        if differ:
+            raise ValueError(
+                "all groups must have the same settings, but they differ in " + " | ".join(differ)
+            )
+
+
+def missing_groups(settings: TorchFT, quorum: Quorum, waited: timedelta) -> str:
+    """Message about groups that do not come."""
+    present = [entry.group for entry in quorum.entries]
+    missing = [str(group) for group in range(settings.groups) if group not in present]
+    return (
+        f"min_groups={settings.min_groups}, but only {len(present)} of {settings.groups} groups "
+        f"have come to a synchronisation within {waited.total_seconds():.0f} s: group"
+        f"{'s' * (len(missing) > 1)} {', '.join(missing)} did not. Start "
+        f"{'them' if len(missing) > 1 else 'it'} again, or lower min_groups"
+    )

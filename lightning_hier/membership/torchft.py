@@ -1,0 +1,95 @@
+"""Settings of groups that come and go."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+from lightning_hier.algorithms.arguments import check_whole, is_number
+
+_INSTALL = "pip install 'lightning_hier[elastic]'"
+
+
+@dataclass(frozen=True)
+class TorchFT:
+    """Groups that come and go, on torchft's Lighthouse and Manager (``membership`` of a strategy).
+
+    Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
+    groups meet at the ends of blocks, through a Lighthouse that all of them reach
+    (``lightning-hier lighthouse``). The mean is that of the groups that are there. See
+    ``docs/elastic.md``.
+
+    Args:
+        lighthouse: address of the Lighthouse, as ``"http://host:29510"``.
+        group: number of this group, from 0. It determines the part of the data on which the group
+            trains, and two groups that train at the same time must have different numbers.
+        groups: largest number of groups. The data are divided into as many parts.
+        min_groups: least number of groups that must be there to start, and to synchronise. With
+            fewer, the others wait, up to ``timeout`` of the strategy.
+        join_timeout_s: seconds that a starting group waits for the other groups, before it starts
+            with at least ``min_groups``; and seconds after which a group that takes part in a
+            synchronisation, but sends nothing, is given up.
+
+    Raises:
+        ValueError: a value is outside its range.
+
+    """
+
+    lighthouse: str
+    group: int
+    groups: int
+    min_groups: int = 1
+    join_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_whole("groups", self.groups)
+        check_whole("group", self.group, least=0)
+        check_whole("min_groups", self.min_groups)
+        if self.group >= self.groups:
+            raise ValueError(
+                f"group must be below groups, got group={self.group} and groups={self.groups}: "
+                "groups are numbered from 0"
+            )
+        if self.min_groups > self.groups:
+            raise ValueError(
+                f"min_groups must be at most groups, got min_groups={self.min_groups} and "
+                f"groups={self.groups}"
+            )
+        if not is_number(self.join_timeout_s) or not self.join_timeout_s > 0:
+            raise ValueError(f"join_timeout_s must be above 0, got {self.join_timeout_s!r}")
+        address = urlsplit(str(self.lighthouse))
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError(
+                "lighthouse must be the address that `lightning-hier lighthouse` prints, such as "
+                f"'http://host:29510', got {self.lighthouse!r}"
+            )
+
+    def check_installed(self) -> None:
+        """Check that torchft is installed. Does not import it.
+
+        Raises:
+            ValueError: it is not.
+
+        """
+        check_torchft()
+
+
+def check_torchft() -> None:
+    """Check that torchft is installed, without importing it.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if find_spec("torchft") is None:
+        raise ValueError(
+            f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
+        )
+
+
+def quiet_torchft() -> None:
+    """Let torchft log warnings only, unless ``RUST_LOG`` says otherwise. Before its import."""
+    os.environ.setdefault("RUST_LOG", "warn")

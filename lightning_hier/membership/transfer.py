@@ -1,0 +1,123 @@
+"""Copies the files of a checkpoint from a group that trains to one that joins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from lightning_hier.comm.agreement import broadcast_json
+from lightning_hier.membership.connections import LossOfGroups, open_store, process_group
+
+# Bytes that are read and sent at once.
+_PIECE = 16 << 20
+
+
+def send_folder(folder: Path, store: Store, name: str, *, host: str, timeout: timedelta) -> None:
+    """Send all files of a folder to the group that calls :func:`receive_folder`.
+
+    Args:
+        folder: folder of the checkpoint.
+        store: store of this group.
+        name: name of the transfer, the same on both sides.
+        host: IP address of this rank.
+        timeout: time limit of the connection, and of every piece.
+
+    Raises:
+        GroupLostError: the other group was lost.
+
+    """
+    with LossOfGroups().explaining((), "sending the state to a group that joins"):
+        peer = process_group(name, 0, 2, store, host, timeout)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+        header = torch.frombuffer(bytearray(json.dumps(sizes).encode()), dtype=torch.uint8)
+        _send(torch.tensor([len(header)]), peer)
+        _send(header, peer)
+        for path in files:
+            for piece in _pieces(path):
+                _send(piece, peer)
+
+
+def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout: timedelta) -> None:
+    """Receive the files of :func:`send_folder` into an existing, empty folder.
+
+    Args:
+        folder: folder of the checkpoint.
+        address: ``host:port`` of the store of the other group.
+        name: name of the transfer.
+        host: IP address of this rank.
+        timeout: time limit of the connection, and of every piece.
+
+    Raises:
+        GroupLostError: the other group was lost.
+        ValueError: the other group has sent a path outside of the folder.
+
+    """
+    with LossOfGroups().explaining((), "receiving the state of another group"):
+        peer = process_group(name, 1, 2, open_store(address, timeout), host, timeout)
+        length = _received(torch.empty(1, dtype=torch.int64), peer)
+        header = _received(torch.empty(int(length), dtype=torch.uint8), peer)
+        for relative, size in json.loads(header.numpy().tobytes()).items():
+            path = (folder / relative).resolve()
+            if not path.is_relative_to(folder.resolve()):
+                raise ValueError(f"another group has sent the path {relative!r}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                for start in range(0, size, _PIECE):
+                    piece = torch.empty(min(_PIECE, size - start), dtype=torch.uint8)
+                    file.write(_received(piece, peer).numpy().tobytes())
+
+
+def share_folder(folder: Path, source: int, *, writes: bool, device: torch.device) -> None:
+    """Copy the files that one rank has in a folder to the other hosts of its group.
+
+    A collective of the job: all ranks must call it.
+
+    Args:
+        folder: folder, which exists on all hosts.
+        source: rank whose files are copied.
+        writes: whether this rank writes the files.
+        device: device of collectives.
+
+    """
+    own = dist.get_rank() == source
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if own else []
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    for relative, size in broadcast_json(sizes, source, device).items():
+        path = folder / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pieces = _pieces(path) if own else iter(())
+        with path.open("wb") if writes and not own else nullcontext() as file:
+            for start in range(0, size, _PIECE):
+                empty = torch.empty(min(_PIECE, size - start), dtype=torch.uint8)
+                piece = next(pieces, empty).to(device)
+                dist.broadcast(piece, source)
+                if file is not None:
+                    file.write(piece.cpu().numpy().tobytes())
+
+
+def _pieces(path: Path) -> Iterator[Tensor]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+
+
+def _send(tensor: Tensor, peer: dist.ProcessGroup) -> None:
+    work = dist.isend(tensor, group=peer, group_dst=1)
+    assert work is not None
+    work.wait()
+
+
+def _received(tensor: Tensor, peer: dist.ProcessGroup) -> Tensor:
+    work = dist.irecv(tensor, group=peer, group_src=0)
+    assert work is not None
+    work.wait()
+    return tensor

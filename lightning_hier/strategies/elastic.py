@@ -1,0 +1,248 @@
+"""A fit in a group that comes and goes: its start, and the state that groups send each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch.nn import Module
+
+from lightning_hier.comm.across import AcrossRoute
+from lightning_hier.comm.agreement import broadcast_json
+from lightning_hier.comm.blocks.committed_block import CommittedBlock
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.membership.connections import GroupLostError
+from lightning_hier.membership.meetings import Meetings
+from lightning_hier.membership.torchft import TorchFT
+from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
+from lightning_hier.strategies.checkpoints.rank_files import section_of
+from lightning_hier.strategies.trainer_changes import TrainerChanges
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
+    from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+
+_NAME = "state.ckpt"
+
+
+class ElasticFit:
+    """Connects the Trainer of a group with the groups that are present.
+
+    The state of a run is a checkpoint: a group that synchronises saves one, and the group that
+    joins resumes from it as from a file of its own, with its own part of the data.
+
+    It is created when the process groups exist, and closed at teardown. Methods are collectives of
+    the job unless stated otherwise.
+
+    Args:
+        strategy: strategy of this rank.
+        settings: settings of the groups.
+        required: settings that must be equal in all groups.
+
+    Attributes:
+        meetings: synchronisations with the groups that are present.
+
+    """
+
+    def __init__(
+        self, strategy: HierarchicalStrategy, settings: TorchFT, required: Mapping[str, Any]
+    ) -> None:
+        self._strategy = strategy
+        self._trainer: Any = strategy.lightning_module.trainer  # type: ignore[union-attr]
+        self._changes = TrainerChanges(self._trainer)
+        self._folder: Path | None = None
+        self._leaders = range(0, strategy.world_size, strategy.num_processes)
+        communicators = strategy.communicators
+        seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
+        self.meetings = Meetings(
+            settings,
+            communicators,
+            limit=strategy.limit,
+            say=rank_zero_info,
+            position=self._position,
+            required={**required, "seed": seed},
+        )
+        across = self.meetings.across
+        communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
+        communicators.most_groups = settings.groups
+        self._changes.replace("_checkpoint_connector.resume_start", self._resume_start)
+
+    def _position(self) -> tuple[int, int]:
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        return self._trainer.current_epoch, epoch_loop.batch_progress.current.ready
+
+    def _resume_start(
+        self, resume_start: Callable[..., None], path: Any = None, **kwargs: Any
+    ) -> None:
+        """Load the checkpoint of the user, then wait for the groups, and take a newer state."""
+        resume_start(path, **kwargs)
+        connector = self._trainer._checkpoint_connector
+        self._load_meetings(connector._loaded_checkpoint)
+        if not self.meetings.start():
+            return
+        rank_zero_info("Waiting for the state of a group that trains.")
+        self._folder = self._new_folder()
+        self._receive(self._folder)
+        resume_start(self._folder / _NAME)
+        self._load_meetings(connector._loaded_checkpoint)
+
+    def _load_meetings(self, checkpoint: Mapping[str, Any]) -> None:
+        state = (section_of(checkpoint) or {}).get("membership")
+        if state is not None:
+            self.meetings.load(state)
+
+    def share_initial_model(self, module: Module) -> None:
+        """Give all groups that start together the model of the first one."""
+        tensors = [*module.parameters(), *module.buffers()]
+        self.meetings.share_initial_model(
+            lambda channel: broadcast_tensors_(tensors, channel, "initial_model")
+        )
+
+    def begin_training(self, session: FitSession) -> None:
+        """Discard what belongs to the group that has sent the state, after it was loaded."""
+        if self._folder is None:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+        for worker in session.workers:
+            worker.memory.tensors.clear()
+        for block in session.synchroniser.blocks or ():
+            if isinstance(block, CommittedBlock):
+                block.forget_errors()
+        epoch, batches = self.meetings.place_of(self.meetings.settings.group)
+        # Its own part of the data, from where it stopped. In a later epoch, it is all there.
+        session.position.used = batches if epoch == self._trainer.current_epoch else 0
+
+    def serve(self) -> None:
+        """Send the state to the groups that wait for it, at the end of a batch."""
+        meetings, strategy = self.meetings, self._strategy
+        joiners, meetings.joiners = meetings.joiners, ()
+        if not joiners:
+            return
+        begun = time.monotonic()
+        folder = self._new_folder()
+        checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
+        checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
+        strategy.save_checkpoint(checkpoint, folder / _NAME)
+        for leader in self._leaders[1:]:
+            self._share(folder, leader)
+        for joiner in joiners if strategy.global_rank == 0 else ():
+            meetings.tell_ready()
+            assert meetings.store is not None
+            try:
+                name = f"{meetings.identifier}/state/{joiner.group}"
+                send_folder(folder, meetings.store, name, **self._ends)
+            except GroupLostError as error:
+                rank_zero_warn(f"group {joiner.group} was lost before it had the state: {error}")
+        strategy.barrier("the state of this group was sent")
+        strategy.remove_checkpoint(folder / _NAME)
+        shutil.rmtree(folder, ignore_errors=True)
+        groups = ", ".join(str(joiner.group) for joiner in joiners)
+        rank_zero_info(f"Sent the state to group {groups} in {time.monotonic() - begun:.1f} s.")
+
+    def _receive(self, folder: Path) -> None:
+        """Receive the state of a group that trains, which may be lost meanwhile."""
+        meetings, group = self.meetings, self.meetings.settings.group
+        while True:
+            identifier, address = meetings.join()
+            lost = ""
+            if self._strategy.global_rank == 0:
+                try:
+                    name = f"{identifier}/state/{group}"
+                    receive_folder(folder, address, name, **self._ends)
+                except GroupLostError as error:
+                    lost = str(error)
+            lost = broadcast_json(lost, 0, self._strategy.root_device)
+            if not lost:
+                break
+            rank_zero_warn(f"{lost}: waiting for another group")
+        if len(self._leaders) > 1:
+            self._share(folder, 0)
+
+    def _share(self, folder: Path, source: int) -> None:
+        strategy = self._strategy
+        writes = strategy.local_rank == 0
+        share_folder(folder, source, writes=writes, device=strategy.root_device)
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        timeout = timedelta(seconds=self.meetings.settings.join_timeout_s)
+        return {"host": self.meetings.host, "timeout": timeout}
+
+    def _new_folder(self) -> Path:
+        """Create a folder with the same path on all hosts of this group."""
+        own = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
+        folder = Path(broadcast_json(str(own), 0, self._strategy.root_device))
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        """Leave the groups, and undo the changes to the Trainer. Does not communicate."""
+        self._changes.close()
+        self.meetings.close()
+
+
+class StateServer(Callback):
+    """Sends the state to groups that wait for it. The last of all callbacks.
+
+    Args:
+        fit: fit of this group.
+
+    """
+
+    def __init__(self, fit: ElasticFit) -> None:
+        self._fit = fit
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Send it after the synchronisation of this batch, if there was one."""
+        self._fit.serve()
+
+
+def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
+    """Check the arguments of a strategy whose groups come and go.
+
+    Raises:
+        ValueError: they cannot be combined.
+
+    """
+    if not isinstance(settings, TorchFT):
+        raise ValueError(f"membership must be None or TorchFT(...), got {settings!r}")
+    settings.check_installed()
+    sync = strategy.block_sync
+    problems = {
+        "block_sync=None": sync is None,
+        f"warmup_steps={strategy.warmup_steps}": strategy.warmup_steps > 0,
+        f"virtual_workers={strategy.virtual_workers}": strategy.virtual_workers > 1,
+        "uneven_batches='join'": strategy.uneven_batches == "join",
+        f"overlap={getattr(sync, 'overlap', False)}": bool(getattr(sync, "overlap", False)),
+        f"fragments={getattr(sync, 'fragments', 1)}": getattr(sync, "fragments", 1) > 1,
+    }
+    for name, is_problem in problems.items():
+        if is_problem:
+            raise ValueError(
+                f"{name} can't be combined with membership=TorchFT(...): groups that come and go "
+                f"{_REASONS[name.partition('=')[0]]}"
+            )
+    if sync is not None:
+        sync.changing_groups()
+    if settings.groups < 2:
+        raise ValueError("membership=TorchFT(...) needs groups of at least 2, got groups=1")
+
+
+_REASONS = {
+    "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
+    "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
+    "virtual_workers": "have one model, pass virtual_workers=1",
+    "uneven_batches": "do not wait for each other's batches, leave it out",
+    "overlap": "agree on every mean before they go on, pass overlap=False",
+    "fragments": "send the whole model at once, pass fragments=1",
+}

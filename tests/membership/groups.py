@@ -1,0 +1,213 @@
+"""Groups that come and go, each in processes of its own, and what they write down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_hier as lh
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.committed_block import CommittedBlock
+from lightning_hier.membership.meetings import Meetings
+from tests.ranks import RankOutcome, rank_outcomes
+from tests.waiting import leave_mark, wait_for_marks
+
+SAMPLES, BATCH = 288, 6
+
+
+@dataclass(frozen=True)
+class Life:
+    """One process or more, from its start to its end.
+
+    `after` and `until` name marks that another life leaves, "died" or "joining". It starts after
+    the first, and stands still at step `stands_at` until the second. It ends itself with SIGKILL at
+    `dies_at`: a step, or a place in a synchronisation after so many of them, as ("send", 2).
+    """
+
+    group: int
+    after: str = ""
+    stands_at: int = -1
+    until: str = ""
+    dies_at: int | tuple[str, int] = -1
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all lives have in common."""
+
+    folder: str
+    lighthouse: str
+    sync: BlockSync
+    groups: int = 3
+    steps: int = 40
+    ranks: int = 1
+    optimizer: str = "SGD"
+    min_groups: int = 1
+    join_timeout_s: float = 20.0
+
+
+class Module(pl.LightningModule):
+    """Two layers with a buffer; writes down the samples of every step and every synchronisation."""
+
+    def __init__(self, run: Run, life: Life, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(7 + life.group)  # groups start from the model of the first
+        self.run, self.life, self.number = run, life, number
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.used: list[list[int]] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.global_step == self.life.dies_at:
+            self.die()
+        if self.global_step == self.life.stands_at:
+            wait_for_marks(Path(self.run.folder), self.life.until)
+        features, targets, numbers = batch
+        self.used.append(numbers.tolist())
+        self.count.add_(1)
+        return (self.net(features) - targets).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        meetings = self.trainer.strategy._elastic.meetings
+        if self.global_step % self.run.sync.steps == 0:
+            self.write(
+                commits=meetings._commits, present=list(meetings._present), used=self.used,
+                epoch=self.trainer.current_epoch, step=self.global_step, model=weights(self),
+            )  # fmt: skip
+            self.used = []
+
+    def die(self) -> None:
+        if self.run.ranks > 1:
+            torch.distributed.barrier()  # all ranks of the group end here
+        if self.global_rank == 0:
+            leave_mark(Path(self.run.folder), "died")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(self, **values: Any) -> None:
+        with (Path(self.run.folder) / f"{self.number}.jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        kind = getattr(torch.optim, self.run.optimizer)
+        optimizer: torch.optim.Optimizer = kind(self.parameters(), lr=0.05)
+        return optimizer
+
+
+def data() -> TensorDataset:
+    """The samples with their numbers."""
+    made = torch.Generator().manual_seed(3)
+    features = torch.randn(SAMPLES, 4, generator=made, dtype=torch.float64)
+    targets = torch.randn(SAMPLES, 2, generator=made, dtype=torch.float64)
+    return TensorDataset(features, targets, torch.arange(SAMPLES))
+
+
+def weights(module: nn.Module) -> list[float]:
+    """All parameters and buffers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return torch.cat([t.detach().double().reshape(-1) for t in tensors]).tolist()
+
+
+def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
+    """One rank of one life: fit, and return the final model."""
+    rank = int(os.environ["RANK"])
+    life, number = lives[rank // run.ranks], rank % run.ranks
+    # A job of its own, with a store of its own.
+    os.environ.update(
+        MASTER_PORT=str(ports[rank // run.ranks]),
+        WORLD_SIZE=str(run.ranks),
+        LOCAL_WORLD_SIZE=str(run.ranks),
+        RANK=str(number),
+        LOCAL_RANK=str(number),
+        PL_GLOBAL_SEED="1",
+        RUST_LOG="error",
+    )
+    if life.after:
+        wait_for_marks(Path(run.folder), life.after)
+    join = Meetings.join
+
+    def joining(self: Meetings) -> tuple[str, str]:
+        if number == 0:
+            leave_mark(Path(run.folder), "joining")
+        return join(self)
+
+    Meetings.join = joining  # type: ignore[method-assign]
+    module = Module(run, life, rank)
+    if isinstance(life.dies_at, tuple):
+        _die_in(module, *life.dies_at)
+    settings = {"min_groups": run.min_groups, "join_timeout_s": run.join_timeout_s}
+    strategy = lh.HierarchicalStrategy(
+        block_sync=run.sync,
+        membership=lh.TorchFT(run.lighthouse, life.group, run.groups, **settings),
+        **life.settings,
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=run.ranks, max_steps=run.steps, strategy=strategy, logger=False,
+        precision="64-true", enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(data(), batch_size=BATCH, shuffle=True))
+    return weights(module)
+
+
+def _die_in(module: Module, place: str, commits: int) -> None:
+    """End the process in `CommittedBlock.send` or `apply`, after so many synchronisations."""
+    method: Callable[..., Any] = getattr(CommittedBlock, place)
+
+    def dying(self: CommittedBlock, *args: Any) -> Any:
+        if module.global_step // module.run.sync.steps == commits:
+            # In `send`, what the others wait for does not come any more.
+            module.die()
+        return method(self, *args)
+
+    setattr(CommittedBlock, place, dying)
+
+
+@contextmanager
+def lighthouse(port: int = 0, *, heartbeat_timeout_s: float = 3.0) -> Iterator[str]:
+    """A Lighthouse in this process, and its address."""
+    os.environ.setdefault("RUST_LOG", "error")
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind=f"127.0.0.1:{port}", min_replicas=1, join_timeout_ms=20_000, quorum_tick_ms=20,
+        heartbeat_timeout_ms=round(1000 * heartbeat_timeout_s),
+    )  # fmt: skip
+    try:
+        yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    finally:
+        server.shutdown()
+
+
+def live_all(run: Run, lives: Sequence[Life]) -> list[RankOutcome]:
+    """All lives together, each to its own end."""
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
+    ports = [store.port for store in stores]
+    return rank_outcomes(live, len(lives) * run.ranks, run, lives, ports)
+
+
+def log(run: Run, number: int) -> list[dict[str, Any]]:
+    """What a rank has written down."""
+    path = Path(run.folder) / f"{number}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def assert_equal_models(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Groups that took part in a synchronisation have the same model after it."""
+    by_commit: dict[int, list[float]] = {}
+    for entries in logs:
+        for entry in entries:
+            assert by_commit.setdefault(entry["commits"], entry["model"]) == entry["model"]

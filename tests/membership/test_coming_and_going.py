@@ -1,0 +1,168 @@
+"""A group dies and comes back: the models of all are those of a float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+import lightning_hier as lh
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from tests.membership.groups import (
+    BATCH,
+    SAMPLES,
+    Life,
+    Module,
+    Run,
+    assert_equal_models,
+    data,
+    lighthouse,
+    live_all,
+    log,
+    weights,
+)
+
+TAU = 4
+# Group 1 dies in its third block. The others stand still in their seventh until it asks to join.
+LIVES = [
+    Life(0, stands_at=26, until="joining"),
+    Life(1, dies_at=10),
+    Life(2, stands_at=26, until="joining"),
+    Life(1, after="died"),
+]
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with lighthouse() as found:
+        yield found
+
+
+def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
+    run = Run(str(folder), address, sync, **settings)
+    outcomes = live_all(run, LIVES)
+    per = run.ranks
+    assert all(outcome.died for outcome in outcomes[per : 2 * per])
+    alive = [*outcomes[:per], *outcomes[2 * per :]]
+    assert [outcome.error for outcome in alive] == [None] * len(alive)
+    assert all(outcome.result == alive[0].result for outcome in alive)
+    return run
+
+
+class Twin:
+    """BMUF with Nesterov in float64, from the equations, with the groups that are present."""
+
+    def __init__(self) -> None:
+        self.net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
+        self.parameters = list(self.net.parameters())
+        self.start = [p.detach().clone() for p in self.parameters]
+        self.model = [p.clone() for p in self.start]
+        self.update = [torch.zeros_like(p) for p in self.start]
+
+    def block(self, batches: Sequence[Sequence[Sequence[int]]], first: int) -> None:
+        """One block: the batches of each group that takes part, in order of their numbers."""
+        locals_, buffers = [], []
+        before = [b.clone() for b in self.net.buffers()]  # the same in all groups
+        for own in batches:
+            for target, value in zip(self.net.buffers(), before, strict=True):
+                target.copy_(value)
+            for parameter, value in zip(self.parameters, self.start, strict=True):
+                parameter.data.copy_(value)
+            self._train(own)
+            locals_.append([p.detach().clone() for p in self.parameters])
+            buffers.append([b.clone() for b in self.net.buffers()])
+        eta = 1.0 - 1.0 / len(batches)  # block_momentum="auto" for so many models, c = 1
+        for number, parameter in enumerate(self.parameters):
+            mean = torch.stack([own[number] for own in locals_]).mean(0)
+            gradient = mean - self.start[number]
+            self.update[number] = eta * self.update[number] + gradient
+            self.model[number] = self.model[number] + self.update[number]
+            self.start[number] = self.model[number] + eta * self.update[number]
+            parameter.data.copy_(self.start[number])
+        for number, buffer in enumerate(self.net.buffers()):
+            of_groups = torch.stack([own[number] for own in buffers])
+            buffer.copy_(of_groups.mean(0) if buffer.is_floating_point() else of_groups[first])
+
+    def _train(self, batches: Sequence[Sequence[int]]) -> None:
+        features, targets, _ = data().tensors
+        for numbers in batches:
+            self.net.zero_grad()
+            loss = (self.net.net(features[numbers]) - targets[numbers]).square().mean()
+            loss.backward()
+            self.net.count.add_(1)
+            for parameter in self.parameters:
+                assert parameter.grad is not None
+                parameter.data.sub_(0.05 * parameter.grad)
+
+    @property
+    def values(self) -> Tensor:
+        """All parameters and buffers, in front of the next block."""
+        return torch.tensor(weights(self.net), dtype=torch.float64)
+
+
+def test_models_are_those_of_the_twin(tmp_path: Path, address: str) -> None:
+    run = _lived(tmp_path, address, lh.BMUF(block_size=TAU))
+    logs = [log(run, number) for number in range(len(LIVES))]
+    assert_equal_models(logs)
+    present = [entry["present"] for entry in logs[0]]
+    assert present[:2] == [[0, 1, 2]] * 2
+    assert present[2] == [0, 2]
+    assert present[-1] == [0, 1, 2]
+    twin = Twin()
+    for commit, entry in enumerate(logs[0]):
+        own = [_used(logs, group, commit + 1) for group in entry["present"]]
+        twin.block(own, first=0)
+        torch.testing.assert_close(
+            torch.tensor(entry["model"], dtype=torch.float64), twin.values, rtol=1e-12, atol=1e-12
+        )
+    _assert_data_go_on(logs)
+
+
+def _used(logs: Sequence[Sequence[dict[str, Any]]], group: int, commit: int) -> list[list[int]]:
+    """Batches of a group in a block, whichever life it was."""
+    numbers = [number for number, life in enumerate(LIVES) if life.group == group]
+    found = [e["used"] for number in numbers for e in logs[number] if e["commits"] == commit]
+    assert len(found) == 1
+    return found[0]
+
+
+def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """A group that comes back goes on where it stopped, and its epochs end with those of others."""
+    used: dict[int, list[int]] = {}
+    for entry in (entry for entries in logs for entry in entries):
+        used.setdefault(entry["epoch"], []).extend(n for batch in entry["used"] for n in batch)
+    assert len(used) == 3
+    assert all(len(set(numbers)) == len(numbers) for numbers in used.values())
+    batches = SAMPLES // 3 // BATCH
+    before = [b for entry in logs[1] for b in entry["used"]]
+    back = [b for entry in logs[3] if entry["epoch"] == 0 for b in entry["used"]]
+    parts: DistributedSampler[Any] = DistributedSampler(data(), 3, 1, seed=1)
+    order = list(parts)
+    expected = [order[BATCH * i : BATCH * (i + 1)] for i in range(batches)]
+    assert [*before, *back] == expected[: len(before) + len(back)]
+    assert [entry["step"] for entry in logs[3]][-1] == logs[0][-1]["step"]
+
+
+@pytest.mark.parametrize(
+    ("sync", "settings"),
+    [
+        pytest.param(
+            lh.BMUFAdam(block_size=TAU), {"ranks": 2, "optimizer": "AdamW"}, id="bmuf_adam-2-ranks"
+        ),
+        pytest.param(
+            lh.DiLoCo(block_size=TAU, across_dtype="int8"), {"optimizer": "AdamW"}, id="diloco-int8"
+        ),
+    ],
+)
+def test_groups_stay_equal(
+    tmp_path: Path, address: str, sync: BlockSync, settings: dict[str, Any]
+) -> None:
+    run = _lived(tmp_path, address, sync, **settings)
+    logs = [log(run, number) for number in range(len(LIVES) * run.ranks)]
+    assert_equal_models(logs)
+    assert logs[-1][-1]["present"] == [0, 1, 2]
