@@ -20,6 +20,8 @@ Phase = Literal["start", "init", "join", "block", "vote"]
 # Seconds between heartbeats, and between two requests after a failure.
 _HEARTBEAT_S = 0.1
 _RETRY_S = 0.5
+# Seconds after which a Lighthouse that has restarted has heard of all groups.
+_HEARTBEATS_KNOWN_S = 3.0
 # A request ends after so many seconds and is repeated, so that a Lighthouse that has come back
 # without its state is asked again.
 _REQUEST_S = 60.0
@@ -113,6 +115,7 @@ class Lighthouse:
         # A group that restarts within the time of its heartbeats is another replica.
         self._replica = f"{group}:{uuid.uuid4()}"
         self._limit = limit
+        self._last: tuple[int, set[str]] = 0, set()  # number and groups of the last quorum
         self._client: Any = None
         host, _, _ = store.rpartition(":")
         self._manager = self._until_answered(
@@ -137,6 +140,10 @@ class Lighthouse:
 
         """
         found = self._until_answered(lambda timeout: self._request(entry, timeout))
+        if self._has_restarted(found):
+            # It does not know yet who is alive, and would let a group go on without the others.
+            time.sleep(_HEARTBEATS_KNOWN_S)
+            found = self._until_answered(lambda timeout: self._request(entry, timeout))
         seconds, nanos = found.created.seconds, found.created.nanos
         entries = [Entry(**member.data) for member in found.participants if member.data]
         return Quorum(
@@ -144,6 +151,16 @@ class Lighthouse:
             seconds + nanos * 1e-9,
             sorted(entries, key=lambda own: own.group),
         )
+
+    def _has_restarted(self, quorum: Any) -> bool:
+        """Whether a Lighthouse without its former state formed a quorum that lacks groups.
+
+        A Lighthouse gives a higher number to every quorum of other groups than the last one.
+        """
+        members = {member.replica_id for member in quorum.participants}
+        number, before = self._last
+        self._last = quorum.quorum_id, members
+        return quorum.quorum_id <= number and not before <= members
 
     def _request(self, entry: Entry, timeout: timedelta) -> Any:
         if self._client is None:

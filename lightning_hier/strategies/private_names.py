@@ -88,6 +88,11 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
     "torch.autograd.profiler": {
         "_is_profiler_enabled": "records profiler ranges only while a profiler runs",
     },
+    "torch.distributed": {
+        "ProcessGroup._register_backend": "connects groups that come and go",
+        "ProcessGroup._set_default_backend": "connects groups that come and go",
+        "ProcessGroupGloo._Options": "connects groups that come and go, with a time limit",
+    },
     "torch.distributed.distributed_c10d": {
         "_get_default_group": "returns the process group of the world",
         "_get_default_store": "records the progress of each rank, for errors that name ranks",

@@ -32,7 +32,8 @@ class Life:
     """One process or more, from its start to its end.
 
     `after` and `until` name marks that another life leaves, "died" or "joining". It starts after
-    the first, and stands still at step `stands_at` until the second. It ends itself with SIGKILL at
+    the first, and stands still at step `stands_at` until the second, as a process that `stops`, or
+    waiting. It ends itself with SIGKILL at
     `dies_at`: a step, or a place in a synchronisation after so many of them, as ("send", 2).
     """
 
@@ -40,6 +41,7 @@ class Life:
     after: str = ""
     stands_at: int = -1
     until: str = ""
+    stops: bool = False
     dies_at: int | tuple[str, int] = -1
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -74,7 +76,10 @@ class Module(pl.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_step == self.life.dies_at:
             self.die()
-        if self.global_step == self.life.stands_at:
+        if self.global_step == self.life.stands_at and self.life.stops:
+            leave_mark(Path(self.run.folder), "stopped", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.global_step == self.life.stands_at:
             wait_for_marks(Path(self.run.folder), self.life.until)
         features, targets, numbers = batch
         self.used.append(numbers.tolist())

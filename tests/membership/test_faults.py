@@ -1,0 +1,105 @@
+"""Groups that are lost in a synchronisation, that stand still, and a Lighthouse that restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+import lightning_hier as lh
+from tests.conftest import REPOSITORY
+from tests.membership.groups import Life, Run, assert_equal_models, lighthouse, live_all, log
+from tests.waiting import leave_mark, wait_for_marks, wait_until
+
+TAU = 4
+
+
+@pytest.mark.parametrize("place", ["send", "apply"])
+def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
+    """Before the vote, the others repeat it without the group; after the vote, it counts."""
+    lives = [Life(0), Life(1, dies_at=(place, 2)), Life(2)]
+    with lighthouse() as address:
+        sync = lh.DiLoCo(block_size=TAU, across_dtype="int8")
+        run = Run(str(tmp_path), address, sync, steps=20, optimizer="AdamW", join_timeout_s=5.0)
+        outcomes = live_all(run, lives)
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert [outcome.died for outcome in outcomes] == [False, True, False]
+    assert outcomes[0].result == outcomes[2].result
+    logs = [log(run, number) for number in range(3)]
+    assert_equal_models(logs)
+    with_all = 2 if place == "send" else 3
+    assert [entry["present"] for entry in logs[0]] == [[0, 1, 2]] * with_all + [[0, 2]] * (
+        5 - with_all
+    )
+
+
+def test_a_group_that_stood_still_is_told_to_restart(tmp_path: Path) -> None:
+    """The others go on after its heartbeats have ended. Its own process ends with an error."""
+    lives = [
+        Life(0, stands_at=22, until="woken"),
+        Life(1, stands_at=10, until="woken", stops=True),
+        Life(2, stands_at=22, until="woken"),
+    ]
+    with lighthouse(heartbeat_timeout_s=2.0) as address:
+        run = Run(str(tmp_path), address, lh.BMUF(block_size=TAU), steps=32)
+        waking = threading.Thread(target=_wake, args=(run,))
+        waking.start()
+        outcomes = live_all(run, lives)
+        waking.join()
+    assert [outcome.error is None for outcome in outcomes] == [True, False, True]
+    assert "PeerError: group 1 has missed" in str(outcomes[1].error)
+    assert "restart it" in str(outcomes[1].error)
+    assert outcomes[0].result == outcomes[2].result
+
+
+def _wake(run: Run) -> None:
+    """Let a stopped group go on, when the others have made three synchronisations without it."""
+    folder = Path(run.folder)
+    wait_for_marks(folder, "stopped")
+    number = int((folder / "stopped").read_text())
+    wait_until(lambda: len(log(run, 0)) >= 5 and len(log(run, 2)) >= 5, "the other groups")
+    os.kill(number, signal.SIGCONT)
+    leave_mark(folder, "woken")
+
+
+def test_a_lighthouse_that_comes_back(tmp_path: Path) -> None:
+    """Groups wait for it at the end of a block, and go on together."""
+    port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
+    lives = [Life(group, stands_at=10, until="gone") for group in range(2)]
+    run = Run(
+        str(tmp_path), f"http://127.0.0.1:{port}", lh.BMUF(block_size=TAU), groups=2, steps=20
+    )
+    servers = [_serve(port)]
+
+    def restart() -> None:
+        wait_until(lambda: len(log(run, 0)) >= 2 and len(log(run, 1)) >= 2, "two synchronisations")
+        servers[0].kill()
+        servers[0].wait()
+        leave_mark(tmp_path, "gone")
+        servers.append(_serve(port))
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    try:
+        outcomes = live_all(run, lives)
+    finally:
+        restarting.join()
+        for server in servers:
+            server.kill()
+            server.wait()
+    assert [outcome.error for outcome in outcomes] == [None] * 2
+    assert outcomes[0].result == outcomes[1].result
+    assert [entry["present"] for entry in log(run, 0)][-1] == [0, 1]
+
+
+def _serve(port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "lightning_hier", "lighthouse"]
+    limits = ["--heartbeat_timeout_s", "3", "--join_timeout_s", "20"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUST_LOG": "error"}
+    return subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}", *limits], env=environment)

@@ -1,0 +1,135 @@
+"""Settings of groups that come and go, and the rules by which groups decide the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
+from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
+from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
+
+ADDRESS = "http://lighthouse:29510"
+
+
+def _entry(group: int, phase: Phase = "block", **values: Any) -> Entry:
+    return Entry(group=group, phase=phase, ranks=2, address=f"host:{group}", **values)
+
+
+def _quorum(*entries: Entry) -> Quorum:
+    return Quorum("7.1", 100.0, entries)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lighthouse": "host:29510"}, "lighthouse must be the address"),
+        ({"group": 3}, "group must be below groups, got group=3 and groups=3"),
+        ({"group": -1}, "group must be"),
+        ({"groups": 0}, "groups must be"),
+        ({"min_groups": 4}, "min_groups must be at most groups"),
+        ({"join_timeout_s": 0.0}, "join_timeout_s must be above 0"),
+    ],
+)
+def test_values_outside_their_range(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lh.TorchFT(**{"lighthouse": ADDRESS, "group": 0, "groups": 3, **values})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_sync": None}, "block_sync=None can't be combined with membership"),
+        ({"warmup_steps": 10}, "warmup_steps=10 can't .* pass warmup_steps=0"),
+        ({"virtual_workers": 2, "group_size": 2}, "virtual_workers=2 can't"),
+        ({"uneven_batches": "join"}, "uneven_batches='join' can't"),
+        ({"block_sync": lh.BMUF(overlap=True)}, "overlap=True can't .* pass overlap=False"),
+        ({"block_sync": lh.DiLoCo(fragments=2)}, "fragments=2 can't .* pass fragments=1"),
+        ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),
+        ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
+        ({"membership": lh.TorchFT(ADDRESS, 0, 1)}, "needs groups of at least 2"),
+        ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),
+    ],
+)
+def test_settings_that_cannot_be_combined(settings: dict[str, Any], message: str) -> None:
+    own = {"block_sync": lh.BMUF(), "membership": lh.TorchFT(ADDRESS, 0, 3)}
+    with pytest.raises(ValueError, match=message):
+        lh.HierarchicalStrategy(**{**own, **settings})
+
+
+def test_every_preset_of_blocks_takes_membership() -> None:
+    for kind in (lh.BMUFStrategy, lh.BMUFAdamStrategy, lh.BMUFGTCStrategy, lh.DiLoCoStrategy):
+        strategy = kind(membership=lh.TorchFT(ADDRESS, 1, 3))
+        assert strategy.warmup_steps == 0
+    with pytest.raises(ValueError, match="block_sync=None"):
+        lh.GTCStrategy(membership=lh.TorchFT(ADDRESS, 1, 3))
+
+
+def test_the_run_that_started_first_wins() -> None:
+    """A run that was started anew never replaces a trained model, however long it trains."""
+    trained = _entry(0, begun=10.0, commits=3, lineage="a")
+    ahead = replace(trained, group=1, commits=4, lineage="b")
+    anew = [_entry(group, begun=50.0, commits=9, lineage="c") for group in (2, 3)]
+    assert newest([trained, *anew]) == trained
+    assert newest([trained, *anew, ahead]) == ahead
+    assert newest([_entry(0), _entry(1)]) is None
+
+
+def test_members_have_one_lineage_and_joiners_wait() -> None:
+    quorum = _quorum(_entry(0, lineage="a"), _entry(1, lineage="b"), _entry(2, "join"))
+    assert [entry.group for entry in members_of(quorum, "a")] == [0]
+
+
+def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:
+    quorum = _quorum(_entry(0), _entry(1), _entry(2))
+    members = list(quorum.entries)
+    voting = [_entry(group, "vote", meeting="7.1", ok=True) for group in range(3)]
+
+    def decide(*entries: Entry, group: int = 0) -> bool:
+        return counts(Quorum("8", 101.0, entries), quorum, members, group)
+
+    assert decide(*voting)
+    assert decide(*voting[:2])  # group 2 was lost after the exchange
+    assert not decide(*voting[:2], replace(voting[2], ok=False))
+    # A group that is late learns what the others have decided without it.
+    assert decide(voting[0], _entry(1, commits=1, lineage="7.1"))
+    assert decide(replace(voting[0], ok=False), _entry(1, commits=1, lineage="7.1"))
+    assert not decide(voting[0], _entry(1))
+    # Groups that were not members have no vote.
+    assert decide(*voting, _entry(3, "join"))
+
+
+def test_groups_that_do_not_suit_each_other() -> None:
+    own = _entry(0, "start", settings={"block_size": 4})
+    check_start(own, _quorum(own, replace(own, group=1)))
+    for other, message in (
+        (replace(own, address="elsewhere"), "two jobs take part as group 0"),
+        (replace(own, group=1, ranks=4), "group 0 has 2 ranks, but group 1 has 4"),
+        (replace(own, group=1, settings={"block_size": 8}), "block_size: 4 here, 8 in group 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_start(own, _quorum(own, other))
+
+
+def test_missing_groups_are_named() -> None:
+    settings = lh.TorchFT(ADDRESS, 0, 4, min_groups=3)
+    text = missing_groups(settings, _quorum(_entry(0), _entry(2)), timedelta(seconds=90))
+    assert "only 2 of 4 groups have come to a synchronisation within 90 s" in text
+    assert "groups 1, 3 did not" in text
+
+
+def test_errors_of_values_stay_if_the_number_of_groups_changes() -> None:
+    feedback = ErrorFeedback(700, chunk=256, inter_host_ranks=3, like=torch.empty(0))
+    wanted = torch.randn(700)
+    places = [slice(start, min(start + 256, 700)) for start in range(0, 700, 256)]
+    for place in places:
+        feedback.of(place, keep=True).own[: place.stop - place.start] = wanted[place]
+    for ranks in (2, 5, 1, 3):
+        feedback.fit(ranks)
+        found = [feedback.of(p, keep=False).own[: p.stop - p.start] for p in places]
+        assert torch.equal(torch.cat(found), wanted)
