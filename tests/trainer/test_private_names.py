@@ -115,7 +115,7 @@ def test_trainer_has(path: str) -> None:
     ("module", "name"), [(module, name) for module in OF_MODULES for name in OF_MODULES[module]]
 )
 def test_module_has(module: str, name: str) -> None:
-    assert attrgetter(name)(import_module(module)), f"{module}.{name} is gone"
+    assert attrgetter(name)(import_module(module)) is not None, f"{module}.{name} is gone"
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,18 @@ import lightning.pytorch
 
 kept = {}
 for module, names in json.loads(sys.argv[1]).items():
-    for name in names:
-        kept[import_module(module), name] = getattr(import_module(module), name)
-        delattr(import_module(module), name)
+    for path in names:
+        *parents, name = path.split(".")
+        holder = import_module(module)
+        for parent in parents:
+            holder = getattr(holder, parent)
+        kept[holder, name] = getattr(holder, name)
+        delattr(holder, name)
 import lightning_hier as lh
 print("imported")
-for (module, name), value in kept.items():
+for (holder, name), value in kept.items():
     if name not in sys.argv[2:]:
-        setattr(module, name, value)
+        setattr(holder, name, value)
 from tests.trainer.fitting import fit
 
 environment = dict(os.environ)
