@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,10 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError, is_lost_peer
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.membership.lighthouse import Entry
+
+# Seconds between two looks at the store, and between two looks at the other groups.
+_POLL_S = 0.02
+_CHECK_EVERY_S = 0.5
 
 
 class GroupLostError(PeerError):
@@ -96,8 +102,10 @@ class GroupConnections:
         with LossOfGroups().explaining((), f"connecting the groups {groups}"):
             store = open_store(members[0].address, timeout)
             ends = store, host, timeout
-            across = process_group(f"{identifier}/across/{position}", number, len(members), *ends)
             rank, total = number * size + position, len(members) * size
+            addresses = [member.address for member in members]
+            _wait_for_all(store, identifier, rank, total, addresses, timeout)
+            across = process_group(f"{identifier}/across/{position}", number, len(members), *ends)
             world = process_group(f"{identifier}/world", rank, total, *ends)
         self.across.use(across, range(position, total, size))
         self.world.use(world, range(total))
@@ -111,15 +119,60 @@ class GroupConnections:
                 channel.use(replacement.group, replacement.ranks)
 
 
+def _wait_for_all(
+    store: Store,
+    identifier: str,
+    rank: int,
+    total: int,
+    addresses: Sequence[str],
+    timeout: timedelta,
+) -> None:
+    """Wait until all ranks are about to connect. gloo itself would wait for a lost one to the end.
+
+    Raises:
+        GroupLostError: the process of a group has ended, or a rank did not come in time.
+
+    """
+    keys = [f"{identifier}/here/{number}" for number in range(total)]
+    store.set(keys[rank], "")
+    begun = checked = monotonic()
+    while not store.check(keys):
+        if monotonic() - checked > _CHECK_EVERY_S:
+            for address in addresses:
+                _require_alive(address)
+            checked = monotonic()
+        if monotonic() - begun > timeout.total_seconds():
+            missing = [number for number, key in enumerate(keys) if not store.check([key])]
+            raise GroupLostError(f"ranks {missing} of the groups did not connect")
+        sleep(_POLL_S)
+
+
 def serve_store(host: str) -> TCPStore:
     """Start the store of this group, on any free port of ``host``."""
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 def open_store(address: str, timeout: timedelta) -> Store:
-    """Connect to the store of a group, at ``host:port``."""
+    """Connect to the store of a group, at ``host:port``, with a time limit of every wait.
+
+    Raises:
+        GroupLostError: its process has ended. The store itself would try until the time limit.
+
+    """
+    _require_alive(address)
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _require_alive(address: str) -> None:
+    """Raise GroupLostError if the store of a group, which is part of its rank 0, has ended."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CHECK_EVERY_S).close()
+    except ConnectionRefusedError as error:
+        raise GroupLostError(f"the group at {address} has ended") from error
+    except OSError:
+        pass  # it may only be slow: the time limit decides
 
 
 def process_group(

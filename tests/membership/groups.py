@@ -169,16 +169,18 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
 
 
 def _die_in(module: Module, place: str, commits: int) -> None:
-    """End the process in `CommittedBlock.send` or `apply`, after so many synchronisations."""
-    method: Callable[..., Any] = getattr(CommittedBlock, place)
+    """End the process before the groups connect, or in `CommittedBlock.send` or `apply`."""
+    # Once groups are connected, they stay so. Meetings still call this method.
+    owner, name = (Meetings, "_attempted") if place == "connect" else (CommittedBlock, place)
+    method: Callable[..., Any] = getattr(owner, name)
 
-    def dying(self: CommittedBlock, *args: Any) -> Any:
+    def dying(*args: Any) -> Any:
         if module.global_step // module.run.sync.steps == commits:
             # In `send`, what the others wait for does not come any more.
             module.die()
-        return method(self, *args)
+        return method(*args)
 
-    setattr(CommittedBlock, place, dying)
+    setattr(owner, name, dying)
 
 
 @contextmanager

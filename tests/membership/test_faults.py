@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
     assert [entry["present"] for entry in logs[0]] == [[0, 1, 2]] * with_all + [[0, 2]] * (
         5 - with_all
     )
+
+
+def test_a_group_dies_between_quorum_and_connection(tmp_path: Path) -> None:
+    """The others notice at once, and undo nothing, because nothing was begun."""
+    lives = [Life(0), Life(1, dies_at=("connect", 0)), Life(2)]
+    with lighthouse() as address:
+        sync = lh.BMUFAdam(block_size=TAU, across_dtype="int8")
+        run = Run(str(tmp_path), address, sync, steps=20, optimizer="AdamW", join_timeout_s=60.0)
+        begun = time.monotonic()
+        outcomes = live_all(run, lives)
+    assert time.monotonic() - begun < run.join_timeout_s
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert outcomes[1].died
+    assert outcomes[0].result == outcomes[2].result
+    assert [entry["present"] for entry in log(run, 0)] == [[0, 2]] * 5
 
 
 def test_a_group_that_stood_still_is_told_to_restart(tmp_path: Path) -> None:

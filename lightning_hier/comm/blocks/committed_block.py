@@ -34,7 +34,7 @@ class CommittedBlock(ModelBlock):
 
     def __init__(self, members: Members, context: BlockContext) -> None:
         super().__init__(members, context)
-        self._before: tuple[Sequence[dict[str, Any]], Counts] = ((), {})
+        self._before: tuple[Sequence[dict[str, Any]], Counts] | None = None
         self._participation = Participation(0.0, 1)
         self._means: list[tuple[FlatView, Tensor]] = []
 
@@ -100,14 +100,15 @@ class CommittedBlock(ModelBlock):
         broadcast_tensors_(own, group, "buffers")
         for buffers in self._buffers:
             buffers.steps, buffers.samples = 0, 0.0
-        self._means = []
+        self._means, self._before = [], None
         return BlockReport.of(norms, self._context.communicators)
 
     def undo(self) -> None:
-        """Restore the state before :meth:`begin`. Does not communicate."""
-        self._context.communicators.route.in_flight.abandon()
-        self._means = []
-        self.load(*self._before)
+        """Restore the state before :meth:`begin`, if it was called. Does not communicate."""
+        if self._before is not None:
+            self._context.communicators.route.in_flight.abandon()
+            self.load(*self._before)
+        self._means, self._before = [], None
 
     def write_global_model(self, participation: Participation) -> None:
         """Write W of the last synchronisation into the parameters, in place.
