@@ -16,13 +16,15 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 ifeq ($(origin VENV),undefined)
 VENV := .venv
 ENVIRONMENT := $(VENV)/.installed
-# Environments with the extras `demo` and `examples` only.
+# Environments with the extras `demo`, `examples`, and `examples` and `elastic` only.
 DEMO_ENVIRONMENT := $(VENV)/.installed-demo
 EXAMPLES_ENVIRONMENT := $(VENV)/.installed-examples
+ELASTIC_ENVIRONMENT := $(VENV)/.installed-elastic
 else
 ENVIRONMENT := named-environment
 DEMO_ENVIRONMENT := named-environment-demo
 EXAMPLES_ENVIRONMENT := named-environment-examples
+ELASTIC_ENVIRONMENT := named-environment-elastic
 endif
 BIN := $(VENV)/bin
 
@@ -33,7 +35,7 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment named-environment-demo named-environment-examples
+.PHONY: help install demo demo-language demo-ocr demo-stragglers demo-elastic bench bench-short fuzz test lint types format build docs docs-serve clean named-environment named-environment-demo named-environment-examples named-environment-elastic
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +53,9 @@ demo-ocr: $(EXAMPLES_ENVIRONMENT)  ## train on rendered lines of text by BMUF-Ad
 
 demo-stragglers: $(EXAMPLES_ENVIRONMENT)  ## train on digits with one slow rank by PSP-SGD, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.image.demo $(DEMO_ARGS)
+
+demo-elastic: $(ELASTIC_ENVIRONMENT)  ## train on digits in 3 groups, kill one, and watch it come back (DEMO_ARGS=--short)
+	$(BIN)/python -m examples.elastic.demo $(DEMO_ARGS)
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
@@ -102,7 +107,11 @@ clean:  ## remove build outputs and caches (the environment and results stay)
 # the extra `examples`, which includes the extra `demo`.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call install_extras,$(EXTRAS))
-	touch $@ $@-examples $@-demo
+	touch $@ $@-elastic $@-examples $@-demo
+
+$(VENV)/.installed-elastic: pyproject.toml constraints.txt
+	$(call install_extras,examples$(comma)elastic)
+	touch $@ $(VENV)/.installed-examples $(VENV)/.installed-demo
 
 $(VENV)/.installed-examples: pyproject.toml constraints.txt
 	$(call install_extras,examples)
@@ -112,6 +121,8 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt
 	$(call install_extras,demo)
 	touch $@
 
+comma := ,
+
 define install_extras
 $(PYTHON) -m venv $(VENV)
 $(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(1)]'
@@ -120,11 +131,14 @@ endef
 # An existing environment that has all needed packages is not changed.
 NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
 NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
+NEEDED_ELASTIC := lightning matplotlib pyzmq scikit-learn torch torchft-nightly
 NEEDED := $(NEEDED_EXAMPLES) mypy pytest pytest-xdist ruff
 named-environment:
 	@$(call has,$(NEEDED)) || $(MAKE) --no-print-directory $(VENV)/.installed
 named-environment-examples:
 	@$(call has,$(NEEDED_EXAMPLES)) || $(MAKE) --no-print-directory $(VENV)/.installed-examples
+named-environment-elastic:
+	@$(call has,$(NEEDED_ELASTIC)) || $(MAKE) --no-print-directory $(VENV)/.installed-elastic
 named-environment-demo:
 	@$(call has,$(NEEDED_DEMO)) || $(MAKE) --no-print-directory $(VENV)/.installed-demo
 

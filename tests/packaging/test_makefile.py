@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
-ALL = "cli,examples,bench,docs,dev"
+ALL = "cli,elastic,examples,bench,docs,dev"
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def installed(printed: str) -> list[str]:
         ("demo-language", "demo"),
         ("demo-ocr", "examples"),
         ("demo-stragglers", "examples"),
+        ("demo-elastic", "examples,elastic"),
         ("test", ALL),
         ("install", ALL),
     ],
@@ -68,8 +69,10 @@ def test_a_command_installs_what_it_needs(checkout: Path, command: str, extras: 
         (["-demo"], "demo-language", []),
         (["-demo"], "demo-ocr", ["examples"]),
         (["-demo"], "test", [ALL]),
+        (["-examples", "-demo"], "demo-elastic", ["examples,elastic"]),
         (["", "-examples", "-demo"], "demo", []),
         (["", "-examples", "-demo"], "test", []),
+        (["", "-elastic", "-examples", "-demo"], "demo-elastic", []),
     ],
 )
 def test_what_is_installed_is_not_installed_again(
@@ -82,9 +85,9 @@ def test_what_is_installed_is_not_installed_again(
 
 
 def test_a_larger_installation_counts_as_the_smaller_ones(checkout: Path) -> None:
-    stamps = [f".venv/.installed{name}" for name in ("", "-examples", "-demo")]
-    assert f"touch {' '.join(stamps)}\n" in commands(checkout, "install")
-    assert f"touch {' '.join(stamps[1:])}\n" in commands(checkout, "demo-ocr")
+    stamps = [f".venv/.installed{name}" for name in ("", "-elastic", "-examples", "-demo")]
+    for first, command in enumerate(("install", "demo-elastic", "demo-ocr")):
+        assert f"touch {' '.join(stamps[first:])}\n" in commands(checkout, command)
 
 
 def test_a_changed_version_installs_again(checkout: Path) -> None:

@@ -1,0 +1,1 @@
+"""Training in groups that come and go."""

@@ -1,0 +1,63 @@
+"""The demo of groups that come and go: its log, what it finds in it, and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from examples.elastic.demo import different_models, pause_after
+from examples.elastic.loss_plot import plot_losses, smoothed
+from examples.elastic.step_log import Line, StepLog, digest_of, read_log
+
+
+def step(number: int, time_s: float, loss: float = 1.0, pid: int = 7) -> Line:
+    return Line("step", pid, number, time_s, loss)
+
+
+def block(number: int, digest: str) -> Line:
+    return Line("block", 7, number, 0.0, 1.0, digest)
+
+
+def test_log_has_a_digest_at_the_end_of_each_block(tmp_path: Path) -> None:
+    file = tmp_path / "group_0.jsonl"
+    assert read_log(file) == []
+    module = torch.nn.BatchNorm1d(2)
+    log = StepLog(file, block_size=2, validate=lambda module: 0.25)
+    for number in (1, 2):
+        trainer = SimpleNamespace(global_step=number)
+        log.on_train_batch_end(trainer, module, {"loss": torch.tensor(0.5)}, None, 0)
+    with file.open("a") as out:
+        out.write('{"event": "st')  # of a group that was killed while it wrote
+    first, second = read_log(file)
+    assert (first.event, first.loss, first.digest) == ("step", 0.5, None)
+    assert (second.event, second.valid_loss) == ("block", 0.25)
+    assert second.digest == digest_of(module)
+    module.num_batches_tracked.add_(1)
+    assert second.digest != digest_of(module)
+
+
+def test_longest_pause_after_a_moment() -> None:
+    lines = [step(1, 0.0), step(2, 9.0), step(3, 9.5), step(4, 12.0)]
+    assert pause_after(lines, 10.0) == 2.5
+    assert pause_after(lines, 8.0) == 9.0
+    assert pause_after(lines, 12.0) == 0.0
+
+
+def test_models_are_compared_where_groups_have_taken_part() -> None:
+    own = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
+    assert different_models([own, [own[0], own[2]]]) == []
+    assert different_models([own, [block(40, "x"), Line("end", 8, 41, 1.0, digest="y")]]) == [
+        "block 40",
+        "end 41",
+    ]
+
+
+def test_losses_of_a_group_that_was_away_are_two_lines(tmp_path: Path) -> None:
+    lines = [Line("start", 7, 0, 0.0), step(1, 0.1, 3.0), step(2, 0.2, 2.0), step(3, 0.3, 1.0)]
+    lines += [Line("start", 8, 20, 9.0), step(21, 9.1, 0.5, pid=8)]
+    assert smoothed(lines, 2) == [([1.5, 3.0], [2.5, 1.0]), ([21.0], [0.5])]
+    file = tmp_path / "plots" / "loss.png"
+    plot_losses({"group 0": lines}, file, title="t", marks={"killed": 3}, steps=2)
+    assert file.read_bytes().startswith(b"\x89PNG")
