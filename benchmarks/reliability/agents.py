@@ -72,6 +72,13 @@ class Agent:
         """What torchrun ended with; None while it runs."""
         return self._process.poll()
 
+    def rank_pids(self, module: str) -> list[int]:
+        """Processes of the ranks that run a module, in the order in which they were started."""
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._process.pid).children()
+            return [child.pid for child in children if module in child.cmdline()]
+        return []  # one of them has just ended
+
     def kill_host(self) -> None:
         """Kill it and all its ranks at once, as a power cut does."""
         pids: list[psutil.Process] = []

@@ -15,6 +15,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
+# Bytes of two lines, at most.
+_LONGEST = 1024
+
 
 @dataclass(frozen=True)
 class Line:
@@ -107,3 +110,13 @@ def read_log(file: Path) -> list[Line]:
         return []
     lines = file.read_text().splitlines(keepends=True)
     return [Line(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def last_line(file: Path) -> Line | None:
+    """The last whole line of a log that may be long."""
+    if not file.exists():
+        return None
+    with file.open("rb") as log:
+        log.seek(max(0, file.stat().st_size - _LONGEST))
+        whole = log.read().decode().split("\n")[:-1]
+    return Line(**json.loads(whole[-1])) if whole else None
