@@ -42,6 +42,7 @@ def main() -> int:
     seconds, every_s = 60 * asked.minutes, 15.0 if asked.short else asked.every_s
     kills = draw_kills(asked.seed, seconds=seconds, every_s=every_s, groups=asked.groups)
     shutil.rmtree(asked.out, ignore_errors=True)
+    how = setting(shlex.join(["python", "-m", "benchmarks.elastic", *sys.argv[1:]]))
 
     def measured(name: str, kind: Any, setup: Setup, **values: Any) -> Measures:
         print(f"{name} ...", flush=True)
@@ -51,24 +52,24 @@ def main() -> int:
     limits = {"seed": asked.seed, "seconds": seconds}
     runs = {WITHOUT: measured(WITHOUT, Groups, setup, **limits)}
     seeds = [runs[WITHOUT]]
-    _write(asked.out, runs, seeds)
+    _write(asked.out, how, runs, seeds)
     for name, kind in ((STORM, Groups), (RESTARTED, WholeJob)):
         runs[name] = measured(name, kind, setup, kills=kills, **limits)
-        _write(asked.out, runs, seeds)
+        _write(asked.out, how, runs, seeds)
     steps = runs[WITHOUT].synchronisations * setup.block_size
     fast = replace(setup, step_s=0.0)
     for seed in range(asked.seed + 1, asked.seed + (2 if asked.short else 3)):
         seeds.append(measured(f"seed {seed}", Groups, fast, seed=seed, steps=steps))
-        _write(asked.out, runs, seeds)
+        _write(asked.out, how, runs, seeds)
     print((asked.out / "storm.md").read_text())
     found = problems(runs[WITHOUT], runs[STORM], seeds)
     print("\n".join(found) or "Everything is as it should be.")
     return bool(found)
 
 
-def _write(out: Path, runs: dict[str, Measures], seeds: list[Measures]) -> None:
-    command = shlex.join(["python", "-m", "benchmarks.elastic", *sys.argv[1:]])
-    how = setting(command)
+def _write(
+    out: Path, how: dict[str, Any], runs: dict[str, Measures], seeds: list[Measures]
+) -> None:
     results = {
         "runs": {name: asdict(own) for name, own in runs.items()},
         "losses_of_seeds": [own.loss for own in seeds],

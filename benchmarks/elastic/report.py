@@ -84,7 +84,7 @@ def setting(command: str) -> dict[str, Any]:
         "command": command,
         "commit": commit.stdout.strip(),
         "versions": versions() | {"torchft-nightly": version("torchft-nightly")},
-        "hardware": f"{platform.machine()}, {psutil.cpu_count()} cores, load at the end {load}",
+        "hardware": f"{platform.machine()}, {psutil.cpu_count()} cores, load at the start {load}",
     }
 
 
