@@ -47,7 +47,7 @@ class Settings:
 
 
 FULL = Settings(steps=1600, kill_step=310, away_s=5.0)
-SHORT = Settings(steps=380, kill_step=50, away_s=1.0)
+SHORT = Settings(steps=320, kill_step=50, away_s=1.0)
 
 
 class Demo:
