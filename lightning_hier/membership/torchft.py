@@ -67,15 +67,6 @@ class TorchFT:
                 f"'http://host:29510', got {self.lighthouse!r}"
             )
 
-    def check_installed(self) -> None:
-        """Check that torchft is installed. Does not import it.
-
-        Raises:
-            ValueError: it is not.
-
-        """
-        check_torchft()
-
 
 def check_torchft() -> None:
     """Check that torchft is installed, without importing it.

@@ -22,7 +22,7 @@ from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.membership.connections import GroupLostError
 from lightning_hier.membership.meetings import Meetings
-from lightning_hier.membership.torchft import TorchFT
+from lightning_hier.membership.torchft import TorchFT, check_torchft
 from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
 from lightning_hier.strategies.checkpoints.rank_files import section_of
 from lightning_hier.strategies.trainer_changes import TrainerChanges
@@ -87,7 +87,7 @@ class ElasticFit:
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
         self._load_meetings(connector._loaded_checkpoint)
-        if not self.meetings.start():
+        if self.meetings.start():
             return
         rank_zero_info("Waiting for the state of a group that trains.")
         self._folder = self._new_folder()
@@ -128,7 +128,8 @@ class ElasticFit:
         joiners, meetings.joiners = meetings.joiners, ()
         if not joiners:
             return
-        begun = time.monotonic()
+        begun, quorums = time.monotonic(), meetings.quorums
+        identifier = quorums.progress.lineage
         folder = self._new_folder()
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
         checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
@@ -136,11 +137,11 @@ class ElasticFit:
         for leader in self._leaders[1:]:
             self._share(folder, leader)
         for joiner in joiners if strategy.global_rank == 0 else ():
-            meetings.tell_ready()
-            assert meetings.store is not None
+            assert quorums.store is not None, "this is rank 0"
+            quorums.tell_ready(identifier)
             try:
-                name = f"{meetings.identifier}/state/{joiner.group}"
-                send_folder(folder, meetings.store, name, **self._ends)
+                name = f"{identifier}/state/{joiner.group}"
+                send_folder(folder, quorums.store, name, **self._ends)
             except GroupLostError as error:
                 rank_zero_warn(f"group {joiner.group} was lost before it had the state: {error}")
         strategy.barrier("the state of this group was sent")
@@ -153,7 +154,7 @@ class ElasticFit:
         """Receive the state of a group that trains, which may be lost meanwhile."""
         meetings, group = self.meetings, self.meetings.settings.group
         while True:
-            identifier, address = meetings.join()
+            identifier, address = meetings.quorums.join()
             lost = ""
             if self._strategy.global_rank == 0:
                 try:
@@ -176,7 +177,7 @@ class ElasticFit:
     @property
     def _ends(self) -> dict[str, Any]:
         timeout = timedelta(seconds=self.meetings.settings.join_timeout_s)
-        return {"host": self.meetings.host, "timeout": timeout}
+        return {"host": self.meetings.quorums.host, "timeout": timeout}
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group."""
@@ -216,7 +217,7 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
     """
     if not isinstance(settings, TorchFT):
         raise ValueError(f"membership must be None or TorchFT(...), got {settings!r}")
-    settings.check_installed()
+    check_torchft()
     sync = strategy.block_sync
     problems = {
         "block_sync=None": sync is None,

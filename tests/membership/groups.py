@@ -21,6 +21,7 @@ import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.membership.meetings import Meetings
+from lightning_hier.membership.quorums import Quorums
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.waiting import leave_mark, wait_for_marks
 
@@ -90,7 +91,7 @@ class Module(pl.LightningModule):
         meetings = self.trainer.strategy._elastic.meetings
         if self.global_step % self.run.sync.steps == 0:
             self.write(
-                commits=meetings._commits, present=list(meetings._present), used=self.used,
+                commits=meetings.commits, present=list(meetings.present), used=self.used,
                 epoch=self.trainer.current_epoch, step=self.global_step, model=weights(self),
             )  # fmt: skip
             self.used = []
@@ -142,14 +143,14 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     )
     if life.after:
         wait_for_marks(Path(run.folder), life.after)
-    join = Meetings.join
+    join = Quorums.join
 
-    def joining(self: Meetings) -> tuple[str, str]:
+    def joining(self: Quorums) -> tuple[str, str]:
         if number == 0:
             leave_mark(Path(run.folder), "joining")
         return join(self)
 
-    Meetings.join = joining  # type: ignore[method-assign]
+    Quorums.join = joining  # type: ignore[method-assign]
     module = Module(run, life, rank)
     if isinstance(life.dies_at, tuple):
         _die_in(module, *life.dies_at)

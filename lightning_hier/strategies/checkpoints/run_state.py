@@ -23,6 +23,9 @@ from lightning_hier.strategies.settings import automatic_values
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
+# Settings of a BlockSync on which the state of its exchange depends.
+_OF_EXCHANGE = ("fragments", "overlap", "merge", "across_dtype", "across_density")
+
 
 class RunState:
     """Reads and writes the state of a rank. Does not communicate.
@@ -59,17 +62,12 @@ class RunState:
         settings, communicators = session.settings, session.communicators
         sync = settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
-        # If groups come and go, their number changes during a run, too.
-        changes = session.elastic is not None
-        inter_host_ranks = 0 if changes else communicators.route.inter_host_ranks
+        # If groups come and go, the number of these ranks changes during a run, too.
+        inter_host_ranks = 0 if session.elastic else communicators.route.inter_host_ranks
         return {
             "gradient_sync": type(settings.gradient_sync).__name__,
             "block_sync": type(sync).__name__,
-            "fragments": None if sync is None else sync.fragments,
-            "overlap": None if sync is None else sync.overlap,
-            "merge": None if sync is None else sync.merge,
-            "across_dtype": None if sync is None else sync.across_dtype,
-            "across_density": None if sync is None else sync.across_density,
+            **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
             # The ranks that exchange between hosts hold the error feedback.
             "inter_host_ranks": inter_host_ranks if has_errors else None,
             # Averaged optimizer state is divided into the same shards as the model.

@@ -1,0 +1,251 @@
+"""Quorums of one group: rank 0 speaks with the Lighthouse, and all ranks learn the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from lightning_hier.comm.agreement import broadcast_json
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.membership.connections import open_store, serve_store
+from lightning_hier.membership.lighthouse import (
+    Entry,
+    Lighthouse,
+    Phase,
+    Quorum,
+    newest,
+    own_address,
+)
+from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
+from lightning_hier.membership.torchft import TorchFT
+
+# Seconds between two quorums of a group that waits for others.
+_POLL_S = 0.2
+
+
+@dataclass
+class Progress:
+    """What the global model of a group contains.
+
+    Attributes:
+        begun: time at which its run started, as in :class:`Entry`.
+        commits: as in :class:`Entry`.
+        lineage: as in :class:`Entry`.
+
+    """
+
+    begun: float = 0.0
+    commits: int = 0
+    lineage: str = ""
+
+
+class Quorums:
+    """Quorums in which this group takes part.
+
+    Methods are collectives of the group: all its ranks must call them, unless stated otherwise.
+    An error of rank 0 is raised on all ranks.
+
+    Args:
+        settings: settings of the user.
+        own: channels of this rank in its group.
+        limit: longest wait for other groups.
+        position: returns epoch and used batches of this group.
+        required: settings that must be equal in all groups.
+
+    Attributes:
+        progress: what the global model of this group contains.
+        host: IP address of this rank, on the network of the Lighthouse.
+        store: store of the group, on rank 0.
+
+    """
+
+    def __init__(
+        self,
+        settings: TorchFT,
+        own: Communicators,
+        *,
+        limit: timedelta,
+        position: Callable[[], tuple[int, int]],
+        required: Mapping[str, Any],
+    ) -> None:
+        self._settings = settings
+        self._own = own
+        # Other ranks wait for rank 0 in a collective with the full limit.
+        self._limit = 0.9 * limit
+        self._position = position
+        self._required = dict(required)
+        self.progress = Progress()
+        self.host = own_address(settings.lighthouse)
+        self.store: Store | None = None
+        self._lighthouse: Lighthouse | None = None
+        self._address = ""
+        self._on_first(self._open)
+
+    def _open(self) -> None:
+        self.store = store = serve_store(self.host)
+        self._address = f"{self.host}:{store.port}"
+        settings = self._settings
+        self._lighthouse = Lighthouse(
+            settings.lighthouse, settings.group, self._address, self._limit
+        )
+
+    def start(self) -> Quorum | None:
+        """Wait for the groups that start together.
+
+        Returns:
+            Their quorum, or None if this group must :meth:`join` others, which train already or
+            have a newer model.
+
+        Raises:
+            ValueError: this group does not suit the others.
+
+        """
+        found = self._on_first(self._start)
+        return None if found is None else Quorum.of(found)
+
+    def _start(self) -> dict[str, Any] | None:
+        until = monotonic() + self._settings.join_timeout_s
+        while True:
+            quorum = self._meet("start", ok=monotonic() > until)
+            check_start(self._entry("start"), quorum)
+            if quorum.within("block", "vote", "init"):
+                return None
+            present = len(quorum.entries)
+            # All groups of a quorum decide the same.
+            waited = any(entry.ok for entry in quorum.entries)
+            if present == self._settings.groups or (
+                waited and present >= self._settings.min_groups
+            ):
+                best = newest(quorum.entries)
+                is_newest = best is None or best.lineage == self.progress.lineage
+                return asdict(quorum) if is_newest else None
+            sleep(_POLL_S)
+
+    def gathered(self, phase: Phase) -> Quorum:
+        """Wait for the quorum of the groups that exchange.
+
+        Raises:
+            PeerError: too few groups came, or this one has missed synchronisations.
+
+        """
+        return Quorum.of(self._on_first(lambda: asdict(self._gathered(phase))))
+
+    def _gathered(self, phase: Phase) -> Quorum:
+        own, settings = self.progress, self._settings
+        until = monotonic() + self._limit.total_seconds()
+        while True:
+            quorum = self._meet(phase)
+            best = newest(quorum.within("block"))
+            if best is not None and best.lineage != own.lineage:
+                raise PeerError(
+                    f"group {settings.group} has missed {best.commits - own.commits} "
+                    "synchronisations of the others, because it was stopped or cut off: restart "
+                    "it, and it continues from their model"
+                )
+            # The outcome of a vote is not known here yet.
+            undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
+            if not undecided and len(quorum.entries) >= settings.min_groups:
+                return quorum
+            if monotonic() > until:
+                raise PeerError(missing_groups(settings, quorum, self._limit))
+            sleep(_POLL_S)
+
+    def vote(self, quorum: Quorum, members: Sequence[Entry], *, ok: bool) -> bool:
+        """Whether the synchronisation of ``members`` counts, for which this group votes."""
+        return bool(self._on_first(partial(self._vote, quorum, members, ok)))
+
+    def _vote(self, quorum: Quorum, members: Sequence[Entry], ok: bool) -> bool:
+        vote = self._meet("vote", meeting=quorum.identifier, ok=ok)
+        return counts(vote, quorum, members, self._settings.group)
+
+    def join(self) -> tuple[str, str]:
+        """Wait until a group has its state ready for this one.
+
+        Returns:
+            Identifier of the synchronisation after which it has it, and address of its store.
+
+        Raises:
+            PeerError: no group has trained within the limit.
+
+        """
+        identifier, address = self._on_first(self._join)
+        return identifier, address
+
+    def _join(self) -> list[str]:
+        group = self._settings.group
+        until = monotonic() + self._limit.total_seconds()
+        while monotonic() < until:
+            quorum = self._meet("join")
+            best = newest(quorum.within("block"))
+            if best is None:
+                sleep(_POLL_S)
+                continue
+            members = members_of(quorum, best.lineage)
+            joiners = [entry.group for entry in quorum.within("join")]
+            source = members[joiners.index(group) % len(members)]
+            # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
+            vote = self._meet("join")
+            if counts(vote, quorum, members, group) and self._is_ready(
+                quorum.identifier, source.address
+            ):
+                return [quorum.identifier, source.address]
+        raise PeerError(
+            f"group {group} has waited {self._limit.total_seconds():.0f} s for the state of a "
+            "group that trains, but none has synchronised. Restart this group, and it starts from "
+            "its own checkpoint if no other group is there"
+        )
+
+    def _is_ready(self, identifier: str, address: str) -> bool:
+        """Whether the state after a synchronisation can be fetched. Waits until it is ready."""
+        try:
+            return bool(open_store(address, self._limit).get(f"{identifier}/ready"))
+        except RuntimeError:  # the group was lost
+            return False
+
+    def tell_ready(self, identifier: str) -> None:
+        """Tell joining groups that their state can be fetched. Does not wait; rank 0 only."""
+        assert self.store is not None, "only rank 0 has a store"
+        self.store.set(f"{identifier}/ready", "yes")
+
+    def _meet(self, phase: Phase, **values: Any) -> Quorum:
+        assert self._lighthouse is not None, "only rank 0 speaks with the Lighthouse"
+        return self._lighthouse.meet(self._entry(phase, **values))
+
+    def _entry(self, phase: Phase, **values: Any) -> Entry:
+        epoch, batches = self._position()
+        return Entry(
+            group=self._settings.group,
+            phase=phase,
+            ranks=self._own.group.size,
+            address=self._address,
+            **asdict(self.progress),
+            epoch=epoch,
+            batches=batches,
+            settings=self._required,
+            **values,
+        )
+
+    def _on_first(self, function: Callable[[], Any]) -> Any:
+        """Call a function on rank 0. Return its JSON value, or raise its error, on all ranks."""
+        found: dict[str, Any] = {}
+        if self._own.group.position == 0:
+            try:
+                found["value"] = function()
+            except (PeerError, ValueError) as error:
+                found = {"error": str(error), "is_peer": isinstance(error, PeerError)}
+        found = broadcast_json(found, 0, self._own.device)
+        if "error" in found:
+            raise (PeerError if found["is_peer"] else ValueError)(found["error"])
+        return found["value"]
+
+    def close(self) -> None:
+        """Stop the heartbeats. Does not communicate with other ranks."""
+        if self._lighthouse is not None:
+            self._lighthouse.close()
