@@ -47,9 +47,7 @@ class RunState:
         self._synchroniser = session.synchroniser
         self._steps = session.worker.steps
         self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
-        self.names: dict[Parameter, str] = {
-            parameter: name for name, parameter in self.parameters.items()
-        }
+        self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         mesh = self._module.device_mesh if is_sharded(self._module) else None
@@ -62,14 +60,13 @@ class RunState:
         settings, communicators = session.settings, session.communicators
         sync = settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
-        # If groups come and go, the number of these ranks changes during a run, too.
-        inter_host_ranks = 0 if session.elastic else communicators.route.inter_host_ranks
+        ranks = 0 if session.elastic else communicators.route.inter_host_ranks  # it may change
         return {
             "gradient_sync": type(settings.gradient_sync).__name__,
             "block_sync": type(sync).__name__,
             **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
             # The ranks that exchange between hosts hold the error feedback.
-            "inter_host_ranks": inter_host_ranks if has_errors else None,
+            "inter_host_ranks": ranks if has_errors else None,
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,
@@ -95,7 +92,7 @@ class RunState:
             "automatic_values": automatic_values(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
             ),
-            "membership": None if elastic is None else elastic.meetings.state(),
+            "membership": elastic.meetings.state() if elastic else None,
             "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 
