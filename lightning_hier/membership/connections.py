@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
 
@@ -48,9 +47,11 @@ class LossOfGroups:
             raise GroupLostError(f"{doing} failed ({error})") from error
 
 
-@dataclass
 class GroupConnections:
     """Channels of this rank to the ranks of the groups that are present.
+
+    Args:
+        own: channels of this rank in its group, which are used until :meth:`connect`.
 
     Attributes:
         across: ranks at this rank's position in the groups that are present.
@@ -59,24 +60,19 @@ class GroupConnections:
 
     """
 
-    across: Channel
-    world: Channel
-    layout: RankLayout
-
-    @classmethod
-    def unconnected(cls, own: Communicators) -> GroupConnections:
-        """Channels of this group alone, until :meth:`connect`."""
+    def __init__(self, own: Communicators) -> None:
+        self._own = own.group
+        self._alone = own.across.group, own.world.group
         loss = LossOfGroups()
-        across = Channel(own.across.group, "across", own.traffic, loss)
-        world = Channel(own.world.group, "across", own.traffic, loss)
-        return cls(across, world, own.layout)
+        self.across = Channel(own.across.group, "across", own.traffic, loss)
+        self.world = Channel(own.world.group, "across", own.traffic, loss)
+        self.layout = own.layout
 
     def connect(
         self,
         identifier: str,
         members: Sequence[Entry],
         group: int,
-        own: Communicators,
         *,
         host: str,
         timeout: timedelta,
@@ -87,7 +83,6 @@ class GroupConnections:
             identifier: identifier of the connections, the same on all these ranks.
             members: groups that are present, in order.
             group: number of this group.
-            own: channels of this rank in its group.
             host: IP address of this rank.
             timeout: time limit of the connection, and of every collective.
 
@@ -96,7 +91,7 @@ class GroupConnections:
 
         """
         number = [member.group for member in members].index(group)
-        position, size = own.group.position, own.group.size
+        position, size = self._own.position, self._own.size
         self.layout = RankLayout((size, len(members)))
         groups = [entry.group for entry in members]
         with LossOfGroups().explaining((), f"connecting the groups {groups}"):
@@ -110,13 +105,13 @@ class GroupConnections:
         self.across.use(across, range(position, total, size))
         self.world.use(world, range(total))
 
-    def close(self, own: Communicators) -> None:
+    def close(self) -> None:
         """Close the connections, so that ranks that still wait for this one fail."""
-        for channel, replacement in ((self.across, own.across), (self.world, own.world)):
-            if channel.group is not replacement.group:
+        for channel, alone in zip((self.across, self.world), self._alone, strict=True):
+            if channel.group is not alone:
                 with suppress(RuntimeError):
                     channel.group.abort()
-                channel.use(replacement.group, replacement.ranks)
+                channel.use(alone, dist.get_process_group_ranks(alone))
 
 
 def _wait_for_all(

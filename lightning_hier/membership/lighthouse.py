@@ -123,7 +123,7 @@ class Lighthouse:
                 replica_id=self._replica,
                 lighthouse_addr=address,
                 hostname=host,
-                bind=f"{host}:0",
+                bind=f"[{host}]:0" if ":" in host else f"{host}:0",
                 store_addr=store,
                 world_size=1,
                 heartbeat_interval=timedelta(seconds=_HEARTBEAT_S),
@@ -145,7 +145,7 @@ class Lighthouse:
             time.sleep(_HEARTBEATS_KNOWN_S)
             found = self._until_answered(lambda timeout: self._request(entry, timeout))
         seconds, nanos = found.created.seconds, found.created.nanos
-        entries = [Entry(**member.data) for member in found.participants if member.data]
+        entries = [_entry_of(member) for member in found.participants]
         return Quorum(
             f"{found.quorum_id}.{seconds}.{nanos:09d}",
             seconds + nanos * 1e-9,
@@ -197,6 +197,23 @@ class Lighthouse:
     def close(self) -> None:
         """Stop the heartbeats, so that the other groups do not wait for this one."""
         self._manager.shutdown()
+
+
+def _entry_of(member: Any) -> Entry:
+    """Entry of a member of a quorum.
+
+    Raises:
+        ValueError: it is no group of this version of the package.
+
+    """
+    try:
+        return Entry(**member.data)
+    except TypeError as error:
+        raise ValueError(
+            f"{member.replica_id!r} takes part in the meetings, but is no group of this version of "
+            "lightning_hier: install the same version in all groups, and use a Lighthouse of their "
+            "own"
+        ) from error
 
 
 def own_address(lighthouse: str) -> str:

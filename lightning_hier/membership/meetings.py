@@ -60,7 +60,7 @@ class Meetings:
         self._say = say
         self._timeout = timedelta(seconds=settings.join_timeout_s)
         self.quorums = Quorums(settings, own, limit=limit, position=position, required=required)
-        self._connections = GroupConnections.unconnected(own)
+        self._connections = GroupConnections(own)
         self._connected: Sequence[str] = ()
         self._together: Quorum | None = None
         self._positions: dict[int, Sequence[int]] = {}
@@ -159,12 +159,11 @@ class Meetings:
         failed, addresses = "", [entry.address for entry in members]
         try:
             if self._connected != addresses:
-                self._connections.close(self._own)
+                self._connections.close()
                 self._connections.connect(
                     quorum.identifier,
                     members,
                     self.settings.group,
-                    self._own,
                     host=self.quorums.host,
                     timeout=self._timeout,
                 )
@@ -176,7 +175,7 @@ class Meetings:
         self._connected = [] if found else addresses
         if found:
             # Other groups that still wait for this one then fail at once.
-            self._connections.close(self._own)
+            self._connections.close()
         return found[0] if found else ""
 
     @contextmanager
@@ -202,5 +201,5 @@ class Meetings:
 
     def close(self) -> None:
         """Leave the meetings. Does not communicate."""
-        self._connections.close(self._own)
+        self._connections.close()
         self.quorums.close()

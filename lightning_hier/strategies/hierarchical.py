@@ -164,7 +164,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             self._layer_sync = module_setup.GroupSyncBatchNorm(self.communicators.group.group)
         if self.membership is not None and self._module.trainer.state.fn == TrainerFn.FITTING:
             required = described({"warmup_steps": self.warmup_steps} | self._settings())
-            for own in ("membership", *vars(self.membership)):
+            for own in ("lighthouse", "group"):  # the others must be equal in all groups
                 required.pop(own)
             self._elastic = ElasticFit(self, self.membership, required)
 
