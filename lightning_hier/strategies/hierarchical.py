@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
@@ -170,6 +171,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
+        prepare_kernels(self._module.parameters())
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)

@@ -26,6 +26,7 @@ from lightning_hier.algorithms.arguments import (
     check_whole_or_auto,
 )
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -202,6 +203,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
+        prepare_kernels(self._module.parameters())
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
         callback, offload = self._metrics_callback, self.offload_outer_state

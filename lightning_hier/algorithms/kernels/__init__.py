@@ -10,6 +10,9 @@ in double precision and do not affect training.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from threading import Thread
+
 import torch
 from torch import Tensor
 
@@ -45,6 +48,16 @@ def kernels_for(first: Tensor, *others: Tensor | None) -> TorchKernels:
     if suits_native and first.numel() >= SMALLEST:
         return native_kernels() or _TORCH
     return _TORCH
+
+
+def prepare_kernels(parameters: Iterable[Tensor]) -> None:
+    """Compile the loops for these parameters in a thread, if they need any.
+
+    Otherwise the first synchronisation would wait for the compiler. Does not wait.
+    """
+    on_cpu = (p for p in parameters if p.device.type == "cpu" and p.dtype == torch.float32)
+    if sum(parameter.numel() for parameter in on_cpu) >= SMALLEST:
+        Thread(target=native_kernels, daemon=True).start()
 
 
 def sum_of_squares(values: Tensor) -> float:

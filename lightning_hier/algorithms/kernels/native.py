@@ -5,10 +5,10 @@ single loop keeps it in registers and takes between a half and a fifth of the ti
 optional: without a compiler, for other dtypes and for small tensors, the reference gives
 bit-identical results.
 
-Each process compiles the sources once, for the first large tensor. The library is loaded from a new
-directory that is deleted directly afterwards, so that no other user, and no host with a different
-processor that shares the home directory, can load it. The environment variable
-``LIGHTNING_HIER_COMPILE=0`` disables compilation.
+Each process compiles the sources once, while a fit is set up or for the first large tensor. The
+library is loaded from a new directory that is deleted directly afterwards, so that no other user,
+and no host with a different processor that shares the home directory, can load it. The environment
+variable ``LIGHTNING_HIER_COMPILE=0`` disables compilation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -63,9 +64,20 @@ _SIGNATURES = {
 }
 
 
-@lru_cache(maxsize=1)
+_compiling = Lock()
+
+
 def native_kernels() -> NativeKernels | None:
-    """Compile and load the loops. None if compilation is disabled or fails for any reason."""
+    """Compile and load the loops at the first call. Another thread's call then waits for them.
+
+    None if compilation is disabled or fails for any reason.
+    """
+    with _compiling:
+        return _compiled()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> NativeKernels | None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if os.environ.get("LIGHTNING_HIER_COMPILE") == "0" or compiler is None:
         return None
