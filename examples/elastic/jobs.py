@@ -81,7 +81,7 @@ class LighthouseJob(Job):
     Args:
         output: file to which its output is appended.
         heartbeat_timeout_s: seconds without a heartbeat after which a group is lost.
-        join_timeout_s: seconds that a meeting waits for groups that are alive but have not come.
+        join_timeout_s: seconds that a quorum waits for groups that are alive but have not come.
 
     Attributes:
         address: for the groups.

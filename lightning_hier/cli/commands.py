@@ -30,6 +30,6 @@ COMMANDS: dict[str, Command] = {
     "measure": Command("measure", "measure links and a step of a module, for plan"),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
     "report": Command("report", "create a page that compares runs"),
-    "lighthouse": Command("lighthouse", "serve the meetings of groups that come and go"),
+    "lighthouse": Command("lighthouse", "serve quorums for groups that come and go"),
     "completion": Command("completion", "print a completion script for bash or zsh"),
 }

@@ -1,4 +1,4 @@
-"""`lightning-hier lighthouse`: the Lighthouse of torchft, at which groups that come and go meet."""
+"""`lightning-hier lighthouse`: the Lighthouse of torchft, for groups that come and go."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run(args: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} lighthouse",
-        description="Serve the meetings of groups that come and go (membership=TorchFT(...)). "
+        description="Serve quorums for groups that come and go (membership=TorchFT(...)). "
         "It needs no GPU and little memory. Anyone who reaches its port can take part in the "
-        "meetings: open it to the hosts of the groups only.",
+        "quorums: open it to the hosts of the groups only.",
     )
     parser.add_argument(
         "--bind", default="[::]:29510", help="address and port on which it listens (%(default)s)"
@@ -47,13 +47,13 @@ def _parser() -> argparse.ArgumentParser:
         "--min_groups",
         type=int,
         default=1,
-        help="least number of groups in a meeting (%(default)s)",
+        help="least number of groups in a quorum (%(default)s)",
     )
     parser.add_argument(
         "--join_timeout_s",
         type=float,
         default=60.0,
-        help="seconds that a meeting waits for groups that are alive but have not come "
+        help="seconds that a quorum waits for groups that are alive but have not come "
         "(%(default)s)",
     )
     parser.add_argument(

@@ -15,7 +15,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import quiet_torchft
 
 Phase = Literal["start", "init", "join", "block", "vote"]
-"""What a group wants of a quorum: see :class:`~lightning_hier.membership.meetings.Meetings`."""
+"""Why a group requests a quorum: it starts, joins others, exchanges, or votes on an exchange."""
 
 # Seconds between heartbeats, and between two requests after a failure.
 _HEARTBEAT_S = 0.1
@@ -42,8 +42,8 @@ class Entry:
             model. Empty before the first.
         epoch: its epoch.
         batches: batches of this epoch that it has used.
-        meeting: identifier of the meeting on which it votes.
-        ok: whether it votes for the synchronisation of this meeting, or whether it has waited
+        voted_on: identifier of the quorum on whose synchronisation it votes.
+        ok: whether it votes for this synchronisation, or whether it has waited
             long enough at a start.
         settings: settings that must be equal in all groups.
 
@@ -58,7 +58,7 @@ class Entry:
     lineage: str = ""
     epoch: int = 0
     batches: int = 0
-    meeting: str = ""
+    voted_on: str = ""
     ok: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -132,7 +132,7 @@ class Lighthouse:
             )
         )
 
-    def meet(self, entry: Entry) -> Quorum:
+    def quorum(self, entry: Entry) -> Quorum:
         """Wait for the next quorum. Every group that takes part must call it.
 
         Raises:
@@ -140,7 +140,7 @@ class Lighthouse:
 
         """
         found = self._until_answered(lambda timeout: self._request(entry, timeout))
-        if self._has_restarted(found):
+        while self._has_restarted(found):
             # It does not know yet who is alive, and would let a group go on without the others.
             time.sleep(_HEARTBEATS_KNOWN_S)
             found = self._until_answered(lambda timeout: self._request(entry, timeout))
@@ -210,7 +210,7 @@ def _entry_of(member: Any) -> Entry:
         return Entry(**member.data)
     except TypeError as error:
         raise ValueError(
-            f"{member.replica_id!r} takes part in the meetings, but is no group of this version of "
+            f"{member.replica_id!r} takes part in quorums, but is no group of this version of "
             "lightning_hier: install the same version in all groups, and use a Lighthouse of their "
             "own"
         ) from error

@@ -113,7 +113,7 @@ class Quorums:
     def _start(self) -> dict[str, Any] | None:
         until = monotonic() + self._settings.join_timeout_s
         while True:
-            quorum = self._meet("start", ok=monotonic() > until)
+            quorum = self._request("start", ok=monotonic() > until)
             check_start(self._entry("start"), quorum)
             if quorum.within("block", "vote", "init"):
                 return None
@@ -141,7 +141,7 @@ class Quorums:
         own, settings = self.progress, self._settings
         until = monotonic() + self._limit.total_seconds()
         while True:
-            quorum = self._meet(phase)
+            quorum = self._request(phase)
             best = newest(quorum.within("block"))
             if best is not None and best.lineage != own.lineage:
                 raise PeerError(
@@ -162,7 +162,7 @@ class Quorums:
         return bool(self._on_first(partial(self._vote, quorum, members, ok)))
 
     def _vote(self, quorum: Quorum, members: Sequence[Entry], ok: bool) -> bool:
-        vote = self._meet("vote", meeting=quorum.identifier, ok=ok)
+        vote = self._request("vote", voted_on=quorum.identifier, ok=ok)
         return counts(vote, quorum, members, self._settings.group)
 
     def join(self) -> tuple[str, str]:
@@ -182,7 +182,7 @@ class Quorums:
         group = self._settings.group
         until = monotonic() + self._limit.total_seconds()
         while monotonic() < until:
-            quorum = self._meet("join")
+            quorum = self._request("join")
             best = newest(quorum.within("block"))
             if best is None:
                 sleep(_POLL_S)
@@ -191,7 +191,7 @@ class Quorums:
             joiners = [entry.group for entry in quorum.within("join")]
             source = members[joiners.index(group) % len(members)]
             # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
-            vote = self._meet("join")
+            vote = self._request("join")
             if counts(vote, quorum, members, group) and self._is_ready(
                 quorum.identifier, source.address
             ):
@@ -214,9 +214,9 @@ class Quorums:
         assert self.store is not None, "only rank 0 has a store"
         self.store.set(f"{identifier}/ready", "yes")
 
-    def _meet(self, phase: Phase, **values: Any) -> Quorum:
+    def _request(self, phase: Phase, **values: Any) -> Quorum:
         assert self._lighthouse is not None, "only rank 0 speaks with the Lighthouse"
-        return self._lighthouse.meet(self._entry(phase, **values))
+        return self._lighthouse.quorum(self._entry(phase, **values))
 
     def _entry(self, phase: Phase, **values: Any) -> Entry:
         epoch, batches = self._position()

@@ -35,7 +35,7 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry], group: int) -
         return True
     if any(entry.phase in ("block", "init") for entry in others):
         return False
-    return all(entry.ok for entry in present if entry.meeting == quorum.identifier)
+    return all(entry.ok for entry in present if entry.voted_on == quorum.identifier)
 
 
 def check_start(own: Entry, quorum: Quorum) -> None:

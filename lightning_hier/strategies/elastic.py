@@ -21,7 +21,7 @@ from lightning_hier.comm.agreement import broadcast_json
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.membership.connections import GroupLostError
-from lightning_hier.membership.meetings import Meetings
+from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.torchft import TorchFT, check_torchft
 from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
 from lightning_hier.strategies.checkpoints.rank_files import section_of
@@ -49,7 +49,7 @@ class ElasticFit:
         required: settings that must be equal in all groups.
 
     Attributes:
-        meetings: synchronisations with the groups that are present.
+        exchange: synchronisations with the groups that are present.
 
     """
 
@@ -63,7 +63,7 @@ class ElasticFit:
         self._leaders = range(0, strategy.world_size, strategy.num_processes)
         communicators = strategy.communicators
         seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
-        self.meetings = Meetings(
+        self.exchange = GroupExchange(
             settings,
             communicators,
             limit=strategy.limit,
@@ -71,7 +71,7 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed},
         )
-        across = self.meetings.across
+        across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
         communicators.most_groups = settings.groups
         self._changes.replace("_checkpoint_connector.resume_start", self._resume_start)
@@ -86,24 +86,24 @@ class ElasticFit:
         """Load the checkpoint of the user, then wait for the groups, and take a newer state."""
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
-        self._load_meetings(connector._loaded_checkpoint)
-        if self.meetings.start():
+        self._load_exchange(connector._loaded_checkpoint)
+        if self.exchange.start():
             return
         rank_zero_info("Waiting for the state of a group that trains.")
         self._folder = self._new_folder()
         self._receive(self._folder)
         resume_start(self._folder / _NAME)
-        self._load_meetings(connector._loaded_checkpoint)
+        self._load_exchange(connector._loaded_checkpoint)
 
-    def _load_meetings(self, checkpoint: Mapping[str, Any]) -> None:
+    def _load_exchange(self, checkpoint: Mapping[str, Any]) -> None:
         state = (section_of(checkpoint) or {}).get("membership")
         if state is not None:
-            self.meetings.load(state)
+            self.exchange.load(state)
 
     def share_initial_model(self, module: Module) -> None:
         """Give all groups that start together the model of the first one."""
         tensors = [*module.parameters(), *module.buffers()]
-        self.meetings.share_initial_model(
+        self.exchange.share_initial_model(
             lambda channel: broadcast_tensors_(tensors, channel, "initial_model")
         )
 
@@ -118,17 +118,17 @@ class ElasticFit:
         for block in session.synchroniser.blocks or ():
             if isinstance(block, CommittedBlock):
                 block.forget_errors()
-        epoch, batches = self.meetings.place_of(self.meetings.settings.group)
+        epoch, batches = self.exchange.place_of(self.exchange.settings.group)
         # Its own part of the data, from where it stopped. In a later epoch, it is all there.
         session.position.used = batches if epoch == self._trainer.current_epoch else 0
 
     def serve(self) -> None:
         """Send the state to the groups that wait for it, at the end of a batch."""
-        meetings, strategy = self.meetings, self._strategy
-        joiners, meetings.joiners = meetings.joiners, ()
+        exchange, strategy = self.exchange, self._strategy
+        joiners, exchange.joiners = exchange.joiners, ()
         if not joiners:
             return
-        begun, quorums = time.monotonic(), meetings.quorums
+        begun, quorums = time.monotonic(), exchange.quorums
         identifier = quorums.progress.lineage
         folder = self._new_folder()
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
@@ -152,9 +152,9 @@ class ElasticFit:
 
     def _receive(self, folder: Path) -> None:
         """Receive the state of a group that trains, which may be lost meanwhile."""
-        meetings, group = self.meetings, self.meetings.settings.group
+        exchange, group = self.exchange, self.exchange.settings.group
         while True:
-            identifier, address = meetings.quorums.join()
+            identifier, address = exchange.quorums.join()
             lost = ""
             if self._strategy.global_rank == 0:
                 try:
@@ -176,8 +176,8 @@ class ElasticFit:
 
     @property
     def _ends(self) -> dict[str, Any]:
-        timeout = timedelta(seconds=self.meetings.settings.join_timeout_s)
-        return {"host": self.meetings.quorums.host, "timeout": timeout}
+        timeout = timedelta(seconds=self.exchange.settings.join_timeout_s)
+        return {"host": self.exchange.quorums.host, "timeout": timeout}
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group."""
@@ -189,7 +189,7 @@ class ElasticFit:
     def close(self) -> None:
         """Leave the groups, and undo the changes to the Trainer. Does not communicate."""
         self._changes.close()
-        self.meetings.close()
+        self.exchange.close()
 
 
 class StateServer(Callback):

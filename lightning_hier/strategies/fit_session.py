@@ -128,7 +128,7 @@ class FitSession:
             on_nonfinite=on_nonfinite,
             join=join,
             offload=offload,
-            membership=None if self.elastic is None else self.elastic.meetings,
+            membership=None if self.elastic is None else self.elastic.exchange,
         )
         self.synchroniser.on_warm = self.wrap
         if self.scaler is not None:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
-from lightning_hier.membership.meetings import Meetings
+from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.waiting import leave_mark, wait_for_marks
@@ -88,10 +88,10 @@ class Module(pl.LightningModule):
         return (self.net(features) - targets).square().mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        meetings = self.trainer.strategy._elastic.meetings
+        exchange = self.trainer.strategy._elastic.exchange
         if self.global_step % self.run.sync.steps == 0:
             self.write(
-                commits=meetings.commits, present=list(meetings.present), used=self.used,
+                commits=exchange.commits, present=list(exchange.present), used=self.used,
                 epoch=self.trainer.current_epoch, step=self.global_step, model=weights(self),
             )  # fmt: skip
             self.used = []
@@ -171,8 +171,8 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
 
 def _die_in(module: Module, place: str, commits: int) -> None:
     """End the process before the groups connect, or in `CommittedBlock.send` or `apply`."""
-    # Once groups are connected, they stay so. Meetings still call this method.
-    owner, name = (Meetings, "_attempted") if place == "connect" else (CommittedBlock, place)
+    # Once groups are connected, they stay so. GroupExchange still calls this method.
+    owner, name = (GroupExchange, "_attempted") if place == "connect" else (CommittedBlock, place)
     method: Callable[..., Any] = getattr(owner, name)
 
     def dying(*args: Any) -> Any:

@@ -88,7 +88,7 @@ def test_members_have_one_lineage_and_joiners_wait() -> None:
 def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:
     quorum = _quorum(_entry(0), _entry(1), _entry(2))
     members = list(quorum.entries)
-    voting = [_entry(group, "vote", meeting="7.1", ok=True) for group in range(3)]
+    voting = [_entry(group, "vote", voted_on="7.1", ok=True) for group in range(3)]
 
     def decide(*entries: Entry, group: int = 0) -> bool:
         return counts(Quorum("8", 101.0, entries), quorum, members, group)

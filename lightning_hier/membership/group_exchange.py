@@ -1,4 +1,4 @@
-"""Meetings of the groups that are present: they exchange, and agree on what counts."""
+"""GroupExchange of the groups that are present: they exchange, and agree on what counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_hier.membership.rules import members_of
 from lightning_hier.membership.torchft import TorchFT
 
 
-class Meetings:
+class GroupExchange:
     """Synchronisations of this group with those that are present.
 
     A synchronisation has two phases. In the quorum of the phase ``"block"``, all groups learn who
@@ -31,7 +31,7 @@ class Meetings:
     Args:
         settings: settings of the user.
         own: channels of this rank in its group, which take the place of those between groups
-            outside of meetings.
+            outside of synchronisations.
         limit: longest wait for other groups.
         say: logs a line, on one rank.
         position: returns epoch and used batches of this group.
@@ -167,7 +167,7 @@ class Meetings:
                     host=self.quorums.host,
                     timeout=self._timeout,
                 )
-            with self._in_meeting(len(members)):
+            with self._with_channels(len(members)):
                 attempt()
         except GroupLostError as error:
             failed = str(error)
@@ -179,7 +179,7 @@ class Meetings:
         return found[0] if found else ""
 
     @contextmanager
-    def _in_meeting(self, groups: int) -> Iterator[None]:
+    def _with_channels(self, groups: int) -> Iterator[None]:
         own = self._own
         before = own.layout, own.world
         own.layout, own.world = self._connections.layout, self._connections.world
@@ -200,6 +200,6 @@ class Meetings:
         self.present = groups
 
     def close(self) -> None:
-        """Leave the meetings. Does not communicate."""
+        """Leave the groups. Does not communicate."""
         self._connections.close()
         self.quorums.close()
