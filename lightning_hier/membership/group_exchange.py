@@ -1,4 +1,4 @@
-"""GroupExchange of the groups that are present: they exchange, and agree on what counts."""
+"""Exchanges between the groups that are present, and their votes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupConnections, GroupLostError
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum
-from lightning_hier.membership.quorums import Progress, Quorums
-from lightning_hier.membership.rules import members_of
+from lightning_hier.membership.quorums import Quorums
+from lightning_hier.membership.rules import Progress, members_of
 from lightning_hier.membership.torchft import TorchFT
+
+# Attempts of one synchronisation, for instance between groups that cannot reach each other.
+_MOST_ATTEMPTS = 10
 
 
 class GroupExchange:
@@ -33,7 +38,7 @@ class GroupExchange:
         own: channels of this rank in its group, which take the place of those between groups
             outside of synchronisations.
         limit: longest wait for other groups.
-        say: logs a line, on one rank.
+        log: logs a line, on one rank.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
 
@@ -51,13 +56,13 @@ class GroupExchange:
         own: Communicators,
         *,
         limit: timedelta,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         position: Callable[[], tuple[int, int]],
         required: Mapping[str, Any],
     ) -> None:
         self.settings = settings
         self._own = own
-        self._say = say
+        self._log = log
         self._timeout = timedelta(seconds=settings.join_timeout_s)
         self.quorums = Quorums(settings, own, limit=limit, position=position, required=required)
         self._connections = GroupConnections(own)
@@ -88,7 +93,7 @@ class GroupExchange:
         self._positions = {int(group): place for group, place in values.pop("positions").items()}
         self.quorums.progress = Progress(**values)
 
-    def place_of(self, group: int) -> Sequence[int]:
+    def position_of(self, group: int) -> Sequence[int]:
         """Epoch and used batches of a group at its last synchronisation. Does not communicate."""
         return self._positions.get(group, (0, 0))
 
@@ -135,21 +140,32 @@ class GroupExchange:
         quorum: Quorum | None = None,
     ) -> None:
         progress = self.quorums.progress
-        while True:
-            quorum = quorum or self.quorums.gathered(phase)
-            members = members_of(quorum, progress.lineage)
-            failed = self._attempted(quorum, members, attempt)
-            if self.quorums.vote(quorum, members, ok=not failed):
+        for attempts in count(1):
+            found = quorum or self.quorums.gathered(phase)
+            members = members_of(found, progress.lineage)
+            failed = self._attempted(found, members, attempt)
+            if self.quorums.vote(found, members, ok=not failed):
                 break
-            self._say(f"the groups repeat a synchronisation: {failed or 'it failed elsewhere'}.")
             undo()
+            # In all groups, so that they connect anew together.
+            self._disconnect()
+            why = failed or "it failed in another group"
+            if attempts == _MOST_ATTEMPTS:
+                raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
+            self._log(f"the groups repeat a synchronisation: {why}.")
             quorum = None
-        progress.begun = progress.begun or quorum.time
-        progress.lineage = quorum.identifier
+        if failed:  # this group was late, and has no complete result
+            raise PeerError(
+                f"group {self.settings.group} must restart: a synchronisation has failed here and "
+                f"succeeded in the other groups ({failed}). It then continues from their model"
+            )
+        progress.begun = progress.begun or found.time
+        progress.lineage = found.identifier
         self._positions |= {entry.group: (entry.epoch, entry.batches) for entry in members}
         groups = [entry.group for entry in members]
         # Each member has the joiners that count it as their source, see Quorums.join.
-        self.joiners = quorum.within("join")[groups.index(self.settings.group) :: len(members)]
+        joiners = found.within("join") if phase == "block" else ()
+        self.joiners = joiners[groups.index(self.settings.group) :: len(members)]
         self._report(groups)
 
     def _attempted(
@@ -172,11 +188,15 @@ class GroupExchange:
         except GroupLostError as error:
             failed = str(error)
         found = [text for text in gather_json(failed, self._own.device) if text]
-        self._connected = [] if found else addresses
+        self._connected = addresses
         if found:
             # Other groups that still wait for this one then fail at once.
-            self._connections.close()
+            self._disconnect()
         return found[0] if found else ""
+
+    def _disconnect(self) -> None:
+        self._connected = ()
+        self._connections.close()
 
     @contextmanager
     def _with_channels(self, groups: int) -> Iterator[None]:
@@ -193,7 +213,7 @@ class GroupExchange:
         """Log a change of the groups that take part."""
         if groups != self.present:
             after = f"after {self.commits} synchronisations" if self.commits else "at the start"
-            self._say(
+            self._log(
                 f"{len(groups)} of {self.settings.groups} groups take part {after}: "
                 f"{', '.join(map(str, groups))}."
             )

@@ -43,8 +43,8 @@ class Entry:
         epoch: its epoch.
         batches: batches of this epoch that it has used.
         voted_on: identifier of the quorum on whose synchronisation it votes.
-        ok: whether it votes for this synchronisation, or whether it has waited
-            long enough at a start.
+        ok: whether it votes for this synchronisation.
+        waited: whether it has waited long enough for other groups at a start.
         settings: settings that must be equal in all groups.
 
     """
@@ -60,6 +60,7 @@ class Entry:
     batches: int = 0
     voted_on: str = ""
     ok: bool = False
+    waited: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -145,7 +146,10 @@ class Lighthouse:
             time.sleep(_HEARTBEATS_KNOWN_S)
             found = self._until_answered(lambda timeout: self._request(entry, timeout))
         seconds, nanos = found.created.seconds, found.created.nanos
-        entries = [_entry_of(member) for member in found.participants]
+        strict = entry.phase == "start"
+        entries = [
+            own for member in found.participants if (own := _entry_of(member, strict=strict))
+        ]
         return Quorum(
             f"{found.quorum_id}.{seconds}.{nanos:09d}",
             seconds + nanos * 1e-9,
@@ -199,16 +203,18 @@ class Lighthouse:
         self._manager.shutdown()
 
 
-def _entry_of(member: Any) -> Entry:
-    """Entry of a member of a quorum.
+def _entry_of(member: Any, *, strict: bool) -> Entry | None:
+    """Entry of a member of a quorum. None if it is no group of this version of the package.
 
     Raises:
-        ValueError: it is no group of this version of the package.
+        ValueError: it is none, and ``strict`` is set.
 
     """
     try:
         return Entry(**member.data)
     except TypeError as error:
+        if not strict:
+            return None
         raise ValueError(
             f"{member.replica_id!r} takes part in quorums, but is no group of this version of "
             "lightning_hier: install the same version in all groups, and use a Lighthouse of their "
@@ -230,10 +236,14 @@ def newest(entries: Sequence[Entry]) -> Entry | None:
     """The entry whose model the other groups take, or None if none of them has trained.
 
     It belongs to the run that started first, so that groups that were started anew never replace
-    the model of one that has trained. In one run, it is the model of the most commits.
+    the model of one that has trained. In one run, it is the model of the most commits, and of
+    those a group that trains.
     """
     trained = [entry for entry in entries if entry.lineage]
     same = {e.lineage: sum(other.lineage == e.lineage for other in trained) for e in trained}
-    return max(
-        trained, key=lambda e: (-e.begun, e.commits, same[e.lineage], e.lineage), default=None
-    )
+
+    def rank(entry: Entry) -> tuple[float, int, bool, int, str]:
+        trains = entry.phase == "block"
+        return -entry.begun, entry.commits, trains, same[entry.lineage], entry.lineage
+
+    return max(trained, key=rank, default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
@@ -23,27 +23,18 @@ from lightning_hier.membership.lighthouse import (
     newest,
     own_address,
 )
-from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
+from lightning_hier.membership.rules import (
+    Progress,
+    check_start,
+    counts,
+    members_of,
+    missed,
+    missing_groups,
+)
 from lightning_hier.membership.torchft import TorchFT
 
 # Seconds between two quorums of a group that waits for others.
 _POLL_S = 0.2
-
-
-@dataclass
-class Progress:
-    """What the global model of a group contains.
-
-    Attributes:
-        begun: time at which its run started, as in :class:`Entry`.
-        commits: as in :class:`Entry`.
-        lineage: as in :class:`Entry`.
-
-    """
-
-    begun: float = 0.0
-    commits: int = 0
-    lineage: str = ""
 
 
 class Quorums:
@@ -77,8 +68,8 @@ class Quorums:
     ) -> None:
         self._settings = settings
         self._own = own
-        # Other ranks wait for rank 0 in a collective with the full limit.
-        self._limit = 0.9 * limit
+        # Other ranks wait in a collective with the full limit, while rank 0 waits several times.
+        self._limit = limit / 3
         self._position = position
         self._required = dict(required)
         self.progress = Progress()
@@ -111,21 +102,23 @@ class Quorums:
         return None if found is None else Quorum.of(found)
 
     def _start(self) -> dict[str, Any] | None:
-        until = monotonic() + self._settings.join_timeout_s
+        own, settings, begun = self.progress, self._settings, monotonic()
         while True:
-            quorum = self._request("start", ok=monotonic() > until)
+            waited = monotonic() - begun
+            quorum = self._request("start", waited=waited > settings.join_timeout_s)
             check_start(self._entry("start"), quorum)
-            if quorum.within("block", "vote", "init"):
+            present, best = len(quorum.entries), newest(quorum.entries)
+            is_newest = best is None or best.lineage == own.lineage
+            trains = bool(quorum.within("block", "vote", "init"))
+            # If those that train have a newer run, they must restart first.
+            if trains and not (own.lineage and is_newest):
                 return None
-            present = len(quorum.entries)
             # All groups of a quorum decide the same.
-            waited = any(entry.ok for entry in quorum.entries)
-            if present == self._settings.groups or (
-                waited and present >= self._settings.min_groups
-            ):
-                best = newest(quorum.entries)
-                is_newest = best is None or best.lineage == self.progress.lineage
+            enough = present >= settings.min_groups and any(e.waited for e in quorum.entries)
+            if not trains and (present == settings.groups or enough):
                 return asdict(quorum) if is_newest else None
+            if waited > max(self._limit.total_seconds(), 2 * settings.join_timeout_s):
+                raise PeerError(missing_groups(settings, quorum, self._limit))
             sleep(_POLL_S)
 
     def gathered(self, phase: Phase) -> Quorum:
@@ -142,13 +135,9 @@ class Quorums:
         until = monotonic() + self._limit.total_seconds()
         while True:
             quorum = self._request(phase)
-            best = newest(quorum.within("block"))
+            best = newest(quorum.within("block", "start", "join"))
             if best is not None and best.lineage != own.lineage:
-                raise PeerError(
-                    f"group {settings.group} has missed {best.commits - own.commits} "
-                    "synchronisations of the others, because it was stopped or cut off: restart "
-                    "it, and it continues from their model"
-                )
+                raise PeerError(missed(settings.group, own, best))
             # The outcome of a vote is not known here yet.
             undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
             if not undecided and len(quorum.entries) >= settings.min_groups:
@@ -205,14 +194,15 @@ class Quorums:
     def _is_ready(self, identifier: str, address: str) -> bool:
         """Whether the state after a synchronisation can be fetched. Waits until it is ready."""
         try:
-            return bool(open_store(address, self._limit).get(f"{identifier}/ready"))
+            store = open_store(address, self._limit)
+            return bool(store.get(f"{identifier}/ready/{self._settings.group}"))
         except RuntimeError:  # the group was lost
             return False
 
-    def tell_ready(self, identifier: str) -> None:
-        """Tell joining groups that their state can be fetched. Does not wait; rank 0 only."""
+    def mark_ready(self, identifier: str, group: int) -> None:
+        """Tell a joining group that its state can be fetched. Does not wait; rank 0 only."""
         assert self.store is not None, "only rank 0 has a store"
-        self.store.set(f"{identifier}/ready", "yes")
+        self.store.set(f"{identifier}/ready/{group}", "yes")
 
     def _request(self, phase: Phase, **values: Any) -> Quorum:
         assert self._lighthouse is not None, "only rank 0 speaks with the Lighthouse"
@@ -235,14 +225,18 @@ class Quorums:
     def _on_first(self, function: Callable[[], Any]) -> Any:
         """Call a function on rank 0. Return its JSON value, or raise its error, on all ranks."""
         found: dict[str, Any] = {}
+        failed: Exception | None = None
         if self._own.group.position == 0:
             try:
                 found["value"] = function()
-            except (PeerError, ValueError) as error:
-                found = {"error": str(error), "is_peer": isinstance(error, PeerError)}
+            except Exception as error:  # whatever it is, the other ranks must not wait
+                failed = error
+                found = {"error": str(error), "is_value": isinstance(error, ValueError)}
         found = broadcast_json(found, 0, self._own.device)
+        if failed is not None:
+            raise failed
         if "error" in found:
-            raise (PeerError if found["is_peer"] else ValueError)(found["error"])
+            raise (ValueError if found["is_value"] else PeerError)(found["error"])
         return found["value"]
 
     def close(self) -> None:

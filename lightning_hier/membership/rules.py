@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from lightning_hier.membership.lighthouse import Entry, Quorum
 from lightning_hier.membership.torchft import TorchFT
+
+
+@dataclass
+class Progress:
+    """What the global model of a group contains.
+
+    Attributes:
+        begun: time at which its run started, as in :class:`Entry`.
+        commits: as in :class:`Entry`.
+        lineage: as in :class:`Entry`.
+
+    """
+
+    begun: float = 0.0
+    commits: int = 0
+    lineage: str = ""
 
 
 def members_of(quorum: Quorum, lineage: str) -> list[Entry]:
@@ -33,7 +50,7 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry], group: int) -
     others = [entry for entry in present if entry.group != group]
     if any(entry.lineage == quorum.identifier for entry in others):
         return True
-    if any(entry.phase in ("block", "init") for entry in others):
+    if any(entry.phase != "vote" or entry.voted_on != quorum.identifier for entry in others):
         return False
     return all(entry.ok for entry in present if entry.voted_on == quorum.identifier)
 
@@ -51,6 +68,12 @@ def check_start(own: Entry, quorum: Quorum) -> None:
             "groups, as in TorchFT(..., group=1), and stop the older one if it was replaced"
         )
     for other in quorum.entries:
+        if _is_loopback(own) != _is_loopback(other):
+            raise ValueError(
+                f"group {own.group} is at {own.address}, and group {other.group} at "
+                f"{other.address}: pass the address of the Lighthouse on the network to all "
+                "groups, not a loopback address"
+            )
         if other.ranks != own.ranks:
             raise ValueError(
                 f"group {own.group} has {own.ranks} ranks, but group {other.group} has "
@@ -65,6 +88,22 @@ def check_start(own: Entry, quorum: Quorum) -> None:
             raise ValueError(
                 "all groups must have the same settings, but they differ in " + " | ".join(differ)
             )
+
+
+def _is_loopback(entry: Entry) -> bool:
+    return entry.address.startswith(("127.", "::1", "localhost"))
+
+
+def missed(group: int, own: Progress, best: Entry) -> str:
+    """Message of a group whose model is not the one of the others."""
+    if best.begun != own.begun:
+        why = f"group {best.group} belongs to a run that started earlier"
+    else:
+        why = (
+            f"it has missed {max(best.commits - own.commits, 1)} synchronisations of the others, "
+            "because it was stopped, slow or cut off"
+        )
+    return f"group {group} must restart: {why}. It then continues from their model"
 
 
 def missing_groups(settings: TorchFT, quorum: Quorum, waited: timedelta) -> str:

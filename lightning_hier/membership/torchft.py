@@ -18,7 +18,7 @@ class TorchFT:
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
     groups meet at the ends of blocks, through a Lighthouse that all of them reach
-    (``lightning-hier lighthouse``). The mean is that of the groups that are there. See
+    (``lightning-hier lighthouse``). The mean is that of the groups that are present. See
     ``docs/elastic.md``.
 
     Args:
@@ -27,10 +27,10 @@ class TorchFT:
             trains, and two groups that train at the same time must have different numbers.
         groups: largest number of groups. The data are divided into as many parts.
         min_groups: least number of groups that must be there to start, and to synchronise. With
-            fewer, the others wait, up to ``timeout`` of the strategy.
+            fewer, the others wait, up to a third of ``timeout`` of the strategy.
         join_timeout_s: seconds that a starting group waits for the other groups, before it starts
-            with at least ``min_groups``; and seconds after which a group that takes part in a
-            synchronisation, but sends nothing, is given up.
+            with at least ``min_groups``; and seconds that an exchange waits for a group that takes
+            part in it and sends nothing. ``timeout`` of the strategy must be longer.
 
     Raises:
         ValueError: a value is outside its range.

@@ -60,6 +60,8 @@ class ElasticFit:
         self._trainer: Any = strategy.lightning_module.trainer  # type: ignore[union-attr]
         self._changes = TrainerChanges(self._trainer)
         self._folder: Path | None = None
+        # An epoch, and the batches that this group has used in it beyond Lightning's count.
+        self._offset = (0, 0)
         self._leaders = range(0, strategy.world_size, strategy.num_processes)
         communicators = strategy.communicators
         seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
@@ -67,7 +69,7 @@ class ElasticFit:
             settings,
             communicators,
             limit=strategy.limit,
-            say=rank_zero_info,
+            log=rank_zero_info,
             position=self._position,
             required={**required, "seed": seed},
         )
@@ -77,8 +79,17 @@ class ElasticFit:
         self._changes.replace("_checkpoint_connector.resume_start", self._resume_start)
 
     def _position(self) -> tuple[int, int]:
-        epoch_loop = self._trainer.fit_loop.epoch_loop
-        return self._trainer.current_epoch, epoch_loop.batch_progress.current.ready
+        """Epoch, and the batches of it that this group has used."""
+        epoch, used = self._trainer.current_epoch, self._ready
+        return epoch, used + (self._offset[1] if self._offset[0] == epoch else 0)
+
+    @property
+    def _ready(self) -> int:
+        return int(self._trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint. Does not communicate."""
+        return {**self.exchange.state(), "offset": list(self._offset)}
 
     def _resume_start(
         self, resume_start: Callable[..., None], path: Any = None, **kwargs: Any
@@ -86,18 +97,20 @@ class ElasticFit:
         """Load the checkpoint of the user, then wait for the groups, and take a newer state."""
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
-        self._load_exchange(connector._loaded_checkpoint)
+        self._load(connector._loaded_checkpoint)
         if self.exchange.start():
             return
         rank_zero_info("Waiting for the state of a group that trains.")
         self._folder = self._new_folder()
         self._receive(self._folder)
         resume_start(self._folder / _NAME)
-        self._load_exchange(connector._loaded_checkpoint)
+        self._load(connector._loaded_checkpoint)
 
-    def _load_exchange(self, checkpoint: Mapping[str, Any]) -> None:
-        state = (section_of(checkpoint) or {}).get("membership")
-        if state is not None:
+    def _load(self, checkpoint: Mapping[str, Any]) -> None:
+        state = dict((section_of(checkpoint) or {}).get("membership") or {})
+        if state:
+            epoch, batches = state.pop("offset")
+            self._offset = epoch, batches
             self.exchange.load(state)
 
     def share_initial_model(self, module: Module) -> None:
@@ -108,47 +121,65 @@ class ElasticFit:
         )
 
     def begin_training(self, session: FitSession) -> None:
-        """Discard what belongs to the group that has sent the state, after it was loaded."""
-        if self._folder is None:
-            return
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = None
-        for worker in session.workers:
-            worker.memory.tensors.clear()
-        for block in session.synchroniser.blocks or ():
-            if isinstance(block, CommittedBlock):
-                block.forget_errors()
-        epoch, batches = self.exchange.place_of(self.exchange.settings.group)
-        # Its own part of the data, from where it stopped. In a later epoch, it is all there.
-        session.position.used = batches if epoch == self._trainer.current_epoch else 0
+        """Set the place in the data. Discard what belongs to the group that has sent the state."""
+        epoch = self._trainer.current_epoch
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+            for worker in session.workers:
+                worker.memory.tensors.clear()
+            for block in session.synchroniser.blocks or ():
+                if isinstance(block, CommittedBlock):
+                    block.forget_errors()
+            # Its own part of the data, from where it stopped. In a later epoch, it is all there.
+            last, used = self.exchange.position_of(self.exchange.settings.group)
+            self._offset = epoch, (used if last == epoch else 0) - self._ready
+        if self._offset[0] == epoch and self._offset[1]:
+            session.position.used = self._position()[1]
 
     def serve(self) -> None:
         """Send the state to the groups that wait for it, at the end of a batch."""
-        exchange, strategy = self.exchange, self._strategy
-        joiners, exchange.joiners = exchange.joiners, ()
+        joiners, self.exchange.joiners = self.exchange.joiners, ()
         if not joiners:
             return
-        begun, quorums = time.monotonic(), exchange.quorums
-        identifier = quorums.progress.lineage
-        folder = self._new_folder()
+        begun, folder = time.monotonic(), self._new_folder()
+        try:
+            self._save(folder)
+            if self._strategy.global_rank == 0:
+                for joiner in joiners:
+                    self._send(folder, joiner.group)
+            self._strategy.barrier("the state of this group was sent")
+            self._strategy.remove_checkpoint(folder / _NAME)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        seconds = time.monotonic() - begun
+        groups = ", ".join(str(joiner.group) for joiner in joiners)
+        rank_zero_info(f"Sent the state to group {groups} in {seconds:.1f} s.")
+        limit = self.exchange.settings.join_timeout_s
+        if seconds > limit / 2:
+            rank_zero_warn(
+                f"sending the state took {seconds:.0f} s: the other groups wait for this one up to "
+                "--join_timeout_s of the Lighthouse. Keep it, and join_timeout_s, well above"
+            )
+
+    def _save(self, folder: Path) -> None:
+        """Save the state into a folder on rank 0's host."""
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
         checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
-        strategy.save_checkpoint(checkpoint, folder / _NAME)
+        self._strategy.save_checkpoint(checkpoint, folder / _NAME)
         for leader in self._leaders[1:]:
             self._share(folder, leader)
-        for joiner in joiners if strategy.global_rank == 0 else ():
-            assert quorums.store is not None, "this is rank 0"
-            quorums.tell_ready(identifier)
-            try:
-                name = f"{identifier}/state/{joiner.group}"
-                send_folder(folder, quorums.store, name, **self._ends)
-            except GroupLostError as error:
-                rank_zero_warn(f"group {joiner.group} was lost before it had the state: {error}")
-        strategy.barrier("the state of this group was sent")
-        strategy.remove_checkpoint(folder / _NAME)
-        shutil.rmtree(folder, ignore_errors=True)
-        groups = ", ".join(str(joiner.group) for joiner in joiners)
-        rank_zero_info(f"Sent the state to group {groups} in {time.monotonic() - begun:.1f} s.")
+
+    def _send(self, folder: Path, group: int) -> None:
+        """Send the state to a group. Called by rank 0."""
+        quorums = self.exchange.quorums
+        identifier = quorums.progress.lineage
+        assert quorums.store is not None, "this is rank 0"
+        quorums.mark_ready(identifier, group)
+        try:
+            send_folder(folder, quorums.store, f"{identifier}/state/{group}", **self._ends)
+        except GroupLostError as error:
+            rank_zero_warn(f"group {group} was lost before it had the state: {error}")
 
     def _receive(self, folder: Path) -> None:
         """Receive the state of a group that trains, which may be lost meanwhile."""
@@ -166,6 +197,8 @@ class ElasticFit:
             if not lost:
                 break
             rank_zero_warn(f"{lost}: waiting for another group")
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         if len(self._leaders) > 1:
             self._share(folder, 0)
 
@@ -180,10 +213,10 @@ class ElasticFit:
         return {"host": self.exchange.quorums.host, "timeout": timeout}
 
     def _new_folder(self) -> Path:
-        """Create a folder with the same path on all hosts of this group."""
+        """Create a folder with the same path on all hosts of this group, for this user only."""
         own = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
         folder = Path(broadcast_json(str(own), 0, self._strategy.root_device))
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # another rank of this host may have
         return folder
 
     def close(self) -> None:
@@ -235,6 +268,12 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
             )
     if sync is not None:
         sync.changing_groups()
+    if strategy.limit.total_seconds() <= settings.join_timeout_s:
+        raise ValueError(
+            f"timeout must be above join_timeout_s, got timeout={strategy.limit} and "
+            f"join_timeout_s={settings.join_timeout_s:g}: ranks of a group wait for each other "
+            "while an exchange with other groups fails"
+        )
     if settings.groups < 2:
         raise ValueError("membership=TorchFT(...) needs groups of at least 2, got groups=1")
 

@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.group_exchange import GroupExchange
+from lightning_hier.membership.lighthouse import Quorum
 from lightning_hier.membership.quorums import Quorums
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.waiting import leave_mark, wait_for_marks
@@ -32,10 +34,11 @@ SAMPLES, BATCH = 288, 6
 class Life:
     """One process or more, from its start to its end.
 
-    `after` and `until` name marks that another life leaves, "died" or "joining". It starts after
-    the first, and stands still at step `stands_at` until the second, as a process that `stops`, or
-    waiting. It ends itself with SIGKILL at
-    `dies_at`: a step, or a place in a synchronisation after so many of them, as ("send", 2).
+    `after` and `until` name marks that another life leaves, such as "died" or "joining". It starts
+    after the first, and stands still at step `stands_at` until the second, as a process that
+    `stops`, or waiting. It `saves` its last state as a file, or `resumes` from one. It ends itself
+    with SIGKILL at `dies_at`: a step, or a place in a synchronisation after so many of them, as
+    ("send", 2).
     """
 
     group: int
@@ -43,6 +46,8 @@ class Life:
     stands_at: int = -1
     until: str = ""
     stops: bool = False
+    saves: str = ""
+    resumes: str = ""
     dies_at: int | tuple[str, int] = -1
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -81,6 +86,8 @@ class Module(pl.LightningModule):
             leave_mark(Path(self.run.folder), "stopped", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.global_step == self.life.stands_at:
+            if self.global_rank == 0:
+                leave_mark(Path(self.run.folder), f"standing-{self.life.group}")
             wait_for_marks(Path(self.run.folder), self.life.until)
         features, targets, numbers = batch
         self.used.append(numbers.tolist())
@@ -143,14 +150,19 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     )
     if life.after:
         wait_for_marks(Path(run.folder), life.after)
-    join = Quorums.join
+    start, join = Quorums.start, Quorums.join
+
+    def starting(self: Quorums) -> Quorum | None:
+        if number == 0:
+            leave_mark(Path(run.folder), f"starting-{life.group}")
+        return start(self)
 
     def joining(self: Quorums) -> tuple[str, str]:
         if number == 0:
             leave_mark(Path(run.folder), "joining")
         return join(self)
 
-    Quorums.join = joining  # type: ignore[method-assign]
+    Quorums.start, Quorums.join = starting, joining  # type: ignore[method-assign]
     module = Module(run, life, rank)
     if isinstance(life.dies_at, tuple):
         _die_in(module, *life.dies_at)
@@ -165,7 +177,14 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
         precision="64-true", enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False,
     )  # fmt: skip
-    trainer.fit(module, DataLoader(data(), batch_size=BATCH, shuffle=True))
+    path = Path(run.folder) / life.resumes if life.resumes else None
+    try:
+        trainer.fit(module, DataLoader(data(), batch_size=BATCH, shuffle=True), ckpt_path=path)
+    except PeerError:
+        leave_mark(Path(run.folder), f"restarts-{life.group}")
+        raise
+    if life.saves:
+        trainer.save_checkpoint(Path(run.folder) / life.saves)
     return weights(module)
 
 
@@ -204,7 +223,7 @@ def live_all(run: Run, lives: Sequence[Life]) -> list[RankOutcome]:
     """All lives together, each to its own end."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
     ports = [store.port for store in stores]
-    return rank_outcomes(live, len(lives) * run.ranks, run, lives, ports)
+    return rank_outcomes(live, len(lives) * run.ranks, run, lives, ports, timeout_s=100.0)
 
 
 def log(run: Run, number: int) -> list[dict[str, Any]]:

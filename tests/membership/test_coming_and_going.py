@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,24 @@ def test_groups_stay_equal(
     logs = [log(run, number) for number in range(len(LIVES) * run.ranks)]
     assert_equal_models(logs)
     assert logs[-1][-1]["present"] == [0, 1, 2]
+
+
+def test_a_trained_model_is_not_replaced_by_a_run_that_was_started_anew(
+    tmp_path: Path, address: str
+) -> None:
+    """The fresh group must restart, and then takes the trained model."""
+    run = Run(str(tmp_path), address, lh.BMUF(block_size=TAU), groups=2, join_timeout_s=0.5)
+    (tmp_path / "before").mkdir()
+    before = replace(run, folder=str(tmp_path / "before"), steps=8)
+    [trained] = live_all(before, [Life(0, saves="trained.ckpt")])
+    assert trained.error is None
+    lives = [
+        Life(1, stands_at=6, until="starting-0"),
+        Life(0, after="standing-1", resumes="before/trained.ckpt"),
+        Life(1, after="restarts-1"),
+    ]
+    outcomes = live_all(replace(run, steps=24, groups=2), lives)
+    assert "group 1 must restart: group 0 belongs to a run that started" in str(outcomes[0].error)
+    assert [outcome.error for outcome in outcomes[1:]] == [None, None]
+    assert outcomes[1].result == outcomes[2].result
+    assert log(run, 2)[-1]["present"] == [0, 1]

@@ -52,6 +52,7 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
         ({"block_sync": lh.DiLoCo(fragments=2)}, "fragments=2 can't .* pass fragments=1"),
         ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),
         ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
+        ({"timeout": timedelta(seconds=60)}, "timeout must be above join_timeout_s"),
         ({"membership": lh.TorchFT(ADDRESS, 0, 1)}, "needs groups of at least 2"),
         ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),
     ],
@@ -100,6 +101,7 @@ def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:
     assert decide(voting[0], _entry(1, commits=1, lineage="7.1"))
     assert decide(replace(voting[0], ok=False), _entry(1, commits=1, lineage="7.1"))
     assert not decide(voting[0], _entry(1))
+    assert not decide(voting[0], replace(voting[1], voted_on="7.9"))  # they vote on the next one
     # Groups that were not members have no vote.
     assert decide(*voting, _entry(3, "join"))
 
@@ -109,6 +111,7 @@ def test_groups_that_do_not_suit_each_other() -> None:
     check_start(own, _quorum(own, replace(own, group=1)))
     for other, message in (
         (replace(own, address="elsewhere"), "two jobs take part as group 0"),
+        (replace(own, group=1, address="127.0.0.1:5"), "not a loopback address"),
         (replace(own, group=1, ranks=4), "group 0 has 2 ranks, but group 1 has 4"),
         (replace(own, group=1, settings={"block_size": 8}), "block_size: 4 here, 8 in group 1"),
     ):

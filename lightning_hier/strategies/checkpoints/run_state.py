@@ -92,7 +92,7 @@ class RunState:
             "automatic_values": automatic_values(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
             ),
-            "membership": elastic.exchange.state() if elastic else None,
+            "membership": elastic.state() if elastic else None,
             "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 
