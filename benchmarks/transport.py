@@ -29,8 +29,8 @@ import torch
 import zmq
 from torch import Tensor
 
+from lightning_hier.comm import addresses
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server import addresses
 from lightning_hier.parameter_server.connection import BufferPool, Connection, ConnectionContext
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.open_ports import open_ports

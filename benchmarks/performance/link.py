@@ -9,7 +9,7 @@ import time
 import torch.distributed as dist
 
 from benchmarks.joined import gathered
-from lightning_hier.parameter_server.addresses import interface_address
+from lightning_hier.comm.addresses import interface_address
 
 _CHUNK = 1 << 20
 _LIMIT_S = 120.0

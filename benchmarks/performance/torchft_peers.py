@@ -23,8 +23,8 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
 from benchmarks.joined import gathered
+from lightning_hier.comm.addresses import interface_address
 from lightning_hier.comm.blocks.trained import divide_parameters
-from lightning_hier.parameter_server.addresses import interface_address
 
 _LIMIT = timedelta(seconds=300)
 

@@ -68,10 +68,9 @@ def broadcast_tensors_(
     if channel.size == 1 or not tensors:
         return
     distinct = list({id(tensor): tensor.detach() for tensor in tensors}.values())
-    for dtype, same in by_dtype(distinct).items():
+    for same in by_dtype(distinct).values():
         view = FlatView(same)
-        flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
-        view.read_(0, len(view), flat)
+        flat = view.copied()
         # As bytes, because gloo and NCCL do not support int16, uint16 and float8.
         channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
         view.write_from(flat)
@@ -85,10 +84,9 @@ def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> 
     if channel.size == 1:
         return
     averaged = [tensor for tensor in tensors if is_averaged(tensor)]
-    for dtype, same in by_dtype(averaged).items():
+    for same in by_dtype(averaged).values():
         view = FlatView(same)
-        flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
-        view.read_(0, len(view), flat)
+        flat = view.copied()
         # Divided before the sum, so that half precision stays in range.
         channel.all_reduce_(flat.div_(channel.size), kind).wait()
         view.write_from(flat)

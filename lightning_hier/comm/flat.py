@@ -52,6 +52,13 @@ class FlatView:
         if sources:
             torch._foreach_copy_(targets, sources)
 
+    def copied(self) -> Tensor:
+        """A new flat tensor with the values of all elements. There must be tensors."""
+        own = self.tensors[0]
+        flat = torch.empty(len(self), dtype=own.dtype, device=own.device)
+        self.read_(0, len(self), flat)
+        return flat
+
     def write_range(self, start: int, stop: int, flat: Tensor) -> None:
         """Copy the elements ``start`` to ``stop`` of ``flat`` (all elements) into the tensors.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import quiet_torchft
@@ -220,16 +218,6 @@ def _entry_of(member: Any, *, strict: bool) -> Entry | None:
             "lightning_hier: install the same version in all groups, and use a Lighthouse of their "
             "own"
         ) from error
-
-
-def own_address(lighthouse: str) -> str:
-    """IP address of this host on the network of the Lighthouse."""
-    target = urlsplit(lighthouse)
-    name, port = target.hostname or "", target.port or 80
-    family, kind, _, _, resolved = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(resolved)  # a datagram socket sends nothing here
-        return str(probe.getsockname()[0])
 
 
 def newest(entries: Sequence[Entry]) -> Entry | None:

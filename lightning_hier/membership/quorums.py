@@ -8,9 +8,11 @@ from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import urlsplit
 
 from torch.distributed.distributed_c10d import Store
 
+from lightning_hier.comm.addresses import routed_address
 from lightning_hier.comm.agreement import broadcast_json
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError
@@ -21,7 +23,6 @@ from lightning_hier.membership.lighthouse import (
     Phase,
     Quorum,
     newest,
-    own_address,
 )
 from lightning_hier.membership.rules import (
     Progress,
@@ -73,7 +74,7 @@ class Quorums:
         self._position = position
         self._required = dict(required)
         self.progress = Progress()
-        self.host = own_address(settings.lighthouse)
+        self.host, _ = routed_address(urlsplit(settings.lighthouse).hostname or "")
         self.store: Store | None = None
         self._lighthouse: Lighthouse | None = None
         self._address = ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from lightning_hier.comm.addresses import is_loopback
 from lightning_hier.membership.lighthouse import Entry, Quorum
 from lightning_hier.membership.torchft import TorchFT
 
@@ -68,7 +69,8 @@ def check_start(own: Entry, quorum: Quorum) -> None:
             "groups, as in TorchFT(..., group=1), and stop the older one if it was replaced"
         )
     for other in quorum.entries:
-        if _is_loopback(own) != _is_loopback(other):
+        hosts = [entry.address.rpartition(":")[0] for entry in (own, other)]
+        if len({is_loopback(host) for host in hosts}) > 1:
             raise ValueError(
                 f"group {own.group} is at {own.address}, and group {other.group} at "
                 f"{other.address}: pass the address of the Lighthouse on the network to all "
@@ -88,10 +90,6 @@ def check_start(own: Entry, quorum: Quorum) -> None:
             raise ValueError(
                 "all groups must have the same settings, but they differ in " + " | ".join(differ)
             )
-
-
-def _is_loopback(entry: Entry) -> bool:
-    return entry.address.startswith(("127.", "::1", "localhost"))
 
 
 def missed(group: int, own: Progress, best: Entry) -> str:

@@ -36,13 +36,12 @@ def send_folder(folder: Path, store: Store, name: str, *, host: str, timeout: ti
     """
     with LossOfGroups().explaining((), "sending the state to a group that joins"):
         peer = process_group(name, 0, 2, store, host, timeout)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+        sizes = _sizes(folder)
         header = torch.frombuffer(bytearray(json.dumps(sizes).encode()), dtype=torch.uint8)
         _send(torch.tensor([len(header)]), peer)
         _send(header, peer)
-        for path in files:
-            for piece in _pieces(path):
+        for relative in sizes:
+            for piece in _pieces(folder / relative):
                 _send(piece, peer)
 
 
@@ -89,9 +88,8 @@ def share_folder(folder: Path, source: int, *, writes: bool, device: torch.devic
 
     """
     own = dist.get_rank() == source
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if own else []
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-    for relative, size in broadcast_json(sizes, source, device).items():
+    sizes = broadcast_json(_sizes(folder) if own else None, source, device)
+    for relative, size in sizes.items():
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         pieces = _pieces(path) if own else iter(())
@@ -102,6 +100,12 @@ def share_folder(folder: Path, source: int, *, writes: bool, device: torch.devic
                 dist.broadcast(piece, source)
                 if file is not None:
                     file.write(piece.cpu().numpy().tobytes())
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Size in bytes of each file below a folder, by its path there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 def _pieces(path: Path) -> Iterator[Tensor]:

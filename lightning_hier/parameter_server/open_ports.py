@@ -10,8 +10,8 @@ from typing import Any
 
 import zmq
 
+from lightning_hier.comm.addresses import Offer, make_offer
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.addresses import Offer, make_offer
 from lightning_hier.parameter_server.authentication import Contact, Register
 from lightning_hier.parameter_server.connection import BufferPool, ConnectionContext
 from lightning_hier.parameter_server.message import Limits

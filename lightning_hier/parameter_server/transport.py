@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import zmq
 
-from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
+from lightning_hier.comm.addresses import Offer, job_address, tcp_endpoint
 from lightning_hier.parameter_server.authentication import (
     ZAP_DOMAIN,
     Authenticator,

@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm import addresses
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server import addresses
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_hier.parameter_server import addresses
-from lightning_hier.parameter_server.addresses import (
+from lightning_hier.comm import addresses
+from lightning_hier.comm.addresses import (
     Offer,
     interface_address,
     job_address,

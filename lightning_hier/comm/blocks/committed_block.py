@@ -83,6 +83,7 @@ class CommittedBlock(ModelBlock):
         self._participation = participation
         (fragment,) = self._delayed
         fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
+        # At once and not at the next step.
         self._context.communicators.route.in_flight.finish()
         fragment.local_state.wait()
         self._means = [*self._averaged(participation.of(1)), *self._copied(participation)]
@@ -134,8 +135,8 @@ class CommittedBlock(ModelBlock):
         """The means of the floating-point buffers."""
         means = []
         for same in by_dtype(self.members.float_buffers).values():
-            view, values = _flat(same)
-            weighed = weigh_(values, participation)
+            view = FlatView(same)
+            weighed = weigh_(view.copied(), participation)
             Pipeline([exact_sum(weighed, self._context.communicators.route)]).run()
             means.append((view, weighed))
         return means
@@ -144,9 +145,9 @@ class CommittedBlock(ModelBlock):
         """The other buffers of the first group that takes part."""
         copies, across = [], self._context.communicators.across
         for same in by_dtype(self.members.other_buffers).values():
-            view, values = _flat(same)
-            raw = values.view(torch.uint8)
-            across.broadcast_(raw, "buffers", participation.first).wait()
+            view = FlatView(same)
+            values = view.copied()
+            across.broadcast_(values.view(torch.uint8), "buffers", participation.first).wait()
             copies.append((view, values))
         return copies
 
@@ -156,11 +157,3 @@ def make_block(members: Members, context: BlockContext) -> ModelBlock:
     if context.membership is None:
         return ModelBlock(members, context)
     return CommittedBlock(members, replace(context, config=context.config.changing_groups()))
-
-
-def _flat(tensors: Sequence[Tensor]) -> tuple[FlatView, Tensor]:
-    """A view of some tensors, and a copy of their values."""
-    view = FlatView(tensors)
-    values = torch.empty(len(view), dtype=tensors[0].dtype, device=tensors[0].device)
-    view.read_(0, len(view), values)
-    return view, values
