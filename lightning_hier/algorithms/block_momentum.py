@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.reference import BlockCoefficients
+from lightning_hier.algorithms.kernels.reference import BlockCoefficients, SumOfSquares
 
 UpdateFrom = Literal["global", "start"]
 
@@ -96,7 +96,9 @@ class BlockFilter:
             return global_model
         return global_model.add(update, alpha=self.eta)
 
-    def leave_out_start_(self, model: Tensor, global_model: Tensor, update: Tensor | None) -> float:
+    def leave_out_start_(
+        self, model: Tensor, global_model: Tensor, update: Tensor | None
+    ) -> SumOfSquares:
         """Turn a local model into its difference from the start model, in place.
 
         Args:
@@ -114,7 +116,7 @@ class BlockFilter:
 
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> tuple[float, float]:
+    ) -> tuple[SumOfSquares, SumOfSquares]:
         """One synchronisation, in place.
 
         W is an interpolation between W_g(t-1) and Wbar(t), so that W = Wbar for model averaging and
@@ -134,7 +136,7 @@ class BlockFilter:
 
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> tuple[float, float]:
+    ) -> tuple[SumOfSquares, SumOfSquares]:
         """One synchronisation, in place, from the mean local update instead of the mean model.
 
         Computes eq. 3, 4 and 6 directly, in fewer passes than :meth:`advance_`. Quantised and

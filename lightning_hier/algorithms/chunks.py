@@ -11,7 +11,7 @@ from torch import Tensor
 CHUNK = 1 << 16
 
 # On an accelerator, launching a kernel costs as much as a pass over a million elements.
-_ON_ACCELERATOR = 128
+_ON_ACCELERATOR = 256
 
 
 def chunk_length(values: Tensor, in_cache: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.chunks import chunks
 from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.reference import INT4_GROUP, QUANTISATION_GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import INT4_GROUP, QUANTISATION_GROUP
 
 
 class Codec:

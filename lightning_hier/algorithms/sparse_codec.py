@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP
 from lightning_hier.algorithms.quantisation import Codec
 
 SELECTION_BLOCK = 4096

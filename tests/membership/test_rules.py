@@ -7,10 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch
 
 import lightning_hier as lh
-from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
 from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
 
@@ -124,15 +122,3 @@ def test_missing_groups_are_named() -> None:
     text = missing_groups(settings, _quorum(_entry(0), _entry(2)), timedelta(seconds=90))
     assert "only 2 of 4 groups have come to a synchronisation within 90 s" in text
     assert "groups 1, 3 did not" in text
-
-
-def test_errors_of_values_stay_if_the_number_of_groups_changes() -> None:
-    feedback = ErrorFeedback(700, chunk=256, inter_host_ranks=3, like=torch.empty(0))
-    wanted = torch.randn(700)
-    places = [slice(start, min(start + 256, 700)) for start in range(0, 700, 256)]
-    for place in places:
-        feedback.of(place, keep=True).own[: place.stop - place.start] = wanted[place]
-    for ranks in (2, 5, 1, 3):
-        feedback.fit(ranks)
-        found = [feedback.of(p, keep=False).own[: p.stop - p.start] for p in places]
-        assert torch.equal(torch.cat(found), wanted)

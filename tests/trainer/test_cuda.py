@@ -85,6 +85,14 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
         "SGD",
     ),
     "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 3}, "AdamW"),
+    "bmuf_adam_overlap": (2, "BMUFAdamStrategy", {"block_size": 4, "overlap": 2}, "AdamW"),
+    "diloco": (2, "DiLoCoStrategy", {"block_size": 3}, "AdamW"),
+    "diloco_fragments": (
+        2,
+        "DiLoCoStrategy",
+        {"block_size": 4, "fragments": 2, "overlap": 1, "across_dtype": "int8"},
+        "AdamW",
+    ),
     "bmuf_gtc": (4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC}, "SGD"),
     "bmuf_gtc_overlap": (
         4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC, "overlap": True}, "SGD",

@@ -18,7 +18,7 @@ from lightning_hier.algorithms import kernels
 from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
 from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.native import native_kernels
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.kernels.reference import TorchKernels
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_optimizer import OptimizerStep
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
@@ -36,6 +37,11 @@ _STEPS: dict[str, Callable[[Tensor], OuterStep]] = {
 }
 
 
+def _rounded(*sums: SumOfSquares) -> Tensor:
+    """In single precision, because a device adds in an order that depends on addresses."""
+    return torch.tensor([float(own) for own in sums])
+
+
 def _advance(step: OuterStep, blocks: int, device: torch.device) -> list[Tensor]:
     """Start models of so many blocks, previews of them, and the numbers that are returned."""
     generator, seen = torch.Generator().manual_seed(3), []
@@ -43,11 +49,11 @@ def _advance(step: OuterStep, blocks: int, device: torch.device) -> list[Tensor]
         values = torch.randn(8, generator=generator, dtype=torch.float64).to(device)
         for place in _CHUNKS:
             own = values[place]
-            seen.append(torch.tensor(step.prepare_(own, place)))
+            seen.append(_rounded(step.prepare_(own, place)))
             step.set_models(2.0 + block)
             ahead, mean = step.preview(place), own.clone()
-            seen.append(torch.tensor(ahead.apply_(mean, slice(0, len(mean)))))
-            seen += [mean, torch.tensor(step.apply_(own, place)), step.start_model(place).clone()]
+            seen.append(_rounded(*ahead.apply_(mean, slice(0, len(mean)))))
+            seen += [mean, _rounded(*step.apply_(own, place)), step.start_model(place).clone()]
     return seen
 
 

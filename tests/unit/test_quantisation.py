@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.algorithms import chunks
-from lightning_hier.algorithms.kernels.reference import INT4_GROUP
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import INT4_GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.quantisation import (
     BFloat16Codec,
     Codec,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels.native import native_kernels
-from lightning_hier.algorithms.kernels.reference import TorchKernels
+from lightning_hier.algorithms.kernels.reference import SumOfSquares, TorchKernels
 from lightning_hier.algorithms.kernels.triton_backend import TritonKernels
 
 # Minimum number of elements for compiled loops. For fewer, the overhead of a call exceeds the gain,
@@ -60,9 +60,9 @@ def prepare_kernels(parameters: Iterable[Tensor]) -> None:
         Thread(target=native_kernels, daemon=True).start()
 
 
-def sum_of_squares(values: Tensor) -> float:
+def sum_of_squares(values: Tensor) -> SumOfSquares:
     """Sum of the squared magnitudes of a 1-D tensor; NaN or inf if an element is not finite."""
-    return kernels_for(values).sum_of_squares(values)
+    return kernels_for(values).sum_of_squares(values) if values.numel() else 0.0
 
 
 def all_finite(values: Tensor) -> bool:

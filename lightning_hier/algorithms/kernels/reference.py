@@ -6,7 +6,7 @@ it goes through memory. Each pass processes its tensors in chunks that stay in t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,17 +20,20 @@ from lightning_hier.algorithms.kernels.payload import (
     add_words_,
     magnitude_bits,
 )
+from lightning_hier.algorithms.kernels.quantisation_groups import (
+    INT4_GROUP,
+    INT4_ZERO,
+    LARGEST_INT4,
+    LARGEST_INT8,
+    QUANTISATION_GROUP,
+    groups,
+    quantise,
+    with_sum,
+)
 
-QUANTISATION_GROUP = 512
-"""Elements that share a float32 scale in int8."""
-
-INT4_GROUP = 128
-"""Elements that share a float32 scale in int4, a divisor of ``QUANTISATION_GROUP``."""
-
-_LARGEST_INT8, _LARGEST_INT4 = 127.0, 7.0
-
-# Half a byte stores a step from -7 to 7 plus this.
-_INT4_ZERO = 8
+SumOfSquares = float | Tensor
+"""In double precision. On an accelerator it is a tensor with one element, so that the host need not
+wait until the device has computed it."""
 
 
 class BlockCoefficients(NamedTuple):
@@ -125,12 +128,12 @@ class TorchKernels:
         add_words_(residual, sent, -threshold)
         add_payloads_(values, rows, factors, bitmaps=bitmaps)
 
-    def sum_of_squares(self, values: Tensor) -> float:
+    def sum_of_squares(self, values: Tensor) -> SumOfSquares:
         """Sum of the squared magnitudes in double precision; NaN or inf if a value is."""
         flat = torch.view_as_real(values).flatten() if values.is_complex() else values
         if flat.device.type != "cpu":
-            norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-            return norm * norm  # norm**2 would raise OverflowError instead of returning inf
+            norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
+            return norm.square()
         total = 0.0
         # vector_norm would first convert the whole tensor, which takes longer than reading it.
         for (chunk,) in chunks(flat):
@@ -140,7 +143,7 @@ class TorchKernels:
 
     def subtract_start_(
         self, model: Tensor, global_model: Tensor, update: Tensor | None, eta: float
-    ) -> float:
+    ) -> SumOfSquares:
         """Subtract W + eta * Delta, or W if there is no Delta, from a model, in place.
 
         Returns:
@@ -154,9 +157,10 @@ class TorchKernels:
 
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
-    ) -> tuple[float, float]:
+    ) -> tuple[SumOfSquares, SumOfSquares]:
         """``BlockFilter.advance_``."""
-        of_mean = of_update = 0.0
+        of_mean: SumOfSquares = 0.0
+        of_update: SumOfSquares = 0.0
         for weights, model, delta in chunks(mean, global_model, update):
             of_mean += self.sum_of_squares(weights)
             start = model.add(delta, alpha=by.eta) if by.ahead else model
@@ -176,9 +180,10 @@ class TorchKernels:
 
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
-    ) -> tuple[float, float]:
+    ) -> tuple[SumOfSquares, SumOfSquares]:
         """``BlockFilter.advance_by_``."""
-        of_gradient = of_update = 0.0
+        of_gradient: SumOfSquares = 0.0
+        of_update: SumOfSquares = 0.0
         for values, model, delta in chunks(gradient, global_model, update):
             of_gradient += self.sum_of_squares(values)
             if by.zeta != 1.0:
@@ -199,9 +204,9 @@ class TorchKernels:
         self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
     ) -> None:
         """``Int8Codec.encode_``, with one scale (float32) per group of ``out`` (int8)."""
-        for chunk, start in _with_sum(values, plus, weight):
-            rows, scale, steps = _groups(chunk, start, scales, out, QUANTISATION_GROUP)
-            rounded, wide = _quantise(rows, scale, _LARGEST_INT8)
+        for chunk, start in with_sum(values, plus, weight):
+            rows, scale, steps = groups(chunk, start, scales, out, QUANTISATION_GROUP)
+            rounded, wide = quantise(rows, scale, LARGEST_INT8)
             steps.copy_(rounded)
             # The same product as in decode_int8, so that the error is exact.
             rows.sub_(rounded.mul_(wide))
@@ -209,7 +214,7 @@ class TorchKernels:
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
         """``Int8Codec.decode``."""
         for chunk, start in chunks_with_starts(out):
-            rows, scale, read = _groups(chunk, start, scales, steps, QUANTISATION_GROUP)
+            rows, scale, read = groups(chunk, start, scales, steps, QUANTISATION_GROUP)
             wide = scale.to(out.dtype).unsqueeze(1)
             if add:
                 rows.add_(read.to(out.dtype).mul_(wide))
@@ -224,20 +229,20 @@ class TorchKernels:
         Byte i of a group holds element i in its lower half and element i + 64 in its upper half, so
         that both halves are contiguous.
         """
-        for chunk, start in _with_sum(values, plus, weight):
-            rows, scale, packed = _groups(chunk, start, scales, out, INT4_GROUP)
-            rounded, wide = _quantise(rows, scale, _LARGEST_INT4)
+        for chunk, start in with_sum(values, plus, weight):
+            rows, scale, packed = groups(chunk, start, scales, out, INT4_GROUP)
+            rounded, wide = quantise(rows, scale, LARGEST_INT4)
             lower, upper = rounded.chunk(2, dim=1)
-            packed.copy_((upper * 16).add_(lower).add_(17 * _INT4_ZERO))
+            packed.copy_((upper * 16).add_(lower).add_(17 * INT4_ZERO))
             rows.sub_(rounded.mul_(wide))
 
     def decode_int4(self, out: Tensor, scales: Tensor, packed: Tensor, *, add: bool) -> None:
         """``Int4Codec.decode``."""
         for chunk, start in chunks_with_starts(out):
-            rows, scale, read = _groups(chunk, start, scales, packed, INT4_GROUP)
+            rows, scale, read = groups(chunk, start, scales, packed, INT4_GROUP)
             wide = scale.to(out.dtype).unsqueeze(1)
             for half, bits in zip(rows.chunk(2, dim=1), (read & 15, read >> 4), strict=True):
-                values = bits.to(out.dtype).sub_(_INT4_ZERO).mul_(wide)
+                values = bits.to(out.dtype).sub_(INT4_ZERO).mul_(wide)
                 half.add_(values) if add else half.copy_(values)
 
     def largest(self, values: Tensor, length: int, number: int) -> Tensor:
@@ -256,7 +261,7 @@ class TorchKernels:
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
     ) -> None:
         """``BFloat16Codec.encode_``."""
-        for chunk, start in _with_sum(values, plus, weight):
+        for chunk, start in with_sum(values, plus, weight):
             rounded = out[start : start + chunk.numel()]
             rounded.copy_(chunk)
             chunk.sub_(rounded)
@@ -269,32 +274,3 @@ def _write_start(
         torch.add(global_model, update, alpha=by.eta, out=out)
     else:
         out.copy_(global_model)
-
-
-def _with_sum(values: Tensor, plus: Tensor | None, weight: float) -> Iterator[tuple[Tensor, int]]:
-    """Chunks of ``values`` and their positions, after ``weight * plus`` has been added."""
-    for chunk, start in chunks_with_starts(values):
-        if plus is not None:
-            summand = plus[start : start + chunk.numel()]
-            chunk[: summand.numel()].add_(summand, alpha=weight)
-        yield chunk, start
-
-
-def _groups(
-    chunk: Tensor, start: int, scales: Tensor, encoded: Tensor, group: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantisation groups of a chunk as rows, their scales, and rows of their encoded elements."""
-    rows = chunk.view(-1, group)
-    place = slice(start // group, start // group + len(rows))
-    return rows, scales[place], encoded.view(len(scales), -1)[place]
-
-
-def _quantise(rows: Tensor, scale: Tensor, largest: float) -> tuple[Tensor, Tensor]:
-    """Set the scale of each row. Returns the rows in whole steps, and the scales as a column."""
-    rounded = torch.abs(rows)
-    scale.copy_(rounded.amax(dim=1).div_(largest))
-    # Scale 0 for groups of zeros, and for scales below the normal range of float32.
-    scale.mul_(scale >= torch.finfo(torch.float32).tiny)
-    wide = scale.to(rows.dtype).unsqueeze(1)
-    torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
-    return rounded, wide

@@ -1,6 +1,7 @@
-"""The Triton backend: GTC's passes for tensors on CUDA devices. Other passes use plain torch.
+"""The Triton backend: passes of GTC and of block momentum on CUDA devices. Others use plain torch.
 
-Each pass goes through its tensors in device memory once. A program processes a block of elements::
+Each pass goes through its tensors in device memory once. A program processes a block of elements.
+Those of GTC are::
 
     add_and_select   v <- g + r; two bits per sent element, the number of sent elements in each
                      block, and whether all values are finite     reads g, r; writes v
@@ -8,6 +9,8 @@ Each pass goes through its tensors in device memory once. A program processes a 
     write_words      the words of each block, in ascending order of index, from the two bits
     find_begins      the first word of each block among those of one worker
     decode           r <- v - sent; mean over all workers         reads v; writes r, v
+
+Those of block momentum have the names of the functions in :class:`TorchKernels`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels.payload import add_payloads_, magnitude_bits
-from lightning_hier.algorithms.kernels.reference import TorchKernels
+from lightning_hier.algorithms.kernels.reference import (
+    BlockCoefficients,
+    SumOfSquares,
+    TorchKernels,
+)
 
 # Elements per program (measured), a multiple of the elements per code.
 BLOCK = 1024
@@ -64,7 +72,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 class TritonKernels(TorchKernels):
-    """GTC's passes by Triton on devices where it runs, otherwise by the reference."""
+    """Passes by Triton on devices where it runs, otherwise by the reference."""
 
     def encode_(
         self, values: Tensor, residual: Tensor, threshold: float, *, scale: float = 1.0
@@ -95,10 +103,95 @@ class TritonKernels(TorchKernels):
         if bitmaps:
             add_payloads_(values, rows, factors, bitmaps=True)
 
+    def sum_of_squares(self, values: Tensor) -> SumOfSquares:
+        """See :class:`TorchKernels`."""
+        if not _runs_block_kernels(values):
+            return super().sum_of_squares(values)
+        squares = _empty_squares(1, values)
+        _jit("triton_block_kernels").sum_of_squares[(squares.shape[1],)](
+            values, squares, values.numel(), BLOCK=BLOCK
+        )
+        return squares.sum()
 
-def _jit() -> ModuleType:
-    """Import the kernels at the first use, because not every host has Triton."""
-    return import_module("lightning_hier.algorithms.kernels.triton_kernels")
+    def subtract_start_(
+        self, model: Tensor, global_model: Tensor, update: Tensor | None, eta: float
+    ) -> SumOfSquares:
+        """See :class:`TorchKernels`."""
+        if not _runs_block_kernels(model):
+            return super().subtract_start_(model, global_model, update, eta)
+        kernel = _jit("triton_block_kernels").subtract_start
+        has = update is not None
+        [squares] = _launch(kernel, 1, model, global_model, update, _bits64(-eta), HAS_UPDATE=has)
+        return squares
+
+    def advance_(
+        self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
+    ) -> tuple[SumOfSquares, SumOfSquares]:
+        """See :class:`TorchKernels`."""
+        if not _runs_block_kernels(mean):
+            return super().advance_(mean, global_model, update, by)
+        kernel = _jit("triton_block_kernels").advance
+        numbers = map(_bits64, (by.eta, by.zeta))
+        first, second = _launch(
+            kernel, 2, mean, global_model, update, *numbers, **_forms(update, by),
+            MOST=by.zeta >= 0.5,
+        )  # fmt: skip
+        return first, second
+
+    def advance_by_(
+        self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
+    ) -> tuple[SumOfSquares, SumOfSquares]:
+        """See :class:`TorchKernels`."""
+        if not _runs_block_kernels(gradient):
+            return super().advance_by_(gradient, global_model, update, by)
+        kernel = _jit("triton_block_kernels").advance_by
+        numbers = map(_bits64, (by.eta, by.zeta))
+        first, second = _launch(
+            kernel, 2, gradient, global_model, update, *numbers, **_forms(update, by),
+            INSIDE=by.inside,
+        )  # fmt: skip
+        return first, second
+
+
+def _runs_block_kernels(values: Tensor) -> bool:
+    # Plain torch rounds 16-bit numbers after every operation.
+    wide = values.dtype in (torch.float32, torch.float64)
+    return wide and values.numel() > 0 and runs_on(values.device)
+
+
+def _forms(update: Tensor | None, by: BlockCoefficients) -> dict[str, bool]:
+    """Constants for which a kernel is compiled."""
+    return {
+        "HAS_UPDATE": update is not None,
+        "AHEAD": by.ahead and update is not None,
+        "ADDS_UPDATE": by.adds_update and update is not None,
+        "SCALES": by.zeta != 1.0,
+    }
+
+
+def _launch(
+    kernel: Any, sums: int, values: Tensor, model: Tensor, update: Tensor | None, *numbers: int,
+    **forms: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Launch a kernel of block momentum, and return its sums of squares."""
+    squares = _empty_squares(sums, values)
+    update = values if update is None else update  # not read then
+    # Without fusion, which would round other products and sums together.
+    kernel[(squares.shape[1],)](
+        values, model, update, squares, values.numel(), *numbers, **forms, BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return squares.sum(1).unbind()
+
+
+def _empty_squares(sums: int, values: Tensor) -> Tensor:
+    """For the sums of squares of all programs, (sums, programs)."""
+    return values.new_empty((sums, -(-values.numel() // BLOCK)), dtype=torch.float64)
+
+
+def _jit(name: str = "triton_kernels") -> ModuleType:
+    """Import kernels at the first use, because not every host has Triton."""
+    return import_module(f"lightning_hier.algorithms.kernels.{name}")
 
 
 def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import StepCount
@@ -25,10 +26,10 @@ class Norms:
     """
 
     models: float
-    mean: float = 0.0
-    update: float = 0.0
+    mean: SumOfSquares = 0.0
+    update: SumOfSquares = 0.0
 
-    def add(self, mean: float, update: float) -> None:
+    def add(self, mean: SumOfSquares, update: SumOfSquares) -> None:
         """Add the sums of squares of a part of the shard."""
         self.mean += mean
         self.update += update
@@ -60,7 +61,7 @@ class BlockReport:
             NonFiniteModelError: Delta exceeds the range of its dtype.
 
         """
-        own = [norms.mean, norms.update]
+        own = [float(norms.mean), float(norms.update)]
         sums = torch.tensor(own, dtype=torch.float64, device=communicators.device)
         communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()

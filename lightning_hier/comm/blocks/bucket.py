@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
@@ -62,7 +63,7 @@ class Bucket:
             add: whether to add to the buffer, which contains another local model of this rank.
 
         """
-        squares = [0.0, 0.0, 0.0]
+        squares: list[SumOfSquares] = [0.0, 0.0, 0.0]
         for piece, parameters, buffers, carried in self.shard.read_in_pieces(into_buffer=not add):
             squares[0] += self._prepare_(parameters, piece.parameters)
             squares[1] += sum_of_squares(buffers)
@@ -71,9 +72,9 @@ class Bucket:
                 for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
                     self.shard.values[kind].add_(values)
         # Sums over the ranks of a group then count every element once.
-        return ModelHealth.of_squares(*(own / self.shard.holders for own in squares))
+        return ModelHealth.of_squares(*(float(own) / self.shard.holders for own in squares))
 
-    def _prepare_(self, model: Tensor, place: slice) -> float:
+    def _prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         return self.outer.prepare_(model, place)
 
@@ -97,13 +98,18 @@ class Bucket:
             self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
-        self._add_squares(norms, mean + sum_of_squares(values[chunk.buffers]), update)
+        self._add_squares(norms, mean, update)
+        if chunk.buffers.start < chunk.buffers.stop:
+            self._add_squares(norms, sum_of_squares(values[chunk.buffers]), 0.0)
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=carried)
 
-    def _add_squares(self, norms: Norms, mean: float, update: float) -> None:
+    def _add_squares(self, norms: Norms, mean: SumOfSquares, update: SumOfSquares) -> None:
         """Add sums of squares. The sum over the ranks of a group then counts elements once."""
-        norms.add(mean / self.shard.holders, update / self.shard.holders)
+        holders = self.shard.holders
+        if holders > 1:  # on an accelerator, a division is a kernel
+            mean, update = mean / holders, update / holders
+        norms.add(mean, update)
 
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""

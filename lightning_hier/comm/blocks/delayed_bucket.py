@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange
@@ -95,7 +96,7 @@ class DelayedBucket(Bucket):
         """This rank's shard of the block-start weights of the local model in the module."""
         return self._block_starts[self._models.current]
 
-    def _prepare_(self, model: Tensor, place: slice) -> float:
+    def _prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """See :class:`Bucket`. The values to average are the local update."""
         start = self._block_start[place]
         return kernels_for(model, start).subtract_start_(model, start, None, 0.0)

@@ -143,7 +143,7 @@ class DelayedFragment(Fragment):
         return {
             **super().state(),
             "given_up": self._given_up,
-            "norms": [self._sent.models, self._sent.mean],
+            "norms": [self._sent.models, float(self._sent.mean)],
             "sent_counts": list(sent.values()),
         }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class ErrorFeedback:
     def __init__(
         self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor, sums: bool = True
     ) -> None:
-        self._numel, self._chunk = numel, chunk
+        self._numel = numel
         self._has_sums = sums
         empty = torch.empty(0, dtype=error_dtype(like.dtype), device=like.device)
         self._own = self._sums = empty
-        self._allocate(inter_host_ranks)
+        self._allocate(chunk, inter_host_ranks)
 
-    def _allocate(self, inter_host_ranks: int) -> None:
-        self._ranks = inter_host_ranks
+    def _allocate(self, chunk: int, inter_host_ranks: int) -> None:
+        self._chunk, self._ranks = chunk, inter_host_ranks
         whole, rest = divmod(self._numel, self._chunk)
         # Every chunk is padded to equal shards.
         length = whole * _shard_length(self._chunk, self._ranks) + _shard_length(rest, self._ranks)
@@ -68,17 +68,25 @@ class ErrorFeedback:
 
         Errors of values stay. Those of sums are lost: their shards belong to other ranks now.
         """
-        if inter_host_ranks == self._ranks:
+        self._divide(self._chunk, inter_host_ranks)
+
+    def _divide(self, chunk: int, inter_host_ranks: int) -> None:
+        if (chunk, inter_host_ranks) == (self._chunk, self._ranks):
             return
-        places = [
-            slice(start, min(start + self._chunk, self._numel))
-            for start in range(0, self._numel, self._chunk)
-        ]
-        errors = [self.of(place, keep=False).own for place in places]
-        self._allocate(inter_host_ranks)
-        for place, own in zip(places, errors, strict=True):
-            count = place.stop - place.start
-            self.of(place, keep=True).own[:count].copy_(own[:count])
+        errors = self._own.new_empty(self._numel)
+        for place in self._places():
+            errors[place] = self._values_at(place)
+        self._allocate(chunk, inter_host_ranks)
+        for place in self._places():
+            self._values_at(place).copy_(errors[place])
+
+    def _places(self) -> Iterator[slice]:
+        for start in range(0, self._numel, self._chunk):
+            yield slice(start, min(start + self._chunk, self._numel))
+
+    def _values_at(self, place: slice) -> Tensor:
+        """Errors of the values of a chunk, without those of the padding, which are zero."""
+        return self.of(place, keep=True).own[: place.stop - place.start]
 
     def forget(self) -> None:
         """Set all errors to zero, in place."""
@@ -101,14 +109,16 @@ class ErrorFeedback:
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint, without copying tensors."""
-        return {"ranks": self._ranks, "own": self._own, "sums": self._sums}
+        return {"chunk": self._chunk, "ranks": self._ranks, "own": self._own, "sums": self._sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state that was saved with the same chunks."""
-        if state["ranks"] != self._ranks:
-            self._allocate(state["ranks"])
+        """Load a state of the same shard. If its chunks have another length, as in :meth:`fit`."""
+        chunk = self._chunk
+        if (state["chunk"], state["ranks"]) != (chunk, self._ranks):
+            self._allocate(state["chunk"], state["ranks"])
         self._own.copy_(state["own"])
         self._sums.copy_(state["sums"])
+        self._divide(chunk, self._ranks)
 
 
 def _shard_length(numel: int, ranks: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.outer_step import OuterStep
 
 _ALL = slice(None)
@@ -42,7 +43,7 @@ class OffloadedStep(OuterStep):
         return self.preview(place).start_model(_ALL)
 
     @override
-    def prepare_(self, model: Tensor, place: slice) -> float:
+    def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         if not self.from_updates:
             return sum_of_squares(model)
         return self.preview(place).prepare_(model, _ALL)
@@ -52,7 +53,7 @@ class OffloadedStep(OuterStep):
         self._step.set_models(effective)
 
     @override
-    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+    def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         ahead = self.preview(place)
         squares = ahead.apply_(mean, slice(0, len(mean)))
         self._step.keep_(ahead, place)

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.outer_step import OuterStep
 
 OuterOptimizer = Callable[[Iterable[Parameter]], Optimizer]
@@ -55,12 +56,12 @@ class OptimizerStep(OuterStep):
         """W itself."""
         return self.vectors["global_model"][place]
 
-    def prepare_(self, model: Tensor, place: slice) -> float:
+    def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """See :class:`OuterStep`."""
         start = self.start_model(place)
         return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
 
-    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+    def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         """See :class:`OuterStep`."""
         model, kernels = self.start_model(place), kernels_for(mean)
         before, squares = model.clone(), kernels.sum_of_squares(mean)

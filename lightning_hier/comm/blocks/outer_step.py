@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.algorithms.kernels.reference import SumOfSquares
 
 
 class OuterStep:
@@ -40,7 +41,7 @@ class OuterStep:
         """W_g, the start model of the next block. May be a view of W."""
         raise NotImplementedError
 
-    def prepare_(self, model: Tensor, place: slice) -> float:
+    def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         raise NotImplementedError
 
@@ -50,7 +51,7 @@ class OuterStep:
         It is set between :meth:`prepare_` and :meth:`apply_`, when a mean is sent.
         """
 
-    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+    def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         """Update W and the state, in place.
 
         Args:
@@ -156,7 +157,7 @@ class BlockMomentumStep(OuterStep):
         """See :class:`OuterStep`."""
         return self._filter.start_model(*self._at(place))
 
-    def prepare_(self, model: Tensor, place: slice) -> float:
+    def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """See :class:`OuterStep`."""
         if not self.from_updates:
             return sum_of_squares(model)
@@ -167,7 +168,7 @@ class BlockMomentumStep(OuterStep):
         if self._eta_of is not None:
             self._filter = replace(self._filter, eta=self._eta_of(effective))
 
-    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+    def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         """See :class:`OuterStep`."""
         if self.from_updates:
             return self._filter.advance_by_(mean, *self._at(place))

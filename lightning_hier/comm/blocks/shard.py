@@ -16,8 +16,8 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 
 # Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
 # for the overhead of a message. Quantised chunks are twice as long, because their messages are
-# shorter.
-CHUNK = 1 << 19
+# shorter. On an accelerator, kernels of a chunk take longer than it takes to start them.
+CHUNK, ACCELERATOR_CHUNK = 1 << 19, 1 << 25
 
 # Elements that are read at a time, so that the next operation finds them in the cache.
 _PIECE = 1 << 17
@@ -80,11 +80,13 @@ class Shard:
         quantised: bool,
     ) -> None:
         self._placement = placement
-        self.chunk = 2 * CHUNK if quantised else CHUNK
         self._model = FlatView([*parameters, *buffers])
         self._carried = FlatView(carried)
         self._view = FlatView([*parameters, *buffers, *carried])
         numel, example = len(self._view), self._view.tensors[0]
+        self.chunk = 2 * CHUNK if quantised else CHUNK
+        if example.device.type != "cpu":
+            self.chunk = ACCELERATOR_CHUNK
         self.holders = placement.holders(example)
         self._buffer = torch.zeros(
             placement.padded(numel), dtype=example.dtype, device=example.device
