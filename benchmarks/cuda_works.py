@@ -1,0 +1,89 @@
+"""What a rank trains in `benchmarks.training_cuda`: an LSTM, and the language example's models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from examples.language.model import LanguageModel
+from examples.language.throughput import flops_per_token
+from examples.language.windows import Batch
+
+_FRAMES, _SEQUENCES, _FEATURES, _SENONES = 20, 64, 192, 3183
+
+
+class LSTM(pl.LightningModule):
+    """The papers' acoustic model, 24.3M parameters, on random frames that lie on the card."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm = nn.LSTM(_FEATURES, 768, 5)
+        self.senones = nn.Linear(768, _SENONES)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        frames = torch.randn(_FRAMES, _SEQUENCES, _FEATURES, device=self.device)
+        labels = torch.randint(_SENONES, (_FRAMES * _SEQUENCES,), device=self.device)
+        hidden, _ = self.lstm(frames)
+        return cross_entropy(self.senones(hidden).flatten(0, 1), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A model and its batches.
+
+    Attributes:
+        module: makes the module.
+        batch: of all steps, in host memory.
+        trainer: settings of the Trainer.
+        tokens: of a step; 0 if the module is not the language example's.
+        with_moments: whether the optimizer is AdamW.
+
+    """
+
+    module: Callable[[], pl.LightningModule]
+    batch: Any
+    trainer: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+
+    @property
+    def with_moments(self) -> bool:
+        return self.tokens > 0
+
+    def mfu(self, step_s: float) -> float:
+        """Model FLOPs utilisation: the model's operations over the card's bfloat16 peak."""
+        module = self.module()
+        assert isinstance(module, LanguageModel)
+        peak = get_available_flops(torch.device("cuda", 0), torch.bfloat16)
+        return self.tokens * flops_per_token(module) / step_s / peak if peak else 0.0
+
+
+def _language(size: Any, vocabulary: int, context: int, windows: int, **settings: Any) -> Work:
+    inputs, targets = torch.randint(vocabulary, (2, windows, context))
+    return Work(
+        module=lambda: LanguageModel(
+            size=size, vocabulary=vocabulary, context=context, max_steps=10_000, beta1=0.5,
+            **settings,
+        ),
+        batch=Batch(inputs, targets, None),
+        trainer={"precision": "bf16-mixed", "gradient_clip_val": 1.0},
+        tokens=inputs.numel(),
+    )  # fmt: skip
+
+
+WORKS: dict[str, Callable[[], Work]] = {
+    "lstm": lambda: Work(module=LSTM, batch=torch.zeros(1)),
+    # As in examples/language/configs, but for `compile`.
+    "small": lambda: _language("small", 4096, 256, 16),
+    "gpt2": lambda: _language("gpt2", 50304, 1024, 16),
+}

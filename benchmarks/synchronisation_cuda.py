@@ -1,0 +1,200 @@
+"""What a synchronisation of models costs on a CUDA device, apart from the network.
+
+    python -m benchmarks.synchronisation_cuda
+
+One process is the first of two groups of one rank. Its collectives copy its own values or return at
+once, so what is measured is the work of the host and of the device. *Elapsed* is the time from an
+empty queue to the end. *Kernels* is the sum of the times of all kernels and copies on the device,
+and their number. *Least traffic* is the time of a copy of as many bytes as BMUF has to move: the
+model is read and written (4 tensors), and the outer step reads and writes the mean, W and Delta
+(6 tensors).
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
+
+import lightning_hier as lh
+from examples.tables import markdown
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+
+_TENSORS_OF_BMUF = 10
+_WARM_UP = 2
+
+SYSTEMS: dict[str, BlockSync] = {
+    "bmuf": lh.BMUF(block_size=1),
+    "bmuf, bfloat16": lh.BMUF(block_size=1, across_dtype="bfloat16"),
+    "bmuf, int8": lh.BMUF(block_size=1, across_dtype="int8"),
+    "bmuf, int4": lh.BMUF(block_size=1, across_dtype="int4"),
+    "diloco": lh.DiLoCo(block_size=1),
+    "bmuf_adam": lh.BMUFAdam(block_size=1),
+}
+
+
+class _Echo(Channel):
+    """A channel between hosts that receives what it sends."""
+
+    def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
+        output.copy_(rows.view_as(output))
+        return super().all_to_all(output, rows, kind)
+
+
+class Cost(NamedTuple):
+    """Medians of one synchronisation, in seconds, and the times of its kernels by name."""
+
+    elapsed_s: float
+    kernels_s: float
+    kernels: int
+    by_name: dict[str, float]
+
+
+def lstm() -> nn.Module:
+    """The papers' acoustic model, 24.3M parameters."""
+    return nn.ModuleList([nn.LSTM(192, 768, 5), nn.Linear(768, 3183)])
+
+
+def transformer(layers: int, width: int) -> nn.Module:
+    """The matrices and vectors of a transformer's layers."""
+    shapes: list[tuple[int, ...]] = [
+        (3 * width, width),
+        (width, width),
+        (4 * width, width),
+        (width, 4 * width),
+    ]
+    shapes += [(width,)] * 4
+    own = [torch.zeros(shape) for _ in range(layers) for shape in shapes]
+    return nn.ParameterList(own)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lstm,
+    "transformer": lambda: transformer(20, 2048),
+}
+
+
+def open_blocks(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
+    """Blocks of one step around a module, with this process as the first of two groups."""
+    kind = torch.optim.AdamW if isinstance(config, lh.BMUFAdam) else torch.optim.SGD
+    optimizer = kind(module.parameters(), lr=1e-4)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    worker = Worker()
+    worker.count_optimizers(1)
+    communicators = Communicators.build(
+        RankLayout.two_tiers(1, 2),
+        device=next(module.parameters()).device,
+        timeout=timedelta(seconds=60),
+        traffic=Traffic(),
+    )
+    across = communicators.route.between
+    assert across is not None
+    communicators.route.between = _Echo(
+        across.group, "across", communicators.traffic, communicators.progress
+    )
+    synchroniser = BlockSynchroniser(
+        module, [optimizer], config, communicators=communicators, worker=worker
+    )
+    synchroniser.before_step()
+    return synchroniser
+
+
+def measure(module: nn.Module, config: BlockSync, repetitions: int) -> Cost:
+    """Of a module on a CUDA device."""
+    blocks, parameters = open_blocks(module, config), list(module.parameters())
+    elapsed = []
+    for _ in range(_WARM_UP + repetitions):
+        with torch.no_grad():  # as if it had been trained
+            for parameter in parameters:
+                parameter.add_(1e-3)
+        elapsed.append(_elapsed_s(lambda: blocks.after_step(0)))
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        blocks.after_step(0)
+        torch.cuda.synchronize()
+    events = [event for event in seen.events() if event.device_type.name == "CUDA"]
+    by_name: dict[str, float] = defaultdict(float)
+    for event in events:
+        by_name[event.name] += 1e-6 * event.device_time_total
+    elapsed_s = statistics.median(elapsed[_WARM_UP:])
+    return Cost(elapsed_s, sum(by_name.values()), len(events), by_name)
+
+
+def _elapsed_s(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def _print_longest(title: str, cost: Cost) -> None:
+    longest = sorted(cost.by_name.items(), key=lambda own: -own[1])[:8]
+    print(title, *(f"{1e3 * seconds:8.3f} ms {name[:120]}" for name, seconds in longest), sep="\n")
+
+
+def _copy_s(numel: int, repetitions: int) -> float:
+    """A copy of so many float32 on the device."""
+    source, target = torch.ones(2, numel, device="cuda")
+    return statistics.median(_elapsed_s(lambda: target.copy_(source)) for _ in range(repetitions))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--kernels", action="store_true", help="print the longest kernels, too")
+    asked = parser.parse_args()
+    dist.init_process_group(
+        "fake", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=2
+    )
+    print(f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch "
+          f"{torch.__version__}\n")  # fmt: skip
+    header = ("model", "synchronisation", "elapsed ms", "kernels ms", "kernels",
+              "least traffic of bmuf ms", "elapsed of it")  # fmt: skip
+    rows = []
+    for name in asked.models:
+        make = MODELS[name]
+        numel = sum(parameter.numel() for parameter in make().parameters())
+        least_s = _TENSORS_OF_BMUF / 2 * _copy_s(numel, asked.repetitions)
+        for system, config in SYSTEMS.items():
+            torch.manual_seed(0)
+            cost = measure(make().cuda(), config, asked.repetitions)
+            if asked.kernels:
+                _print_longest(f"{name}, {system}", cost)
+            rows.append(
+                (
+                    name,
+                    system,
+                    f"{1e3 * cost.elapsed_s:.2f}",
+                    f"{1e3 * cost.kernels_s:.2f}",
+                    str(cost.kernels),
+                    f"{1e3 * least_s:.2f}",
+                    f"{cost.elapsed_s / least_s:.2f}",
+                )
+            )
+            torch.cuda.empty_cache()
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    main()
