@@ -13,6 +13,9 @@ from torch import Tensor
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.kernels import sum_of_squares
 
+EtaOf = Callable[[float], float]
+"""Computes the momentum of a mean from its effective number of models."""
+
 
 class OuterStep:
     """Interface of the outer optimizer of a fragment.
@@ -144,7 +147,7 @@ class BlockMomentumStep(OuterStep):
         global_model: Tensor,
         *,
         from_updates: bool,
-        eta_of: Callable[[float], float] | None = None,
+        eta_of: EtaOf | None = None,
     ) -> None:
         super().__init__(global_model, from_updates=from_updates)
         self._filter = block_filter
