@@ -23,6 +23,7 @@ from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupLostError
 from lightning_hier.membership.group_exchange import MOST_ATTEMPTS, GroupExchange
+from lightning_hier.membership.lighthouse import Entry
 from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
 from lightning_hier.strategies.checkpoints.rank_files import section_of
@@ -152,7 +153,7 @@ class ElasticFit:
             self._save(folder)
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
-                    self._send(folder, joiner.group)
+                    self._send(folder, joiner)
             self._strategy.barrier("the state of this group was sent")
             self._strategy.remove_checkpoint(folder / _NAME)
         finally:
@@ -175,14 +176,15 @@ class ElasticFit:
         for leader in self._leaders[1:]:
             self._share(folder, leader)
 
-    def _send(self, folder: Path, group: int) -> None:
+    def _send(self, folder: Path, joiner: Entry) -> None:
         """Send the state to a group. Called by rank 0."""
-        quorums = self.exchange.quorums
+        quorums, group = self.exchange.quorums, joiner.group
         identifier = quorums.progress.last_commit
         assert quorums.store is not None, "this is rank 0"
         quorums.mark_ready(identifier, group)
         try:
-            send_folder(folder, quorums.store, f"{identifier}/state/{group}", **self._ends)
+            name = f"{identifier}/state/{group}"
+            send_folder(folder, quorums.store, joiner.address, name, **self._ends)
         except GroupLostError as error:
             rank_zero_warn(f"group {group} was lost before it had the state: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
 
 import lightning_hier as lh
 from lightning_hier.comm.progress_record import PeerError
@@ -24,15 +24,19 @@ from tests.ranks import run_ranks
 LIMIT = timedelta(seconds=20)
 
 
+def _ended() -> str:
+    """Address of the store of a group that has ended."""
+    return f"127.0.0.1:{serve_store('127.0.0.1').port}"
+
+
 @pytest.mark.filterwarnings("ignore:.*waiting for another group")
 def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
     """Every group that offers its state has ended when this one connects."""
-    port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
     attempts: list[None] = []
 
     def join() -> tuple[str, str]:
         attempts.append(None)
-        return "7.1", f"127.0.0.1:{port}"
+        return "7.1", _ended()
 
     def on_first(function: Callable[[], Any]) -> Any:
         return function()
@@ -51,6 +55,13 @@ def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_a_group_that_has_ended_before_it_got_the_state_is_not_waited_for(tmp_path: Path) -> None:
+    store, begun = serve_store("127.0.0.1"), time.monotonic()
+    with pytest.raises(GroupLostError, match="has ended"):
+        transfer.send_folder(tmp_path, store, _ended(), "copy", host="127.0.0.1", timeout=LIMIT)
+    assert time.monotonic() - begun < LIMIT.total_seconds()
+
+
 def _copy(folder: Path) -> str:
     """Rank 0 sends a folder, and names one of its files so that it lies outside of the other."""
     dist.init_process_group("gloo")
@@ -62,7 +73,8 @@ def _copy(folder: Path) -> str:
         store = serve_store("127.0.0.1")
         dist.broadcast(torch.tensor([store.port]), 0)
         with suppress(GroupLostError):  # the other rank may have closed the connection already
-            transfer.send_folder(own, store, "copy", host="127.0.0.1", timeout=LIMIT)
+            here = f"127.0.0.1:{store.port}"
+            transfer.send_folder(own, store, here, "copy", host="127.0.0.1", timeout=LIMIT)
         dist.barrier()
         return ""
     port = torch.zeros(1, dtype=torch.int64)
