@@ -48,7 +48,7 @@ class Quorums:
         settings: settings of the user.
         own: channels of this rank in its group.
         limit: longest wait of the ranks of this group for each other. They wait in a collective
-            while rank 0 waits for other groups, up to three times in a row: a third each.
+            while rank 0 waits for other groups, several times in a row: a third of it each time.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
 
