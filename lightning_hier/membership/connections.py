@@ -169,14 +169,20 @@ def open_store(address: str, timeout: timedelta) -> Store:
 
 
 def _require_alive(address: str) -> None:
-    """Raise GroupLostError if the store of a group, which is part of its rank 0, has ended."""
+    if has_ended(address):
+        raise GroupLostError(f"the group at {address} has ended")
+
+
+def has_ended(address: str) -> bool:
+    """Whether the process of the store of a group has ended, which is its rank 0."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CHECK_EVERY_S).close()
-    except ConnectionRefusedError as error:
-        raise GroupLostError(f"the group at {address} has ended") from error
+    except ConnectionRefusedError:
+        return True
     except OSError:
         pass  # it may only be slow: the time limit decides
+    return False
 
 
 def process_group(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
@@ -16,7 +16,7 @@ from lightning_hier.comm.addresses import routed_address
 from lightning_hier.comm.agreement import broadcast_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership.connections import open_store, serve_store
+from lightning_hier.membership.connections import has_ended, open_store, serve_store
 from lightning_hier.membership.lighthouse import (
     Entry,
     Lighthouse,
@@ -108,7 +108,7 @@ class Quorums:
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
-            check_start(self._entry("start"), quorum)
+            check_start(self._entry("start"), self._without_ended(quorum))
             present, best = len(quorum.entries), newest(quorum.entries)
             is_newest = best is None or best.last_commit == own.last_commit
             trains = bool(quorum.within("block", "vote", "init"))
@@ -122,6 +122,16 @@ class Quorums:
             if waited > self._limit.total_seconds():
                 raise PeerError(missing_groups(settings, quorum, self._limit))
             sleep(_POLL_S)
+
+    def _without_ended(self, quorum: Quorum) -> Quorum:
+        """The quorum without former processes of this group, whose heartbeats have just ended."""
+        own = self._settings.group, self._address
+        entries = [
+            entry
+            for entry in quorum.entries
+            if entry.group != own[0] or entry.address == own[1] or not has_ended(entry.address)
+        ]
+        return replace(quorum, entries=entries)
 
     def gathered(self, phase: Phase) -> Quorum:
         """Wait for the quorum of the groups that exchange.

@@ -12,6 +12,7 @@ import torch
 
 import lightning_hier as lh
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
+from lightning_hier.membership.connections import serve_store
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
@@ -122,18 +123,42 @@ def test_groups_that_do_not_suit_each_other() -> None:
 
 def test_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quorums, "_open", lambda _: None)
-
-    def entry(group: int, ranks: int) -> Entry:
-        own: Any = SimpleNamespace(
-            group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
-        )
-        settings = lh.TorchFT("http://127.0.0.1:29510", group, 2)
-        limit = timedelta(seconds=9)
-        quorums = Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
-        return quorums._entry("start")
-
+    own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
     with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
-        check_start(entry(0, 2), _quorum(entry(1, 4)))
+        check_start(own, _quorum(other))
+
+
+def test_a_group_that_restarts_before_its_heartbeats_end_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in a quorum with its former process, which is not another job with its number."""
+    monkeypatch.setattr(Quorums, "_open", lambda _: None)
+    quorums, alive = _quorums(1, ranks=1), serve_store("127.0.0.1")
+    quorums._address = f"127.0.0.1:{alive.port}"
+    other = replace(quorums._entry("block"), group=0, last_commit="7.1")
+    former = replace(quorums._entry("block"), address=f"127.0.0.1:{_ended_port()}")
+
+    def answer(phase: Phase, **values: Any) -> Quorum:
+        return _quorum(other, former, quorums._entry(phase, **values))
+
+    quorums._request = answer  # type: ignore[method-assign]
+    assert quorums.start() is None
+    elsewhere = serve_store("127.0.0.1")
+    former = replace(former, address=f"127.0.0.1:{elsewhere.port}")
+    with pytest.raises(ValueError, match="two jobs take part as group 1"):
+        quorums.start()
+
+
+def _ended_port() -> int:
+    return int(serve_store("127.0.0.1").port)
+
+
+def _quorums(group: int, *, ranks: int) -> Quorums:
+    own: Any = SimpleNamespace(
+        group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
+    )
+    settings, limit = lh.TorchFT("http://127.0.0.1:29510", group, 2), timedelta(seconds=9)
+    return Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
 
 
 def test_missing_groups_are_named() -> None:
