@@ -21,6 +21,8 @@ _POLL_S, _START_LIMIT_S = 0.02, 180.0
 # Seconds that a kill waits for a synchronisation of its group.
 _LONGEST_AIM_S = 10.0
 _RESTARTS = 100_000
+# Ends of groups without a kill after which a run is given up. A few are expected in a storm.
+_MOST_EXITS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,11 @@ class Groups:
                 continue
             if job.pid not in self._killed:
                 self.exits.append(job.code)
+            if len(self.exits) > _MOST_EXITS:
+                raise RuntimeError(
+                    f"groups have ended {len(self.exits)} times without a kill:\n"
+                    f"{end_of(job.output)}"
+                )
             self._jobs[group] = self._start(group)
 
     def kill(self, group: int) -> int | None:

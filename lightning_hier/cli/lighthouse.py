@@ -6,25 +6,40 @@ import argparse
 import signal
 import threading
 
+from lightning_hier.algorithms.arguments import check_positive, check_whole
 from lightning_hier.cli.commands import PROGRAM
 
 
 def run(args: list[str]) -> None:
-    """Serve until the process is interrupted or terminated."""
+    """Serve until the process is interrupted or terminated.
+
+    Raises:
+        ValueError: a limit is outside its range, or the address can't be used.
+
+    """
     asked = _parser().parse_args(args)
+    check_whole("--min_groups", asked.min_groups)
+    for name in ("join_timeout_s", "heartbeat_timeout_s"):
+        check_positive(f"--{name}", getattr(asked, name))
     from lightning_hier.membership.torchft import check_torchft, quiet_torchft
 
     check_torchft()
     quiet_torchft()
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(
-        bind=asked.bind,
-        min_replicas=asked.min_groups,
-        join_timeout_ms=round(1000 * asked.join_timeout_s),
-        quorum_tick_ms=50,
-        heartbeat_timeout_ms=round(1000 * asked.heartbeat_timeout_s),
-    )
+    try:
+        server = LighthouseServer(
+            bind=asked.bind,
+            min_replicas=asked.min_groups,
+            join_timeout_ms=round(1000 * asked.join_timeout_s),
+            quorum_tick_ms=50,
+            heartbeat_timeout_ms=round(1000 * asked.heartbeat_timeout_s),
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"--bind must be a free address and port of this host, got {asked.bind} ({error}): "
+            "pass another one, such as 0.0.0.0:29511"
+        ) from error
     print(f"Lighthouse at {server.address()}", flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

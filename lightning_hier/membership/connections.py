@@ -99,11 +99,12 @@ class GroupConnections:
             ends = store, host, timeout
             rank, total = number * size + position, len(members) * size
             addresses = [member.address for member in members]
-            _wait_for_all(store, identifier, rank, total, addresses, timeout)
+            wait_for_all(store, identifier, rank, total, addresses, timeout)
             across = process_group(f"{identifier}/across/{position}", number, len(members), *ends)
+            # At once, so that close() aborts it if the next one fails.
+            self.across.use(across, range(position, total, size))
             world = process_group(f"{identifier}/world", rank, total, *ends)
-        self.across.use(across, range(position, total, size))
-        self.world.use(world, range(total))
+            self.world.use(world, range(total))
 
     def close(self) -> None:
         """Close the connections, so that ranks that still wait for this one fail."""
@@ -114,7 +115,7 @@ class GroupConnections:
                 channel.use(alone, dist.get_process_group_ranks(alone))
 
 
-def _wait_for_all(
+def wait_for_all(
     store: Store,
     identifier: str,
     rank: int,
@@ -123,6 +124,14 @@ def _wait_for_all(
     timeout: timedelta,
 ) -> None:
     """Wait until all ranks are about to connect. gloo itself would wait for a lost one to the end.
+
+    Args:
+        store: store of one of their groups.
+        identifier: identifier of the connections.
+        rank: number of this rank among them.
+        total: number of these ranks.
+        addresses: addresses of the stores of the groups.
+        timeout: time limit.
 
     Raises:
         GroupLostError: the process of a group has ended, or a rank did not come in time.
@@ -160,14 +169,20 @@ def open_store(address: str, timeout: timedelta) -> Store:
 
 
 def _require_alive(address: str) -> None:
-    """Raise GroupLostError if the store of a group, which is part of its rank 0, has ended."""
+    if has_ended(address):
+        raise GroupLostError(f"the group at {address} has ended")
+
+
+def has_ended(address: str) -> bool:
+    """Whether the process of the store of a group has ended, which is its rank 0."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CHECK_EVERY_S).close()
-    except ConnectionRefusedError as error:
-        raise GroupLostError(f"the group at {address} has ended") from error
+    except ConnectionRefusedError:
+        return True
     except OSError:
         pass  # it may only be slow: the time limit decides
+    return False
 
 
 def process_group(

@@ -19,8 +19,8 @@ from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import Progress, members_of
 from lightning_hier.membership.torchft import TorchFT
 
-# Attempts of one synchronisation, for instance between groups that cannot reach each other.
-_MOST_ATTEMPTS = 10
+MOST_ATTEMPTS = 10
+"""Attempts of one synchronisation, or to join, of groups that may not reach each other."""
 
 
 class GroupExchange:
@@ -37,7 +37,7 @@ class GroupExchange:
         settings: settings of the user.
         own: channels of this rank in its group, which take the place of those between groups
             outside of synchronisations.
-        limit: longest wait for other groups.
+        limit: as in :class:`Quorums`.
         log: logs a line, on one rank.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
@@ -63,7 +63,6 @@ class GroupExchange:
         self.settings = settings
         self._own = own
         self._log = log
-        self._timeout = timedelta(seconds=settings.join_timeout_s)
         self.quorums = Quorums(settings, own, limit=limit, position=position, required=required)
         self._connections = GroupConnections(own)
         self._connected: Sequence[str] = ()
@@ -114,7 +113,7 @@ class GroupExchange:
             broadcast: copies the model of the first rank of a channel to the others, in place.
 
         """
-        if not self.quorums.progress.lineage:  # otherwise it is that of a checkpoint
+        if not self.quorums.progress.last_commit:  # otherwise it is that of a checkpoint
             self._exchange("init", lambda: broadcast(self.across), lambda: None, self._together)
 
     def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -142,7 +141,7 @@ class GroupExchange:
         progress = self.quorums.progress
         for attempts in count(1):
             found = quorum or self.quorums.gathered(phase)
-            members = members_of(found, progress.lineage)
+            members = members_of(found, progress.last_commit)
             failed = self._attempted(found, members, attempt)
             if self.quorums.vote(found, members, ok=not failed):
                 break
@@ -150,7 +149,7 @@ class GroupExchange:
             # In all groups, so that they connect anew together.
             self._disconnect()
             why = failed or "it failed in another group"
-            if attempts == _MOST_ATTEMPTS:
+            if attempts == MOST_ATTEMPTS:
                 raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
             self._log(f"the groups repeat a synchronisation: {why}.")
             quorum = None
@@ -160,8 +159,8 @@ class GroupExchange:
                 f"succeeded in the other groups ({failed}). It then continues from their model"
             )
         progress.begun = progress.begun or found.time
-        progress.lineage = found.identifier
-        self._positions |= {entry.group: (entry.epoch, entry.batches) for entry in members}
+        progress.last_commit = found.identifier
+        self._positions |= {entry.group: entry.position for entry in members}
         groups = [entry.group for entry in members]
         # Each member has the joiners that count it as their source, see Quorums.join.
         joiners = found.within("join") if phase == "block" else ()
@@ -181,7 +180,7 @@ class GroupExchange:
                     members,
                     self.settings.group,
                     host=self.quorums.host,
-                    timeout=self._timeout,
+                    timeout=self.settings.exchange_timeout,
                 )
             with self._with_channels(len(members)):
                 attempt()

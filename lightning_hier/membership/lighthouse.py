@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -18,7 +19,7 @@ Phase = Literal["start", "init", "join", "block", "vote"]
 # Seconds between heartbeats, and between two requests after a failure.
 _HEARTBEAT_S = 0.1
 _RETRY_S = 0.5
-# Seconds after which a Lighthouse that has restarted has heard of all groups.
+# Seconds after which a Lighthouse that has restarted has received heartbeats of all groups.
 _HEARTBEATS_KNOWN_S = 3.0
 # A request ends after so many seconds and is repeated, so that a Lighthouse that has come back
 # without its state is asked again.
@@ -32,32 +33,27 @@ class Entry:
     Attributes:
         group: number of the group.
         phase: what it wants.
-        ranks: number of its ranks.
         address: ``host:port`` of its store.
         begun: time, in seconds on the clock of the Lighthouse, at which its run started; 0 before.
         commits: number of synchronisations that its model contains.
-        lineage: identifier of the last of them. Groups with the same one have the same global
-            model. Empty before the first.
-        epoch: its epoch.
-        batches: batches of this epoch that it has used.
-        voted_on: identifier of the quorum on whose synchronisation it votes.
-        ok: whether it votes for this synchronisation.
+        last_commit: identifier of the quorum of the last of them, or of the initial model. Groups
+            with the same one have the same global model. Empty before the first.
+        position: its epoch, and the batches of this epoch that it has used.
+        votes_for: identifier of the quorum whose synchronisation has succeeded in this group. Empty
+            if it has failed, and outside of votes.
         waited: whether it has waited long enough for other groups at a start.
-        settings: settings that must be equal in all groups.
+        settings: settings that must be equal in all groups, and the number of ranks.
 
     """
 
     group: int
     phase: Phase
-    ranks: int
     address: str
     begun: float = 0.0
     commits: int = 0
-    lineage: str = ""
-    epoch: int = 0
-    batches: int = 0
-    voted_on: str = ""
-    ok: bool = False
+    last_commit: str = ""
+    position: Sequence[int] = (0, 0)
+    votes_for: str = ""
     waited: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -173,7 +169,7 @@ class Lighthouse:
             address=self._manager.address(),
             store_address=entry.address,
             step=entry.commits,
-            world_size=entry.ranks,
+            world_size=1,
             shrink_only=False,
             data=asdict(entry),
         )
@@ -192,7 +188,8 @@ class Lighthouse:
                         f"the Lighthouse at {self._address} has formed no quorum within "
                         f"{self._limit.total_seconds():.0f} s: it cannot be reached, or too few "
                         f"groups are there ({error}). Start it with `lightning-hier lighthouse`, "
-                        "check the address, and start the other groups"
+                        "check the address, and start the other groups. A third of timeout must "
+                        "be longer than a block"
                     ) from error
                 time.sleep(_RETRY_S)
 
@@ -227,11 +224,11 @@ def newest(entries: Sequence[Entry]) -> Entry | None:
     the model of one that has trained. In one run, it is the model of the most commits, and of
     those a group that trains.
     """
-    trained = [entry for entry in entries if entry.lineage]
-    same = {e.lineage: sum(other.lineage == e.lineage for other in trained) for e in trained}
+    trained = [entry for entry in entries if entry.last_commit]
+    same = Counter(entry.last_commit for entry in trained)
 
     def rank(entry: Entry) -> tuple[float, int, bool, int, str]:
         trains = entry.phase == "block"
-        return -entry.begun, entry.commits, trains, same[entry.lineage], entry.lineage
+        return -entry.begun, entry.commits, trains, same[entry.last_commit], entry.last_commit
 
     return max(trained, key=rank, default=None)

@@ -1,9 +1,9 @@
-"""Quorums of one group: rank 0 speaks with the Lighthouse, and all ranks learn the result."""
+"""Quorums of one group: rank 0 requests them from the Lighthouse, and all ranks get them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from torch.distributed.distributed_c10d import Store
 
 from lightning_hier.comm.addresses import routed_address
-from lightning_hier.comm.agreement import broadcast_json
+from lightning_hier.comm.agreement import broadcast_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership.connections import open_store, serve_store
+from lightning_hier.membership.connections import has_ended, open_store, serve_store
 from lightning_hier.membership.lighthouse import (
     Entry,
     Lighthouse,
@@ -47,7 +47,8 @@ class Quorums:
     Args:
         settings: settings of the user.
         own: channels of this rank in its group.
-        limit: longest wait for other groups.
+        limit: longest wait of the ranks of this group for each other. They wait in a collective
+            while rank 0 waits for other groups, several times in a row: a third of it each time.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
 
@@ -69,16 +70,16 @@ class Quorums:
     ) -> None:
         self._settings = settings
         self._own = own
-        # Other ranks wait in a collective with the full limit, while rank 0 waits several times.
         self._limit = limit / 3
         self._position = position
-        self._required = dict(required)
+        self._required = {"ranks": own.group.size, **required}
         self.progress = Progress()
-        self.host, _ = routed_address(urlsplit(settings.lighthouse).hostname or "")
+        with raise_everywhere(own.device, place="the search for the Lighthouse"):
+            self.host = _own_address(settings.lighthouse)
         self.store: Store | None = None
         self._lighthouse: Lighthouse | None = None
         self._address = ""
-        self._on_first(self._open)
+        self.on_first(self._open)
 
     def _open(self) -> None:
         self.store = store = serve_store(self.host)
@@ -99,7 +100,7 @@ class Quorums:
             ValueError: this group does not suit the others.
 
         """
-        found = self._on_first(self._start)
+        found = self.on_first(self._start)
         return None if found is None else Quorum.of(found)
 
     def _start(self) -> dict[str, Any] | None:
@@ -107,20 +108,30 @@ class Quorums:
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
-            check_start(self._entry("start"), quorum)
+            check_start(self._entry("start"), self._without_ended(quorum))
             present, best = len(quorum.entries), newest(quorum.entries)
-            is_newest = best is None or best.lineage == own.lineage
+            is_newest = best is None or best.last_commit == own.last_commit
             trains = bool(quorum.within("block", "vote", "init"))
             # If those that train have a newer run, they must restart first.
-            if trains and not (own.lineage and is_newest):
+            if trains and not (own.last_commit and is_newest):
                 return None
             # All groups of a quorum decide the same.
             enough = present >= settings.min_groups and any(e.waited for e in quorum.entries)
             if not trains and (present == settings.groups or enough):
                 return asdict(quorum) if is_newest else None
-            if waited > max(self._limit.total_seconds(), 2 * settings.join_timeout_s):
+            if waited > self._limit.total_seconds():
                 raise PeerError(missing_groups(settings, quorum, self._limit))
             sleep(_POLL_S)
+
+    def _without_ended(self, quorum: Quorum) -> Quorum:
+        """The quorum without former processes of this group, whose heartbeats have just ended."""
+        own = self._settings.group, self._address
+        entries = [
+            entry
+            for entry in quorum.entries
+            if entry.group != own[0] or entry.address == own[1] or not has_ended(entry.address)
+        ]
+        return replace(quorum, entries=entries)
 
     def gathered(self, phase: Phase) -> Quorum:
         """Wait for the quorum of the groups that exchange.
@@ -129,7 +140,7 @@ class Quorums:
             PeerError: too few groups came, or this one has missed synchronisations.
 
         """
-        return Quorum.of(self._on_first(lambda: asdict(self._gathered(phase))))
+        return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase))))
 
     def _gathered(self, phase: Phase) -> Quorum:
         own, settings = self.progress, self._settings
@@ -137,7 +148,7 @@ class Quorums:
         while True:
             quorum = self._request(phase)
             best = newest(quorum.within("block", "start", "join"))
-            if best is not None and best.lineage != own.lineage:
+            if best is not None and best.last_commit != own.last_commit:
                 raise PeerError(missed(settings.group, own, best))
             # The outcome of a vote is not known here yet.
             undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
@@ -149,11 +160,11 @@ class Quorums:
 
     def vote(self, quorum: Quorum, members: Sequence[Entry], *, ok: bool) -> bool:
         """Whether the synchronisation of ``members`` counts, for which this group votes."""
-        return bool(self._on_first(partial(self._vote, quorum, members, ok)))
+        return bool(self.on_first(partial(self._vote, quorum, members, ok)))
 
     def _vote(self, quorum: Quorum, members: Sequence[Entry], ok: bool) -> bool:
-        vote = self._request("vote", voted_on=quorum.identifier, ok=ok)
-        return counts(vote, quorum, members, self._settings.group)
+        vote = self._request("vote", votes_for=quorum.identifier if ok else "")
+        return counts(vote, quorum, members)
 
     def join(self) -> tuple[str, str]:
         """Wait until a group has its state ready for this one.
@@ -165,7 +176,7 @@ class Quorums:
             PeerError: no group has trained within the limit.
 
         """
-        identifier, address = self._on_first(self._join)
+        identifier, address = self.on_first(self._join)
         return identifier, address
 
     def _join(self) -> list[str]:
@@ -177,14 +188,12 @@ class Quorums:
             if best is None:
                 sleep(_POLL_S)
                 continue
-            members = members_of(quorum, best.lineage)
+            members = members_of(quorum, best.last_commit)
             joiners = [entry.group for entry in quorum.within("join")]
             source = members[joiners.index(group) % len(members)]
             # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
             vote = self._request("join")
-            if counts(vote, quorum, members, group) and self._is_ready(
-                quorum.identifier, source.address
-            ):
+            if counts(vote, quorum, members) and self._is_ready(quorum.identifier, source.address):
                 return [quorum.identifier, source.address]
         raise PeerError(
             f"group {group} has waited {self._limit.total_seconds():.0f} s for the state of a "
@@ -206,24 +215,21 @@ class Quorums:
         self.store.set(f"{identifier}/ready/{group}", "yes")
 
     def _request(self, phase: Phase, **values: Any) -> Quorum:
-        assert self._lighthouse is not None, "only rank 0 speaks with the Lighthouse"
+        assert self._lighthouse is not None, "only rank 0 sends requests"
         return self._lighthouse.quorum(self._entry(phase, **values))
 
     def _entry(self, phase: Phase, **values: Any) -> Entry:
-        epoch, batches = self._position()
         return Entry(
             group=self._settings.group,
             phase=phase,
-            ranks=self._own.group.size,
             address=self._address,
             **asdict(self.progress),
-            epoch=epoch,
-            batches=batches,
+            position=self._position(),
             settings=self._required,
             **values,
         )
 
-    def _on_first(self, function: Callable[[], Any]) -> Any:
+    def on_first(self, function: Callable[[], Any]) -> Any:
         """Call a function on rank 0. Return its JSON value, or raise its error, on all ranks."""
         found: dict[str, Any] = {}
         failed: Exception | None = None
@@ -244,3 +250,14 @@ class Quorums:
         """Stop the heartbeats. Does not communicate with other ranks."""
         if self._lighthouse is not None:
             self._lighthouse.close()
+
+
+def _own_address(lighthouse: str) -> str:
+    """Address of this host on the route to the Lighthouse."""
+    try:
+        return routed_address(urlsplit(lighthouse).hostname or "")[0]
+    except OSError as error:
+        raise ValueError(
+            f"lighthouse={lighthouse!r} has no address that this host can reach ({error}): pass "
+            "the address of the host on which `lightning-hier lighthouse` runs"
+        ) from error

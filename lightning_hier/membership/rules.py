@@ -18,22 +18,22 @@ class Progress:
     Attributes:
         begun: time at which its run started, as in :class:`Entry`.
         commits: as in :class:`Entry`.
-        lineage: as in :class:`Entry`.
+        last_commit: as in :class:`Entry`.
 
     """
 
     begun: float = 0.0
     commits: int = 0
-    lineage: str = ""
+    last_commit: str = ""
 
 
-def members_of(quorum: Quorum, lineage: str) -> list[Entry]:
-    """Groups that exchange in a quorum, in order of their numbers: those of one lineage."""
+def members_of(quorum: Quorum, last_commit: str) -> list[Entry]:
+    """Groups that exchange in a quorum, in order of their numbers: those with this last commit."""
     exchanging = quorum.within("block") or quorum.within("start", "init")
-    return [entry for entry in exchanging if entry.lineage == lineage]
+    return [entry for entry in exchanging if entry.last_commit == last_commit]
 
 
-def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry], group: int) -> bool:
+def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry]) -> bool:
     """Whether a synchronisation counts.
 
     A group that is late sees the groups that have voted without it: they have gone on from the
@@ -43,24 +43,20 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry], group: int) -
         vote: quorum of the vote.
         quorum: quorum of the synchronisation.
         members: groups that have exchanged.
-        group: number of this group.
 
     """
     numbers = {entry.group for entry in members}
     present = [entry for entry in vote.entries if entry.group in numbers]
-    others = [entry for entry in present if entry.group != group]
-    if any(entry.lineage == quorum.identifier for entry in others):
+    if any(entry.last_commit == quorum.identifier for entry in present):
         return True
-    if any(entry.phase != "vote" or entry.voted_on != quorum.identifier for entry in others):
-        return False
-    return all(entry.ok for entry in present if entry.voted_on == quorum.identifier)
+    return all(entry.votes_for == quorum.identifier for entry in present)
 
 
 def check_start(own: Entry, quorum: Quorum) -> None:
     """Check that this group suits the others, when it starts.
 
     Raises:
-        ValueError: its number is taken, or it has other settings or another number of ranks.
+        ValueError: its number is taken, or it has other settings.
 
     """
     if sum(entry.group == own.group for entry in quorum.entries) > 1:
@@ -75,11 +71,6 @@ def check_start(own: Entry, quorum: Quorum) -> None:
                 f"group {own.group} is at {own.address}, and group {other.group} at "
                 f"{other.address}: pass the address of the Lighthouse on the network to all "
                 "groups, not a loopback address"
-            )
-        if other.ranks != own.ranks:
-            raise ValueError(
-                f"group {own.group} has {own.ranks} ranks, but group {other.group} has "
-                f"{other.ranks}: all groups need the same number of ranks"
             )
         differ = [
             f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -28,9 +29,10 @@ class TorchFT:
         groups: largest number of groups. The data are divided into as many parts.
         min_groups: least number of groups that must be there to start, and to synchronise. With
             fewer, the others wait, up to a third of ``timeout`` of the strategy.
-        join_timeout_s: seconds that a starting group waits for the other groups, before it starts
-            with at least ``min_groups``; and seconds that an exchange waits for a group that takes
-            part in it and sends nothing. ``timeout`` of the strategy must be longer.
+        join_timeout_s: longest wait in seconds for one group that does not come or sends nothing.
+            Then a starting group starts without it, with at least ``min_groups``, and the others
+            repeat an exchange without it. ``timeout`` of the strategy must be at least three times
+            as long.
 
     Raises:
         ValueError: a value is outside its range.
@@ -42,6 +44,11 @@ class TorchFT:
     groups: int
     min_groups: int = 1
     join_timeout_s: float = 60.0
+
+    @property
+    def exchange_timeout(self) -> timedelta:
+        """``join_timeout_s``, as the time limit of each connection and collective of groups."""
+        return timedelta(seconds=self.join_timeout_s)
 
     def __post_init__(self) -> None:
         """Check the values."""

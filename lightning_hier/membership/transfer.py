@@ -14,18 +14,26 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from lightning_hier.comm.agreement import broadcast_json
-from lightning_hier.membership.connections import LossOfGroups, open_store, process_group
+from lightning_hier.membership.connections import (
+    LossOfGroups,
+    open_store,
+    process_group,
+    wait_for_all,
+)
 
 # Bytes that are read and sent at once.
 _PIECE = 16 << 20
 
 
-def send_folder(folder: Path, store: Store, name: str, *, host: str, timeout: timedelta) -> None:
+def send_folder(
+    folder: Path, store: Store, address: str, name: str, *, host: str, timeout: timedelta
+) -> None:
     """Send all files of a folder to the group that calls :func:`receive_folder`.
 
     Args:
         folder: folder of the checkpoint.
         store: store of this group.
+        address: ``host:port`` of the store of the other group.
         name: name of the transfer, the same on both sides.
         host: IP address of this rank.
         timeout: time limit of the connection, and of every piece.
@@ -35,6 +43,7 @@ def send_folder(folder: Path, store: Store, name: str, *, host: str, timeout: ti
 
     """
     with LossOfGroups().explaining((), "sending the state to a group that joins"):
+        wait_for_all(store, name, 0, 2, [address], timeout)
         peer = process_group(name, 0, 2, store, host, timeout)
         sizes = _sizes(folder)
         header = torch.frombuffer(bytearray(json.dumps(sizes).encode()), dtype=torch.uint8)
@@ -61,7 +70,9 @@ def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout:
 
     """
     with LossOfGroups().explaining((), "receiving the state of another group"):
-        peer = process_group(name, 1, 2, open_store(address, timeout), host, timeout)
+        store = open_store(address, timeout)
+        wait_for_all(store, name, 1, 2, [address], timeout)
+        peer = process_group(name, 1, 2, store, host, timeout)
         length = _received(torch.empty(1, dtype=torch.int64), peer)
         header = _received(torch.empty(int(length), dtype=torch.uint8), peer)
         for relative, size in json.loads(header.numpy().tobytes()).items():

@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,11 @@ from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.agreement import broadcast_json
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupLostError
-from lightning_hier.membership.group_exchange import GroupExchange
-from lightning_hier.membership.torchft import TorchFT, check_torchft
+from lightning_hier.membership.group_exchange import MOST_ATTEMPTS, GroupExchange
+from lightning_hier.membership.lighthouse import Entry
+from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
 from lightning_hier.strategies.checkpoints.rank_files import section_of
 from lightning_hier.strategies.trainer_changes import TrainerChanges
@@ -124,8 +126,7 @@ class ElasticFit:
         """Set the place in the data. Discard what belongs to the group that has sent the state."""
         epoch = self._trainer.current_epoch
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._remove_received()
             for worker in session.workers:
                 worker.memory.tensors.clear()
             for block in session.synchroniser.blocks or ():
@@ -137,6 +138,11 @@ class ElasticFit:
         if self._offset[0] == epoch and self._offset[1]:
             session.position.used = self._position()[1]
 
+    def _remove_received(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
     def serve(self) -> None:
         """Send the state to the groups that wait for it, at the end of a batch."""
         joiners, self.exchange.joiners = self.exchange.joiners, ()
@@ -147,7 +153,7 @@ class ElasticFit:
             self._save(folder)
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
-                    self._send(folder, joiner.group)
+                    self._send(folder, joiner)
             self._strategy.barrier("the state of this group was sent")
             self._strategy.remove_checkpoint(folder / _NAME)
         finally:
@@ -170,37 +176,50 @@ class ElasticFit:
         for leader in self._leaders[1:]:
             self._share(folder, leader)
 
-    def _send(self, folder: Path, group: int) -> None:
+    def _send(self, folder: Path, joiner: Entry) -> None:
         """Send the state to a group. Called by rank 0."""
-        quorums = self.exchange.quorums
-        identifier = quorums.progress.lineage
+        quorums, group = self.exchange.quorums, joiner.group
+        identifier = quorums.progress.last_commit
         assert quorums.store is not None, "this is rank 0"
         quorums.mark_ready(identifier, group)
         try:
-            send_folder(folder, quorums.store, f"{identifier}/state/{group}", **self._ends)
+            name = f"{identifier}/state/{group}"
+            send_folder(folder, quorums.store, joiner.address, name, **self._ends)
         except GroupLostError as error:
             rank_zero_warn(f"group {group} was lost before it had the state: {error}")
 
     def _receive(self, folder: Path) -> None:
-        """Receive the state of a group that trains, which may be lost meanwhile."""
-        exchange, group = self.exchange, self.exchange.settings.group
-        while True:
-            identifier, address = exchange.quorums.join()
-            lost = ""
-            if self._strategy.global_rank == 0:
-                try:
-                    name = f"{identifier}/state/{group}"
-                    receive_folder(folder, address, name, **self._ends)
-                except GroupLostError as error:
-                    lost = str(error)
-            lost = broadcast_json(lost, 0, self._strategy.root_device)
+        """Receive the state of a group that trains, which may be lost meanwhile.
+
+        Raises:
+            PeerError: the groups cannot reach each other, or none trains within the limit.
+
+        """
+        quorums, lost = self.exchange.quorums, ""
+        for _ in range(MOST_ATTEMPTS):
+            lost = quorums.on_first(partial(self._receive_from, folder, *quorums.join()))
             if not lost:
                 break
             rank_zero_warn(f"{lost}: waiting for another group")
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, exist_ok=True)
+        else:
+            raise PeerError(
+                f"group {self.exchange.settings.group} has tried {MOST_ATTEMPTS} times to receive "
+                f"the state of another group: {lost}. Check that the hosts of the groups reach "
+                "each other on all ports"
+            )
         if len(self._leaders) > 1:
             self._share(folder, 0)
+
+    def _receive_from(self, folder: Path, identifier: str, address: str) -> str:
+        """Receive the state on rank 0. Returns why the other group was lost, or ""."""
+        name = f"{identifier}/state/{self.exchange.settings.group}"
+        try:
+            receive_folder(folder, address, name, **self._ends)
+        except GroupLostError as error:
+            return str(error)
+        return ""
 
     def _share(self, folder: Path, source: int) -> None:
         strategy = self._strategy
@@ -209,7 +228,7 @@ class ElasticFit:
 
     @property
     def _ends(self) -> dict[str, Any]:
-        timeout = timedelta(seconds=self.exchange.settings.join_timeout_s)
+        timeout = self.exchange.settings.exchange_timeout
         return {"host": self.exchange.quorums.host, "timeout": timeout}
 
     def _new_folder(self) -> Path:
@@ -221,6 +240,7 @@ class ElasticFit:
 
     def close(self) -> None:
         """Leave the groups, and undo the changes to the Trainer. Does not communicate."""
+        self._remove_received()
         self._changes.close()
         self.exchange.close()
 
@@ -239,50 +259,3 @@ class StateServer(Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         """Send it after the synchronisation of this batch, if there was one."""
         self._fit.serve()
-
-
-def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
-    """Check the arguments of a strategy whose groups come and go.
-
-    Raises:
-        ValueError: they cannot be combined.
-
-    """
-    if not isinstance(settings, TorchFT):
-        raise ValueError(f"membership must be None or TorchFT(...), got {settings!r}")
-    check_torchft()
-    sync = strategy.block_sync
-    problems = {
-        "block_sync=None": sync is None,
-        f"warmup_steps={strategy.warmup_steps}": strategy.warmup_steps > 0,
-        f"virtual_workers={strategy.virtual_workers}": strategy.virtual_workers > 1,
-        "uneven_batches='join'": strategy.uneven_batches == "join",
-        f"overlap={getattr(sync, 'overlap', False)}": bool(getattr(sync, "overlap", False)),
-        f"fragments={getattr(sync, 'fragments', 1)}": getattr(sync, "fragments", 1) > 1,
-    }
-    for name, is_problem in problems.items():
-        if is_problem:
-            raise ValueError(
-                f"{name} can't be combined with membership=TorchFT(...): groups that come and go "
-                f"{_REASONS[name.partition('=')[0]]}"
-            )
-    if sync is not None:
-        sync.changing_groups()
-    if strategy.limit.total_seconds() <= settings.join_timeout_s:
-        raise ValueError(
-            f"timeout must be above join_timeout_s, got timeout={strategy.limit} and "
-            f"join_timeout_s={settings.join_timeout_s:g}: ranks of a group wait for each other "
-            "while an exchange with other groups fails"
-        )
-    if settings.groups < 2:
-        raise ValueError("membership=TorchFT(...) needs groups of at least 2, got groups=1")
-
-
-_REASONS = {
-    "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
-    "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
-    "virtual_workers": "have one model, pass virtual_workers=1",
-    "uneven_batches": "do not wait for each other's batches, leave it out",
-    "overlap": "agree on every mean before they go on, pass overlap=False",
-    "fragments": "send the whole model at once, pass fragments=1",
-}

@@ -33,7 +33,8 @@ from lightning_hier.strategies import (
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.elastic import ElasticFit, check_membership
+from lightning_hier.strategies.elastic import ElasticFit
+from lightning_hier.strategies.membership_checks import check_membership
 from lightning_hier.strategies.settings import Synchronisation, described
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 from lightning_hier.strategies.virtual_workers.checks import (

@@ -189,16 +189,16 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
 
 
 def _die_in(module: Module, place: str, commits: int) -> None:
-    """End the process before the groups connect, or in `CommittedBlock.send` or `apply`."""
+    """End the process before the groups connect, or in a method of `CommittedBlock`."""
     # Once groups are connected, they stay so. GroupExchange still calls this method.
     owner, name = (GroupExchange, "_attempted") if place == "connect" else (CommittedBlock, place)
     method: Callable[..., Any] = getattr(owner, name)
 
-    def dying(*args: Any) -> Any:
+    def dying(*args: Any, **kwargs: Any) -> Any:
         if module.global_step // module.run.sync.steps == commits:
             # In `send`, what the others wait for does not come any more.
             module.die()
-        return method(*args)
+        return method(*args, **kwargs)
 
     setattr(owner, name, dying)
 

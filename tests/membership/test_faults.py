@@ -21,7 +21,7 @@ from tests.waiting import leave_mark, wait_for_marks, wait_until
 TAU = 4
 
 
-@pytest.mark.parametrize("place", ["send", "apply"])
+@pytest.mark.parametrize("place", ["send", "synchronise"])
 def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
     """Before the vote, the others repeat it without the group; after the vote, it counts."""
     lives = [Life(0), Life(1, dies_at=(place, 2)), Life(2)]

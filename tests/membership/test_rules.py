@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import lightning_hier as lh
+from lightning_hier.membership.connections import serve_store
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
+from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
 
 ADDRESS = "http://lighthouse:29510"
 
 
 def _entry(group: int, phase: Phase = "block", **values: Any) -> Entry:
-    return Entry(group=group, phase=phase, ranks=2, address=f"host:{group}", **values)
+    return Entry(group=group, phase=phase, address=f"host:{group}", **values)
 
 
 def _quorum(*entries: Entry) -> Quorum:
@@ -50,7 +54,7 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
         ({"block_sync": lh.DiLoCo(fragments=2)}, "fragments=2 can't .* pass fragments=1"),
         ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),
         ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
-        ({"timeout": timedelta(seconds=60)}, "timeout must be above join_timeout_s"),
+        ({"timeout": timedelta(seconds=60)}, "timeout must be at least three times join"),
         ({"membership": lh.TorchFT(ADDRESS, 0, 1)}, "needs groups of at least 2"),
         ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),
     ],
@@ -71,35 +75,35 @@ def test_every_preset_of_blocks_takes_membership() -> None:
 
 def test_the_run_that_started_first_wins() -> None:
     """A run that was started anew never replaces a trained model, however long it trains."""
-    trained = _entry(0, begun=10.0, commits=3, lineage="a")
-    ahead = replace(trained, group=1, commits=4, lineage="b")
-    anew = [_entry(group, begun=50.0, commits=9, lineage="c") for group in (2, 3)]
+    trained = _entry(0, begun=10.0, commits=3, last_commit="a")
+    ahead = replace(trained, group=1, commits=4, last_commit="b")
+    anew = [_entry(group, begun=50.0, commits=9, last_commit="c") for group in (2, 3)]
     assert newest([trained, *anew]) == trained
     assert newest([trained, *anew, ahead]) == ahead
     assert newest([_entry(0), _entry(1)]) is None
 
 
-def test_members_have_one_lineage_and_joiners_wait() -> None:
-    quorum = _quorum(_entry(0, lineage="a"), _entry(1, lineage="b"), _entry(2, "join"))
+def test_members_have_the_same_last_commit_and_joiners_wait() -> None:
+    quorum = _quorum(_entry(0, last_commit="a"), _entry(1, last_commit="b"), _entry(2, "join"))
     assert [entry.group for entry in members_of(quorum, "a")] == [0]
 
 
 def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:
     quorum = _quorum(_entry(0), _entry(1), _entry(2))
     members = list(quorum.entries)
-    voting = [_entry(group, "vote", voted_on="7.1", ok=True) for group in range(3)]
+    voting = [_entry(group, "vote", votes_for="7.1") for group in range(3)]
 
-    def decide(*entries: Entry, group: int = 0) -> bool:
-        return counts(Quorum("8", 101.0, entries), quorum, members, group)
+    def decide(*entries: Entry) -> bool:
+        return counts(Quorum("8", 101.0, entries), quorum, members)
 
     assert decide(*voting)
     assert decide(*voting[:2])  # group 2 was lost after the exchange
-    assert not decide(*voting[:2], replace(voting[2], ok=False))
+    assert not decide(*voting[:2], replace(voting[2], votes_for=""))
     # A group that is late learns what the others have decided without it.
-    assert decide(voting[0], _entry(1, commits=1, lineage="7.1"))
-    assert decide(replace(voting[0], ok=False), _entry(1, commits=1, lineage="7.1"))
+    assert decide(voting[0], _entry(1, commits=1, last_commit="7.1"))
+    assert decide(replace(voting[0], votes_for=""), _entry(1, commits=1, last_commit="7.1"))
     assert not decide(voting[0], _entry(1))
-    assert not decide(voting[0], replace(voting[1], voted_on="7.9"))  # they vote on the next one
+    assert not decide(voting[0], replace(voting[1], votes_for="7.9"))  # they vote on the next one
     # Groups that were not members have no vote.
     assert decide(*voting, _entry(3, "join"))
 
@@ -110,11 +114,50 @@ def test_groups_that_do_not_suit_each_other() -> None:
     for other, message in (
         (replace(own, address="elsewhere"), "two jobs take part as group 0"),
         (replace(own, group=1, address="127.0.0.1:5"), "not a loopback address"),
-        (replace(own, group=1, ranks=4), "group 0 has 2 ranks, but group 1 has 4"),
         (replace(own, group=1, settings={"block_size": 8}), "block_size: 4 here, 8 in group 1"),
     ):
         with pytest.raises(ValueError, match=message):
             check_start(own, _quorum(own, other))
+
+
+def test_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quorums, "_open", lambda _: None)
+    own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
+    with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
+        check_start(own, _quorum(other))
+
+
+def test_a_group_that_restarts_before_its_heartbeats_end_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in a quorum with its former process, which is not another job with its number."""
+    monkeypatch.setattr(Quorums, "_open", lambda _: None)
+    quorums, alive = _quorums(1, ranks=1), serve_store("127.0.0.1")
+    quorums._address = f"127.0.0.1:{alive.port}"
+    other = replace(quorums._entry("block"), group=0, last_commit="7.1")
+    former = replace(quorums._entry("block"), address=f"127.0.0.1:{_ended_port()}")
+
+    def answer(phase: Phase, **values: Any) -> Quorum:
+        return _quorum(other, former, quorums._entry(phase, **values))
+
+    quorums._request = answer  # type: ignore[method-assign]
+    assert quorums.start() is None
+    elsewhere = serve_store("127.0.0.1")
+    former = replace(former, address=f"127.0.0.1:{elsewhere.port}")
+    with pytest.raises(ValueError, match="two jobs take part as group 1"):
+        quorums.start()
+
+
+def _ended_port() -> int:
+    return int(serve_store("127.0.0.1").port)
+
+
+def _quorums(group: int, *, ranks: int) -> Quorums:
+    own: Any = SimpleNamespace(
+        group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
+    )
+    settings, limit = lh.TorchFT("http://127.0.0.1:29510", group, 2), timedelta(seconds=9)
+    return Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
 
 
 def test_missing_groups_are_named() -> None:

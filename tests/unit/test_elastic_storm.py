@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,16 @@ def test_kills_are_the_same_for_a_seed_and_one_in_each_interval() -> None:
     assert kills != draw_kills(4, seconds=100.0, every_s=30.0, groups=4)
     assert [int(kill.time_s // 30) for kill in kills] == [0, 1, 2]
     assert all(0 <= kill.group < 4 for kill in kills)
+
+
+def test_groups_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "group_0.txt").write_text("ValueError: wrong\n")
+    groups = object.__new__(supervised.Groups)
+    job: Any = SimpleNamespace(code=1, pid=7, output=tmp_path / "group_0.txt")
+    groups.exits, groups._killed, groups._jobs = [1] * 100, set(), [job]
+    groups._lighthouse = SimpleNamespace(code=None)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="have ended 101 times without a kill:\nValueError: wr"):
+        groups.tend()
 
 
 def test_some_kills_wait_for_a_synchronisation(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
-from lightning_hier.comm.blocks.outer_step import OuterStep
+from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
 
@@ -69,11 +69,18 @@ class BlockContext:
         """What becomes of the steps between sending and applying: none if groups agree first."""
         return self.config.merge if self.membership is None else 0.0
 
+    @property
+    def eta_of(self) -> EtaOf | None:
+        """Computes the momentum of a mean, or None if it is the same for every mean."""
+        varies = self.config.weighting == "samples" or self.membership is not None
+        return self.config.eta_of(self.communicators.models) if varies else None
+
     def outer_step(self, model: Tensor, *, from_updates: bool) -> OuterStep:
         """Outer step of a shard, which starts from a copy of ``model``."""
         step = self.config.outer_step(
             host_copy(model) if self.offload else model.clone(),
             num_models=self.communicators.models,
             from_updates=from_updates,
+            eta_of=self.eta_of,
         )
         return OffloadedStep(step, model.device) if self.offload else step

@@ -26,7 +26,7 @@ from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.delayed_bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import LocalState
-from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
+from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
@@ -88,9 +88,6 @@ class BlockSync(NamedArguments):
     merge: Merge = "progress"
     block_rule: QSR | None = None
     weighting: Weighting = "equal"
-
-    # Not a field: see changing_groups().
-    groups_change = False
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -175,22 +172,22 @@ class BlockSync(NamedArguments):
     def changing_groups(self) -> Self:
         """Return the settings for groups that come and go.
 
-        An automatic momentum of every mean follows from the number of its groups, and the state of
-        the local optimizer is sent and applied as with ``overlap``.
+        The state of the local optimizer is sent and applied as with ``overlap``.
 
         Raises:
             ValueError: the settings do not support that.
 
         """
-        found = replace(self, overlap=1)
-        object.__setattr__(found, "groups_change", True)
-        found.__post_init__()
-        return found
+        self.check_eta_of()
+        return replace(self, overlap=1)
 
-    @property
-    def momentum_varies(self) -> bool:
-        """Whether an automatic momentum is another one for every mean."""
-        return self.weighting == "samples" or self.groups_change
+    def check_eta_of(self) -> None:
+        """Check that an automatic momentum can be another one for every mean.
+
+        Raises:
+            ValueError: it cannot.
+
+        """
 
     def auto_block_size(self, run_steps: float, num_models: int) -> int:
         """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""
@@ -221,10 +218,10 @@ class BlockSync(NamedArguments):
         """
         raise NotImplementedError
 
-    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
-        """Function that computes block momentum of a mean from its effective number of models.
+    def eta_of(self, num_models: int) -> EtaOf | None:
+        """Function that computes an automatic momentum from the effective number of models.
 
-        None if block momentum is the same for every mean.
+        None if the momentum is set, or if there is a single model, which has none.
         """
         return None
 
@@ -237,13 +234,16 @@ class BlockSync(NamedArguments):
         """
         self.filter_for(num_models)
 
-    def outer_step(self, global_model: Tensor, *, num_models: int, from_updates: bool) -> OuterStep:
+    def outer_step(
+        self, global_model: Tensor, *, num_models: int, from_updates: bool, eta_of: EtaOf | None
+    ) -> OuterStep:
         """Outer step of a fragment. Settings with another outer optimizer override it.
 
         Args:
             global_model: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
             num_models: averaged models.
             from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
+            eta_of: :meth:`eta_of` if every mean has its own momentum.
 
         """
         # Weights are rounded, so that their sum is not exactly 1: models would shrink or grow.
@@ -251,7 +251,7 @@ class BlockSync(NamedArguments):
             self.filter_for(num_models),
             global_model,
             from_updates=from_updates or self.weighting == "samples",
-            eta_of=self.eta_of(num_models),
+            eta_of=eta_of,
         )
 
     def local_state(
@@ -260,6 +260,7 @@ class BlockSync(NamedArguments):
         parameters: Sequence[Parameter],
         across: Channel,
         num_models: int,
+        eta_of: EtaOf | None,
     ) -> LocalState:
         """Treatment of the state of ``optimizer`` for ``parameters``. By default it is unchanged.
 
@@ -268,6 +269,7 @@ class BlockSync(NamedArguments):
             parameters: parameters of the block.
             across: ranks at this position in all groups.
             num_models: number of averaged models, at least two.
+            eta_of: :meth:`eta_of` if every mean has its own momentum.
 
         """
         return LocalState()

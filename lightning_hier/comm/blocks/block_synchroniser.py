@@ -171,8 +171,7 @@ class BlockSynchroniser:
                 count.in_block = 0
                 self._check(optimizer)
             return
-        block = self.blocks[optimizer]
-        block.count_step(samples)
+        self.blocks[optimizer].count_step(samples)
         due, delay = self._advance_schedule(optimizer, count)
         if due == DueFragments(None, None):
             return
@@ -181,12 +180,7 @@ class BlockSynchroniser:
         with place if due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()
             with profiler_range("hier/block/synchronisation"):
-                agree = partial(self._agree, optimizer, block)
-                if isinstance(block, CommittedBlock):
-                    report: BlockReport | None = block.commit(agree)
-                else:
-                    participation = None if due.sends is None else agree(due.sends)
-                    report = block.synchronise(due, participation, delay=delay)
+                report = self._synchronise(optimizer, due, delay)
         if report is not None:
             self.log.reports[optimizer] = report
 
@@ -200,7 +194,7 @@ class BlockSynchroniser:
                 self._worker.steps[optimizer].in_block = 0
                 self._buffers.reclaim()
                 with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
-                    block.commit(partial(self._agree, optimizer, block))
+                    self._synchronise(optimizer, DueFragments(0, 0), 0)
 
     def _advance_schedule(self, optimizer: int, count: StepCount) -> tuple[DueFragments, int]:
         """Advance what is in flight by a step. Returns the fragments that are due, and the delay.
@@ -213,11 +207,23 @@ class BlockSynchroniser:
         due = schedule.due(count.in_block)
         if schedule.delay:
             self._communicators.route.in_flight.step()
-        # Above the block size if a run resumes with a smaller block_size.
-        if count.in_block >= schedule.block_size:
-            count.in_block = 0
-            count.blocks += 1
+        schedule.end_block(count)
         return due, schedule.delay
+
+    def _synchronise(self, optimizer: int, due: DueFragments, delay: int) -> BlockReport | None:
+        """Apply and send the fragments that are due. A collective of the world if one is sent."""
+        assert self.blocks is not None
+        block, participation = self.blocks[optimizer], None
+        if due.sends is not None:
+            agree = partial(self._agree, optimizer, block, due.sends)
+            # Groups that come and go may have to agree several times, on other groups.
+            participation = block.commit(agree) if isinstance(block, CommittedBlock) else agree()
+            self._worker.steps[optimizer].excluded += len(participation.excluded)
+            if not participation.takes_part:
+                # Residuals are part of the gradients of the model that is discarded.
+                self._worker.memory.forget(block.members.parameters)
+            self.on_block(participation.takes_part)
+        return block.synchronise(due, participation, delay=delay)
 
     def _agree(self, optimizer: int, block: ModelBlock, fragment: int) -> Participation:
         """Read the fragment that is sent, and agree with all ranks on the groups that take part.
@@ -228,13 +234,7 @@ class BlockSynchroniser:
             # A rank without batches finishes what is in flight before it exchanges reports.
             self._communicators.route.in_flight.finish()
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read(fragment))
-        self._worker.steps[optimizer].excluded += len(participation.excluded)
-        if not participation.takes_part:
-            # Residuals are part of the gradients of the model that is discarded.
-            self._worker.memory.forget(block.members.parameters)
-        self.on_block(participation.takes_part)
-        return participation
+        return self.health.agree(SyncPoint.BLOCK, optimizer, block.read(fragment))
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -25,6 +24,7 @@ from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.model_averaging import LocalMomentumSync
+from lightning_hier.comm.blocks.outer_step import EtaOf
 
 # Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
 _LARGEST_LATE_ETA = 0.71
@@ -66,22 +66,23 @@ class BlockMomentum(BlockSync):
         check_flag("nesterov", self.nesterov)
         if not (is_number(self.c) and self.c >= 1.0):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
-        if self._eta_varies and self.block_lr > self.c:
+        if self.weighting == "samples":
+            self.check_eta_of()
+
+    @override
+    def check_eta_of(self) -> None:
+        """See :class:`BlockSync`."""
+        if self.block_momentum == "auto" and self.block_lr > self.c:
             raise ValueError(
                 f"block_lr={self.block_lr:g} with block_momentum='auto' and weighting='samples' "
                 f"or membership must be at most c={self.c:g}: the effective number of groups may "
                 "be 1, and block momentum 1 - block_lr / c. Lower block_lr, or set block_momentum"
             )
 
-    @property
-    def _eta_varies(self) -> bool:
-        """Whether every mean has an eta of its own."""
-        return self.momentum_varies and self.block_momentum == "auto"
-
     @override
-    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
-        """See :class:`BlockSync`. A single model has no block momentum."""
-        if not self._eta_varies or num_models == 1:
+    def eta_of(self, num_models: int) -> EtaOf | None:
+        """See :class:`BlockSync`."""
+        if self.block_momentum != "auto" or num_models == 1:
             return None
         return partial(weighted_block_momentum, block_lr=self.block_lr, c=self.c)
 
@@ -136,7 +137,12 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         """Check the values."""
         super().__post_init__()
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
-        if self._eta_varies and self.update_from == "start":
+
+    @override
+    def check_eta_of(self) -> None:
+        """See :class:`BlockSync`."""
+        super().check_eta_of()
+        if self.block_momentum == "auto" and self.update_from == "start":
             raise ValueError(
                 "update_from='start' can't be combined with block_momentum='auto' and "
                 "weighting='samples' or membership, where every block has another momentum: set "

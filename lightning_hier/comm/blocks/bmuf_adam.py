@@ -18,6 +18,7 @@ from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.delayed_moments import DelayedMoments
 from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.outer_step import EtaOf
 from lightning_hier.comm.channel import Channel
 
 Moments = Literal["corrected", "average"]
@@ -138,6 +139,7 @@ class BMUFAdam(BlockMomentum):
         parameters: Sequence[Parameter],
         across: Channel,
         num_models: int,
+        eta_of: EtaOf | None,
     ) -> LocalState:
         """Treatment of the moments, which are averaged with the model."""
         kind = DelayedMoments if self.overlap else AdamMoments
@@ -154,7 +156,7 @@ class BMUFAdam(BlockMomentum):
             # Groups with NaN then restart without an average of the moments. With zeros in their
             # place and a large step count, steps would be many times the learning rate.
             keeps_start=self.fragments > 1 or self.moments_every > 1 or bool(self.overlap),
-            eta_of=self.eta_of(num_models),
+            eta_of=eta_of,
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:

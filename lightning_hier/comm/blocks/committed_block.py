@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
@@ -15,6 +16,7 @@ from lightning_hier.comm.blocks.exchange import weigh_
 from lightning_hier.comm.blocks.fragment import Counts
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.sums import exact_sum
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
@@ -38,12 +40,18 @@ class CommittedBlock(ModelBlock):
         self._participation = Participation(0.0, 1)
         self._means: list[tuple[FlatView, Tensor]] = []
 
-    def commit(self, agree: Callable[[int], Participation]) -> BlockReport:
-        """Synchronise with the groups that are present. A collective of this rank's group.
+    def commit(self, agree: Callable[[], Participation]) -> Participation:
+        """Exchange with the groups that are present, until it counts in all of them.
+
+        :meth:`synchronise` must follow. If an error is raised, the state is that before the call.
+        A collective of this rank's group.
 
         Args:
             agree: reads a fragment and agrees on the groups that take part, again for every
                 attempt.
+
+        Returns:
+            The participation of the attempt that counts.
 
         """
         membership = self._context.membership
@@ -51,10 +59,14 @@ class CommittedBlock(ModelBlock):
 
         def attempt() -> None:
             self.begin()
-            self.send(agree(0))
+            self.send(agree())
 
-        membership.synchronise(attempt, self.undo)
-        return self.apply()
+        try:
+            membership.synchronise(attempt, self.undo)
+        except BaseException:
+            self.undo()  # a callback may save a checkpoint of this run
+            raise
+        return self._participation
 
     def begin(self) -> None:
         """Keep what :meth:`undo` restores. Does not communicate.
@@ -88,8 +100,15 @@ class CommittedBlock(ModelBlock):
         fragment.local_state.wait()
         self._means = [*self._averaged(participation.of(1)), *self._copied(participation)]
 
-    def apply(self) -> BlockReport:
-        """Write the start model of the next block. A collective of the group."""
+    @override
+    def synchronise(
+        self, due: DueFragments, participation: Participation | None, *, delay: int = 0
+    ) -> BlockReport:
+        """Write the start model of the next block, after :meth:`commit`.
+
+        All arguments are ignored: the means are those of the attempt that counts. A collective of
+        the group.
+        """
         (fragment,) = self._delayed
         if not self._participation.takes_part:
             fragment.reset_local_model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,7 +20,7 @@ from lightning_hier.comm.blocks.outer_optimizer import (
     OuterOptimizer,
     check_outer_optimizer,
 )
-from lightning_hier.comm.blocks.outer_step import OuterStep
+from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +74,8 @@ class DiLoCo(BlockSync):
             raise ValueError(
                 f"outer_momentum must be 'auto' or lie in [0, 1), got {self.outer_momentum!r}"
             )
-        if self._momentum_varies and self.outer_lr > 1.0:
-            raise ValueError(
-                f"outer_lr={self.outer_lr:g} with outer_momentum='auto' and weighting='samples' or "
-                "membership must be at most 1: the effective number of groups may be 1, and the "
-                "momentum 1 - outer_lr. Lower outer_lr, or set outer_momentum"
-            )
+        if self.weighting == "samples":
+            self.check_eta_of()
         if self.outer_optimizer is not None:
             check_outer_optimizer(self.outer_optimizer)
             for name in ("outer_lr", "outer_momentum", "nesterov"):
@@ -90,10 +85,15 @@ class DiLoCo(BlockSync):
                         "there, as in partial(torch.optim.SGD, lr=0.3), or leave it out"
                     )
 
-    @property
-    def _momentum_varies(self) -> bool:
-        """Whether every mean has a momentum of its own."""
-        return self.momentum_varies and self.outer_momentum == "auto"
+    @override
+    def check_eta_of(self) -> None:
+        """See :class:`BlockSync`."""
+        if self.outer_momentum == "auto" and self.outer_lr > 1.0:
+            raise ValueError(
+                f"outer_lr={self.outer_lr:g} with outer_momentum='auto' and weighting='samples' or "
+                "membership must be at most 1: the effective number of groups may be 1, and the "
+                "momentum 1 - outer_lr. Lower outer_lr, or set outer_momentum"
+            )
 
     def momentum(self, num_models: int) -> float:
         """Mu for so many averaged models.
@@ -114,9 +114,9 @@ class DiLoCo(BlockSync):
         return momentum
 
     @override
-    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
+    def eta_of(self, num_models: int) -> EtaOf | None:
         """See :class:`BlockSync`. Mu, which is eta of block momentum."""
-        if not self._momentum_varies or num_models == 1:
+        if self.outer_momentum != "auto" or num_models == 1:
             return None
         return partial(weighted_block_momentum, block_lr=self.outer_lr)
 
@@ -145,8 +145,12 @@ class DiLoCo(BlockSync):
         )
 
     @override
-    def outer_step(self, global_model: Tensor, *, num_models: int, from_updates: bool) -> OuterStep:
+    def outer_step(
+        self, global_model: Tensor, *, num_models: int, from_updates: bool, eta_of: EtaOf | None
+    ) -> OuterStep:
         """See :class:`BlockSync`. The mean is always that of local updates."""
         if self.outer_optimizer is not None:
             return OptimizerStep(self.outer_optimizer, global_model)
-        return super().outer_step(global_model, num_models=num_models, from_updates=True)
+        return super().outer_step(
+            global_model, num_models=num_models, from_updates=True, eta_of=eta_of
+        )

@@ -57,10 +57,10 @@ class Fragment:
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
         config, by_kind = context.config, context.placement.by_kind
-        across, number = context.communicators.across, context.communicators.models
+        own = context.communicators.across, context.communicators.models, context.eta_of
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
         self.local_state = (
-            config.local_state(context.optimizer, members.parameters, across, number)
+            config.local_state(context.optimizer, members.parameters, *own)
             if context.averages
             else LocalState()
         )

@@ -202,8 +202,8 @@ class HealthExchange:
         reports = [_report(values, self._counted) for values in rows.view(world.size, -1).tolist()]
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
-        heard = self._of_group(reports) if self._independent else reports
-        self.signalled |= any(report.terminate for report in heard)
+        relevant = self._of_group(reports) if self._independent else reports
+        self.signalled |= any(report.terminate for report in relevant)
         return reports
 
     def _of_group(self, reports: Sequence[HealthReport]) -> Sequence[HealthReport]:

@@ -14,6 +14,7 @@ from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
+from lightning_hier.comm.blocks.outer_step import EtaOf
 from lightning_hier.comm.channel import Channel
 
 LocalMomentum = Literal["reset", "keep", "average"]
@@ -64,6 +65,7 @@ class LocalMomentumSync(BlockSync):
         parameters: Sequence[Parameter],
         across: Channel,
         num_models: int,
+        eta_of: EtaOf | None,
     ) -> LocalState:
         """The treatment that ``local_momentum`` selects."""
         if self.local_momentum == "average":

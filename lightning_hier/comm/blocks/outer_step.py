@@ -14,6 +14,9 @@ from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.reference import SumOfSquares
 
+EtaOf = Callable[[float], float]
+"""Computes the momentum of a mean from its effective number of models."""
+
 
 class OuterStep:
     """Interface of the outer optimizer of a fragment.
@@ -145,7 +148,7 @@ class BlockMomentumStep(OuterStep):
         global_model: Tensor,
         *,
         from_updates: bool,
-        eta_of: Callable[[float], float] | None = None,
+        eta_of: EtaOf | None = None,
     ) -> None:
         super().__init__(global_model, from_updates=from_updates)
         self._filter = block_filter

@@ -56,6 +56,13 @@ class Schedule:
             ends.index(step) if step in ends else None, sends.index(step) if step in sends else None
         )
 
+    def end_block(self, count: StepCount) -> None:
+        """Count the block of ``count`` if all its steps have been counted, and start the next."""
+        # Above the block size if a run resumes with a smaller block_size.
+        if count.in_block >= self.block_size:
+            count.in_block = 0
+            count.blocks += 1
+
 
 def current_schedule(
     config: BlockSync, optimizer: Optimizer, count: StepCount, *, models: int

@@ -1,0 +1,98 @@
+"""A synchronisation that is repeated is recorded once, and one that fails changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import lightning_hier as lh
+from lightning_hier.comm.across import AcrossRoute
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+from tests.ranks import run_ranks
+
+ATTEMPTS = 3
+
+
+class Repeated:
+    """Every synchronisation fails in another group, and counts at the last attempt, or never."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.counts = counts
+
+    def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+        for _ in range(ATTEMPTS - 1):
+            attempt()
+            undo()
+        attempt()
+        if not self.counts:
+            raise PeerError("the Lighthouse was lost before the vote")
+
+
+def _synchroniser(membership: Repeated, optimizer: torch.optim.Optimizer, module: Any) -> Any:
+    communicators = Communicators.build(
+        RankLayout.two_tiers(1, 2),
+        device=torch.device("cpu"),
+        timeout=timedelta(seconds=60),
+        traffic=Traffic(),
+    )
+    communicators.route = AcrossRoute(communicators.across, None, 2)
+    worker = Worker()
+    worker.count_optimizers(1)
+    return BlockSynchroniser(
+        module,
+        [optimizer],
+        lh.DiLoCo(block_size=1, across_dtype="int8"),
+        communicators=communicators,
+        worker=worker,
+        on_nonfinite="exclude",
+        membership=membership,
+    )
+
+
+def _step(counts: bool) -> tuple[int, list[bool], list[Tensor], bool]:
+    """One block, after which the model of group 1 is not finite."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    module = nn.Linear(600, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    synchroniser = _synchroniser(Repeated(counts=counts), optimizer, module)
+    recorded: list[bool] = []
+    synchroniser.on_block = recorded.append
+    synchroniser.before_step()
+    with torch.no_grad():
+        module.weight.mul_(float("nan") if dist.get_rank() else 2.0)
+    before = [p.detach().clone() for p in module.parameters()]
+    try:
+        synchroniser.after_step(0)
+    except PeerError:
+        assert not counts
+    changed = [p.detach() - b for p, b in zip(module.parameters(), before, strict=True)]
+    (block,) = synchroniser.blocks
+    in_flight = block._delayed[0].has_update
+    return synchroniser._worker.steps[0].excluded, recorded, changed, in_flight
+
+
+@pytest.mark.filterwarnings("ignore:.*excluded from the mean:RuntimeWarning")
+def test_a_repeated_synchronisation_is_recorded_once() -> None:
+    for rank, (excluded, recorded, changed, _) in enumerate(run_ranks(_step, 2, True)):
+        assert excluded == 1
+        assert recorded == [rank == 0]
+        assert any(bool(difference.any()) for difference in changed)
+
+
+@pytest.mark.filterwarnings("ignore:.*excluded from the mean:RuntimeWarning")
+def test_a_synchronisation_that_fails_changes_nothing() -> None:
+    for rank, (excluded, recorded, changed, in_flight) in enumerate(run_ranks(_step, 2, False)):
+        assert (excluded, recorded, in_flight) == (0, [], False)
+        assert rank or not any(bool(difference.any()) for difference in changed)

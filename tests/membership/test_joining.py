@@ -1,0 +1,99 @@
+"""A group that cannot get the state of the others ends with an error, and leaves no files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lightning_hier as lh
+from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.membership import group_exchange, quorums, transfer
+from lightning_hier.membership.connections import GroupLostError, serve_store
+from lightning_hier.strategies.elastic import ElasticFit
+from tests.ranks import run_ranks
+
+LIMIT = timedelta(seconds=20)
+
+
+def _ended() -> str:
+    """Address of the store of a group that has ended."""
+    return f"127.0.0.1:{serve_store('127.0.0.1').port}"
+
+
+@pytest.mark.filterwarnings("ignore:.*waiting for another group")
+def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
+    """Every group that offers its state has ended when this one connects."""
+    attempts: list[None] = []
+
+    def join() -> tuple[str, str]:
+        attempts.append(None)
+        return "7.1", _ended()
+
+    def on_first(function: Callable[[], Any]) -> Any:
+        return function()
+
+    fit = object.__new__(ElasticFit)
+    own: Any = SimpleNamespace(join=join, on_first=on_first, host="127.0.0.1", close=lambda: None)
+    settings = lh.TorchFT("http://127.0.0.1:9", 1, 2)
+    fit.exchange = SimpleNamespace(settings=settings, quorums=own, close=lambda: None)  # type: ignore[assignment]
+    fit._changes = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    fit._folder = tmp_path / "state"
+    fit._folder.mkdir()
+    with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
+        fit._receive(fit._folder)
+    assert len(attempts) == group_exchange.MOST_ATTEMPTS
+    fit.close()
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_group_that_has_ended_before_it_got_the_state_is_not_waited_for(tmp_path: Path) -> None:
+    store, begun = serve_store("127.0.0.1"), time.monotonic()
+    with pytest.raises(GroupLostError, match="has ended"):
+        transfer.send_folder(tmp_path, store, _ended(), "copy", host="127.0.0.1", timeout=LIMIT)
+    assert time.monotonic() - begun < LIMIT.total_seconds()
+
+
+def _copy(folder: Path) -> str:
+    """Rank 0 sends a folder, and names one of its files so that it lies outside of the other."""
+    dist.init_process_group("gloo")
+    own = folder / str(dist.get_rank())
+    own.mkdir()
+    if dist.get_rank() == 0:
+        (folder / "outside").write_bytes(b"abc")
+        transfer._sizes = lambda _: {"../outside": 3}  # type: ignore[assignment]
+        store = serve_store("127.0.0.1")
+        dist.broadcast(torch.tensor([store.port]), 0)
+        with suppress(GroupLostError):  # the other rank may have closed the connection already
+            here = f"127.0.0.1:{store.port}"
+            transfer.send_folder(own, store, here, "copy", host="127.0.0.1", timeout=LIMIT)
+        dist.barrier()
+        return ""
+    port = torch.zeros(1, dtype=torch.int64)
+    dist.broadcast(port, 0)
+    address = f"127.0.0.1:{int(port)}"
+    message = ""
+    try:
+        transfer.receive_folder(own, address, "copy", host="127.0.0.1", timeout=LIMIT)
+    except ValueError as error:
+        message = str(error)
+    dist.barrier()
+    return message
+
+
+def test_a_path_outside_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    _, message = run_ranks(_copy, 2, tmp_path)
+    assert message == "another group has sent the path '../outside'"
+
+
+def test_a_lighthouse_that_has_no_address() -> None:
+    with pytest.raises(ValueError, match="lighthouse='http://no-such-host.invalid:29510' has no"):
+        quorums._own_address("http://no-such-host.invalid:29510")
