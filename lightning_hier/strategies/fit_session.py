@@ -205,7 +205,7 @@ class FitSession:
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
         present = parameters_of(self.trainer.lightning_module)
         if self.reduction.temporary or not (present <= trained and present <= reduced):
-            self.synchroniser.admit_trainable()
+            self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
 
     @contextmanager

@@ -103,8 +103,8 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
 def parameters_of(module: Module) -> set[Parameter]:
     """All parameters of a module and its children, for checks at every step.
 
-    ``module.parameters()`` nests a generator for each level of the module. For 24 layers of a
-    Transformer, it takes more than a millisecond, and this function 40 microseconds.
+    ``module.parameters()`` nests a generator for each level of the module. A check of 24 layers of
+    a Transformer then takes 0.5 ms, and with this function 0.06 ms.
     """
     found: set[Parameter | None] = set()
     modules: list[Module | None] = [module]
@@ -184,14 +184,9 @@ class TrainedTensors:
         own = self.parameters.intersection(tensors)
         return [name for name, parameter in self._module.named_parameters() if parameter in own]
 
-    @property
-    def all_admitted(self) -> bool:
-        """Whether every parameter of the module is or was trainable."""
-        return parameters_of(self._module) <= self.parameters
-
-    def admit(self) -> bool:
-        """Add parameters that have become trainable. Returns whether there are any."""
-        new = {p for p in parameters_of(self._module) if p.requires_grad} - self.parameters
+    def admit(self, present: Collection[Parameter]) -> bool:
+        """Add those of ``present`` that have become trainable. Returns whether there are any."""
+        new = {p for p in present if p.requires_grad} - self.parameters
         if new:
             self.parameters |= new
             self.note()
