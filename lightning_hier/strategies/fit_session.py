@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.profiling import profiler_range
@@ -183,8 +184,8 @@ class FitSession:
 
         DDP ignores parameters that were frozen when it was created.
         """
-        parameters = self.trainer.lightning_module.parameters()
-        if not self.reduction.suits(parameters, warming=self.warming):
+        present = parameters_of(self.trainer.lightning_module)
+        if not self.reduction.suits(present, warming=self.warming):
             self.wrap()
 
     def start(self) -> None:
@@ -202,10 +203,9 @@ class FitSession:
             module = self.trainer.lightning_module
             self.synchroniser.count_samples(batch_samples(module, batch))
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
-        parameters = self.trainer.lightning_module.parameters()
-        # One pass over the parameters, because this is done at every step.
-        if self.reduction.temporary or not all(p in trained and p in reduced for p in parameters):
-            self.synchroniser.admit_trainable()
+        present = parameters_of(self.trainer.lightning_module)
+        if self.reduction.temporary or not (present <= trained and present <= reduced):
+            self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
 
     @contextmanager

@@ -140,8 +140,12 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     "lightning.pytorch.utilities.combined_loader.CombinedLoader": {
         "_iterator": "records the position in the data at the start of an epoch",
     },
+    "torch.nn.Module": {
+        "_modules": "detects parameters that are unfrozen, at every step",
+        "_parameters": "detects parameters that are unfrozen, at every step",
+    },
 }
-"""Attributes of objects of Lightning. A strategy checks its own when it is created."""
+"""Attributes of objects of Lightning and torch. A strategy checks its own when it is created."""
 
 
 def private(module: str, name: str) -> Any:
@@ -169,13 +173,13 @@ def check_private_names(module: pl.LightningModule | None, virtual_workers: int 
     if module is not None:
         trainer: Any = module.trainer
         missing += [f"Trainer.{p} ({use})" for p, use in OF_TRAINER.items() if not _has(trainer, p)]
-        for own in (trainer.strategy.checkpoint_io, *trainer.callbacks):
+        for own in (module, trainer.strategy.checkpoint_io, *trainer.callbacks):
             missing += _missing_of(own)
     _raise([one for one in missing if virtual_workers > 1 or "virtual worker" not in one])
 
 
 def check_names(instance: object) -> None:
-    """Raise ValueError if an object of Lightning lacks one of its :data:`OF_INSTANCES`."""
+    """Raise ValueError if an object of Lightning or torch lacks one of its :data:`OF_INSTANCES`."""
     _raise(_missing_of(instance))
 
 

@@ -256,16 +256,16 @@ class BlockSynchroniser:
         self.evaluation.forget()
         self.log.reports.clear()
 
-    def admit_trainable(self) -> None:
-        """Add parameters that were unfrozen since the last call.
+    def admit_trainable(self, present: set[Parameter]) -> None:
+        """Add those of the module's parameters ``present`` that were unfrozen since the last call.
 
         A parameter that was trainable once stays in the global model. It is a collective of the
         ranks that average gradients, as long as some parameters have never been trainable. If ranks
         have different parameters, they raise an error, and other groups at the next health report.
         """
-        if self.trained.all_admitted:
+        if present <= self.trained.parameters:
             return
-        new = self.trained.admit()
+        new = self.trained.admit(present)
         channel = self._communicators.world if self.warming else self._communicators.group
         if not self.health.same_parameters_in(channel):
             self.health.check_in_step(SyncPoint.CHECK)

