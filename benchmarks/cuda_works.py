@@ -60,12 +60,12 @@ class Work:
     def with_moments(self) -> bool:
         return self.tokens > 0
 
-    def mfu(self, step_s: float) -> float:
-        """Model FLOPs utilisation: the model's operations over the card's bfloat16 peak."""
+    def mfu(self, step_s: float) -> float | None:
+        """Model FLOPs utilisation in bfloat16. None for cards whose peak Lightning does not know."""
         module = self.module()
         assert isinstance(module, LanguageModel)
         peak = get_available_flops(torch.device("cuda", 0), torch.bfloat16)
-        return self.tokens * flops_per_token(module) / step_s / peak if peak else 0.0
+        return self.tokens * flops_per_token(module) / step_s / peak if peak else None
 
 
 def _language(size: Any, vocabulary: int, context: int, windows: int, **settings: Any) -> Work:

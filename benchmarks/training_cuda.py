@@ -135,7 +135,10 @@ def table(found: dict[str, list[float]], work: Work) -> str:
 
 
 def _of_language(step_s: float, work: Work) -> tuple[str, ...]:
-    return (f"{work.tokens / step_s:,.0f}", f"{work.mfu(step_s):.1%}") if work.tokens else ()
+    if not work.tokens:
+        return ()
+    mfu = work.mfu(step_s)
+    return f"{work.tokens / step_s:,.0f}", "unknown" if mfu is None else f"{mfu:.1%}"
 
 
 def _ranks(number: int, own: Sequence[str]) -> dict[str, list[float]]:
