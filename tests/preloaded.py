@@ -22,5 +22,6 @@ import lightning_hier.strategies.server_session  # noqa: F401
 # Every Trainer reads the metadata of all installed packages, in a fifth of the time of a short fit.
 _registry: Any = registry
 _registry.entry_points = cache(_registry.entry_points)
+_registry._load_external_callbacks("lightning.pytorch.callbacks_factory")  # as a Trainer does
 gc.collect()
 gc.freeze()

@@ -193,7 +193,7 @@ def test_outcomes_tell_who_was_killed() -> None:
 
 def test_time_out_kills_all_and_tells_where_they_stood(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="ranks 1 were not done") as caught:
-        run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=10)
+        run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=5)
     assert "_write_pid_and_sleep_on_rank_one" in str(caught.value)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(pids) == 4

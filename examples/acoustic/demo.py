@@ -15,7 +15,7 @@ from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.demo_words import header, row, verdict
 from examples.acoustic.error_plot import plot_errors
 from examples.acoustic.launch import launch
-from examples.acoustic.link_times import HOSTS, times_over_links
+from examples.acoustic.link_times import HOSTS, RATES, times_over_links
 from examples.acoustic.run_system import Settings
 from examples.array_cache import default_cache_dir
 from examples.tables import markdown
@@ -33,6 +33,7 @@ DDP = Settings(
     log_dir=LOG_DIR,
 )
 OURS = replace(DDP, system="bmuf_groups", learning_rate=0.35, block_size=10, warmup_steps=55)
+SLOW_LINK = {"100 Mbit/s": RATES["100 Mbit/s"]}
 LABELS = {"bmuf_groups": "bmuf, 2 groups of 2", "ddp": "ddp, 4 ranks"}
 
 
@@ -60,9 +61,9 @@ def main() -> None:
     """Synthesise, train twice, time steps over links; print table and sentence, draw curves."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--short", action="store_true", help="a minute, to see that it runs")
-    runs = [OURS, DDP]
+    runs, rates = [OURS, DDP], RATES
     if parser.parse_args().short:
-        runs = [short(settings) for settings in runs]
+        runs, rates = [short(settings) for settings in runs], SLOW_LINK
     synthesise(runs[0])
     results = {}
     for settings in runs:
@@ -71,7 +72,7 @@ def main() -> None:
         results[label] = launch(settings)
         print(f"... {results[label].train_seconds:.0f} s on this machine\n", flush=True)
     print(f"Timing steps of both on {HOSTS} hosts of 2 ranks ...", flush=True)
-    times = times_over_links(runs)
+    times = times_over_links(runs, rates)
     print("... predicted by the planner: " + times.why if times.why else "... measured")
     rows = [row(label, result, times) for label, result in results.items()]
     print(f"\n{markdown(header(times), rows)}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.acoustic.link_times import RATES, LinkTimes
+from examples.acoustic.link_times import LinkTimes
 from examples.acoustic.run_system import Result
 from examples.tables import megabytes, percent
 
@@ -12,7 +12,7 @@ _SAME_TIME = 0.05
 
 def header(times: LinkTimes) -> tuple[str, ...]:
     """Names of the columns; those of the links say how their times were found."""
-    links = (f"s over {link} ({times.how})" for link in RATES)
+    links = (f"s over {link} ({times.how})" for link in times.seconds)
     return ("strategy", "frame errors", "word errors", "MB in groups", "MB across", *links)
 
 
@@ -33,13 +33,15 @@ def row(label: str, result: Result, times: LinkTimes) -> tuple[str, ...]:
         percent(result.word_error_rate),
         "-" if is_ddp else megabytes(inside),
         megabytes(inside if is_ddp else across),
-        *(f"{times.seconds_of(link, result):.0f}" for link in RATES),
+        *(f"{times.seconds_of(link, result):.0f}" for link in times.seconds),
     )
 
 
 def verdict(ours: Result, ddp: Result, times: LinkTimes) -> str:
     """One sentence: who wins by how much over each link, and where DDP is the better choice."""
-    compared = {link: (times.seconds_of(link, ours), times.seconds_of(link, ddp)) for link in RATES}
+    compared = {
+        link: (times.seconds_of(link, ours), times.seconds_of(link, ddp)) for link in times.seconds
+    }
     won = " and ".join(_over(link, *seconds) for link, seconds in compared.items())
     errors = f"{percent(ours.frame_error_rate)} and {percent(ddp.frame_error_rate)} frame errors"
     slower = [link for link, (own, theirs) in compared.items() if _is_faster(theirs, own)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from examples.acoustic.link_times import RATES, LinkTimes
+from examples.acoustic.link_times import LinkTimes
 from examples.acoustic.run_system import Result, Settings
 
 # Distinct for the colour-blind too; the lines also differ in their marks.
@@ -28,10 +29,14 @@ def plot_errors(results: Mapping[str, Result], times: LinkTimes, file: Path, *, 
     matplotlib.use("Agg")  # there may be no display
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(
-        1, len(RATES), figsize=(9, 4), sharex=True, sharey=True, layout="constrained"
-    )
-    for link, axes in zip(RATES, panels, strict=True):
+    shared: dict[str, Any] = {
+        "sharex": True,
+        "sharey": True,
+        "squeeze": False,
+        "layout": "constrained",
+    }
+    figure, [panels] = pyplot.subplots(1, len(times.seconds), figsize=(9, 4), **shared)
+    for link, axes in zip(times.seconds, panels, strict=True):
         for (label, result), colour, mark in zip(results.items(), _COLOURS, _MARKS, strict=False):
             settings = Settings(**result.settings)
             seconds = [times.run_seconds(link, settings, steps) for steps, _ in result.curve]

@@ -61,12 +61,12 @@ class LinkTimes:
         return warmup * own["ddp"] + (steps - warmup) * own[settings.system]
 
 
-def times_over_links(runs: Sequence[Settings]) -> LinkTimes:
-    """Seconds of a step of each run over each link of ``RATES``; DDP must be among the runs."""
+def times_over_links(runs: Sequence[Settings], rates: Mapping[str, float] = RATES) -> LinkTimes:
+    """Seconds of a step of each run over links of these rates; DDP must be among the runs."""
     why = missing_means()
     if why is None:
         try:
-            found = {link: _measured(runs, rate) for link, rate in RATES.items()}
+            found = {link: _measured(runs, rate) for link, rate in rates.items()}
             return LinkTimes(how="measured", seconds=found)
         except (subprocess.CalledProcessError, RuntimeError, TimeoutError) as error:
             said = str(error) or type(error).__name__
@@ -74,7 +74,7 @@ def times_over_links(runs: Sequence[Settings]) -> LinkTimes:
     alone = _alone(runs[0])
     predicted = {
         link: {run.system: predict(run, alone, rate) for run in runs}
-        for link, rate in RATES.items()
+        for link, rate in rates.items()
     }
     return LinkTimes(how="predicted", why=why, seconds=predicted)
 

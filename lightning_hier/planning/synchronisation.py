@@ -36,7 +36,7 @@ class Synchronisation:
     def outlasting_s(self, step_s: float, settings: Settings) -> float:
         """Seconds of the exchange of a fragment that steps do not hide.
 
-        A fragment travels during ``overlap`` steps, and the link has tau / n steps for each.
+        A fragment is in flight during ``overlap`` steps, and the link has tau / n steps for each.
         """
         steps = min(settings.delay, settings.block_size / settings.fragments)
         return max(self.in_flight_s - steps * step_s, 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,8 +20,21 @@ from tests.ranks import run_ranks
 
 CHUNK = 1024
 HOSTS = {"one host": [0, 0, 0, 0], "two": [0, 0, 1, 1], "uneven": [0, 1, 1, 1]}
-ROUTES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS.keys())
-SHORT = pytest.mark.parametrize("across_dtype", ["bfloat16", "int8", "int4"])
+SHORT: tuple[AcrossDtype, ...] = ("bfloat16", "int8", "int4")
+SPARSE: tuple[AcrossDtype, ...] = ("same", "int8", "int4")
+NUMEL = 2 * CHUNK + 700
+
+
+def _on_ranks(
+    function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
+) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Every case with what the function returns for it on each rank. Ranks start once."""
+    found = run_ranks(_each, 4, function, cases)
+    return [(case, list(own)) for case, own in zip(cases, zip(*found, strict=True), strict=True)]
+
+
+def _each(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [function(*case) for case in cases]
 
 
 def _own(number: int, numel: int) -> Tensor:
@@ -36,8 +52,8 @@ def _places(numel: int) -> list[slice]:
     return [slice(start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK)]
 
 
-def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
-    communicators = open_world(1, host_of=host_of)
+def _exact(hosts: str, numel: int) -> tuple[float, list[float], int]:
+    communicators = open_world(1, host_of=HOSTS[hosts])
     values = _own(0, numel)
     expected = _sum(values)
     Pipeline(exact_sum(values[place], communicators.route) for place in _places(numel)).run()
@@ -45,39 +61,34 @@ def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
     return float((values - expected).abs().max()), values.tolist(), sent
 
 
-@ROUTES
-def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
-    numel = 2 * CHUNK + 7
-    found = run_ranks(_exact, 4, hosts, numel)
-    for error, values, _ in found:
-        assert error < 1e-14
-        assert values == found[0][1]
+def test_exact_sums_are_the_same_on_all_ranks() -> None:
+    """Two hosts of two ranks: the first rank of each sends half of 2 (2 - 1) / 2 models."""
+    for (hosts, numel), found in _on_ranks(_exact, [(hosts, NUMEL) for hosts in HOSTS]):
+        for error, values, _ in found:
+            assert error < 1e-14, hosts
+            assert values == found[0][1], hosts
+        if hosts == "two":
+            assert [sent for *_, sent in found] == [8 * numel, 0, 8 * numel, 0]
 
 
-def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
-    route = open_world(1, host_of=host_of).route
+def _of_dtype(dtype: torch.dtype) -> float:
+    route = open_world(1, host_of=HOSTS["uneven"]).route
     values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
     Pipeline([exact_sum(values, route)]).run()
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
-def test_every_dtype_of_a_model_goes_host_by_host(dtype: torch.dtype) -> None:
-    assert run_ranks(_of_dtype, 4, HOSTS["uneven"], dtype) == [0.0] * 4
-
-
-def test_a_host_sends_a_model_once() -> None:
-    """Two hosts of two ranks: the first rank of each sends half of 2 (2 - 1) / 2 models."""
-    numel = 3 * CHUNK
-    sent = [own[2] for own in run_ranks(_exact, 4, HOSTS["two"], numel)]
-    assert sent == [8 * numel, 0, 8 * numel, 0]
+def test_every_dtype_of_a_model_goes_host_by_host() -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+    for case, found in _on_ranks(_of_dtype, [(dtype,) for dtype in dtypes]):
+        assert found == [0.0] * 4, case
 
 
 def _short_rounds(
-    host_of: list[int], across_dtype: AcrossDtype, numel: int, rounds: int, density: float = 1.0
+    hosts: str, across_dtype: AcrossDtype, numel: int, rounds: int, density: float = 1.0
 ) -> tuple[float, float, list[float]]:
     """Largest loss, largest error of one round, and the last sum."""
-    communicators = open_world(1, host_of=host_of)
+    communicators = open_world(1, host_of=HOSTS[hosts])
     route, codec = communicators.route, make_codec(across_dtype, torch.float64, density)
     assert codec is not None
     error_feedback = ErrorFeedback(
@@ -122,37 +133,30 @@ def _left_over(error_feedback: ErrorFeedback, communicators: Communicators, nume
     return _sum(left)
 
 
-@SHORT
-@ROUTES
-def test_short_forms_lose_nothing_over_many_rounds(
-    hosts: list[int], across_dtype: AcrossDtype
-) -> None:
+def test_short_forms_lose_nothing_over_many_rounds() -> None:
     """What was said, and what is left over, is what was meant; rounding alone is 1e-12 of it."""
-    numel = 2 * CHUNK + 700
-    found = run_ranks(_short_rounds, 4, hosts, across_dtype, numel, 12)
-    for loss, error, values in found:
-        assert loss < 1e-11
-        assert 1e-4 < error < (3.0 if across_dtype == "int4" else 0.5), "short, but not by much"
-        assert values == found[0][2], "all ranks have the same bits"
+    cases = [(hosts, dtype, NUMEL, 12) for hosts, dtype in product(HOSTS, SHORT)]
+    for case, found in _on_ranks(_short_rounds, cases):
+        most = 3.0 if case[1] == "int4" else 0.5
+        for loss, error, values in found:
+            assert loss < 1e-11, case
+            assert 1e-4 < error < most, f"{case}: short, but not by much"
+            assert values == found[0][2], f"{case}: all ranks have the same bits"
 
 
-@pytest.mark.parametrize("across_dtype", ["same", "int8", "int4"])
-@ROUTES
-def test_sparse_sums_lose_nothing_over_many_rounds(
-    hosts: list[int], across_dtype: AcrossDtype
-) -> None:
+def test_sparse_sums_lose_nothing_over_many_rounds() -> None:
     """What was sent, and what is left, is what was meant; all ranks have the same bits."""
-    numel = 2 * CHUNK + 701
-    found = run_ranks(_short_rounds, 4, hosts, across_dtype, numel, 12, 0.05)
-    for loss, error, values in found:
-        assert loss < 1e-11
-        assert error > 1.0, "sparse"
-        assert values == found[0][2]
+    cases = [(hosts, dtype, NUMEL + 1, 12, 0.05) for hosts, dtype in product(HOSTS, SPARSE)]
+    for case, found in _on_ranks(_short_rounds, cases):
+        for loss, error, values in found:
+            assert loss < 1e-11, case
+            assert error > 1.0, f"{case}: sparse"
+            assert values == found[0][2], case
 
 
-def _sparse_of_dtype(host_of: list[int], dtype: torch.dtype) -> tuple[list[float], float]:
+def _sparse_of_dtype(dtype: torch.dtype) -> tuple[list[float], float]:
     """The sum, and the largest error of what was sent and what is left, of 16-bit values."""
-    communicators = open_world(1, host_of=host_of)
+    communicators = open_world(1, host_of=HOSTS["one host"])
     route, codec = communicators.route, make_codec("int8", dtype, 0.25)
     assert codec is not None
     values = _own(0, 100).to(dtype)
@@ -162,40 +166,36 @@ def _sparse_of_dtype(host_of: list[int], dtype: torch.dtype) -> tuple[list[float
     return values.tolist(), float((values.double() + left - _sum(own.double())).abs().max())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_sparse_sums_of_short_numbers_are_computed_in_float32(dtype: torch.dtype) -> None:
-    found = run_ranks(_sparse_of_dtype, 4, HOSTS["one host"], dtype)
-    for values, loss in found:
-        assert loss <= 8 * torch.finfo(dtype).eps  # of a sum of four, which is rounded once
-        assert values == found[0][0]
+def test_sparse_sums_of_short_numbers_are_computed_in_float32() -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for (dtype,), found in _on_ranks(_sparse_of_dtype, [(dtype,) for dtype in dtypes]):
+        for values, loss in found:
+            # Of a sum of four, which is rounded once.
+            assert loss <= 8 * torch.finfo(dtype).eps, dtype
+            assert values == found[0][0], dtype
 
 
-@pytest.mark.parametrize("across_dtype", ["same", "int8", "int4"])
-def test_a_sparse_sum_sends_the_payload_of_a_host_to_each_other_host(
-    across_dtype: AcrossDtype,
-) -> None:
-    numel = 8 * CHUNK
-    own = run_ranks(_bytes_of_a_round, 4, HOSTS["two"], across_dtype, numel, 0.05)
+def test_a_sparse_sum_sends_the_payload_of_a_host_to_each_other_host() -> None:
     # 52 of 1024 elements, as one quantisation group of 512 if rounded, and two bytes for each.
-    values = {"same": 8 * 512, "int8": 512 + 8, "int4": 256 + 16}[across_dtype]
-    assert own == [8 * (values + 104), 0] * 2
+    values = {"same": 8 * 512, "int8": 512 + 8, "int4": 256 + 16}
+    cases = [(dtype, 8 * CHUNK, 0.05) for dtype in SPARSE]
+    for (dtype, *_), own in _on_ranks(_bytes_of_a_round, cases):
+        assert own == [8 * (values[dtype] + 104), 0] * 2, dtype
 
 
-@SHORT
-def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
-    numel = 8 * CHUNK
-    own = run_ranks(_bytes_of_a_round, 4, HOSTS["two"], across_dtype, numel)
-    least = {"bfloat16": 2, "int8": 1, "int4": 0.5}[across_dtype] * numel
-    scales = {"bfloat16": 0, "int8": 4 / 512, "int4": 4 / 128}[across_dtype] * numel
-    assert own[1] == own[3] == 0
-    # Rows have a multiple of 8 bytes.
-    assert least + scales <= own[0] == own[2] <= 1.02 * (least + scales)
+def test_a_short_form_is_short() -> None:
+    cases = [(dtype, 8 * CHUNK) for dtype in SHORT]
+    for (dtype, numel), own in _on_ranks(_bytes_of_a_round, cases):
+        least = {"bfloat16": 2, "int8": 1, "int4": 0.5}[dtype] * numel
+        scales = {"bfloat16": 0, "int8": 4 / 512, "int4": 4 / 128}[dtype] * numel
+        assert own[1] == own[3] == 0, dtype
+        # Rows have a multiple of 8 bytes.
+        assert least + scales <= own[0] == own[2] <= 1.02 * (least + scales), dtype
 
 
-def _bytes_of_a_round(
-    host_of: list[int], across_dtype: AcrossDtype, numel: int, density: float = 1.0
-) -> int:
-    communicators = open_world(1, host_of=host_of)
+def _bytes_of_a_round(across_dtype: AcrossDtype, numel: int, density: float = 1.0) -> int:
+    """Two hosts of two ranks."""
+    communicators = open_world(1, host_of=HOSTS["two"])
     codec = make_codec(across_dtype, torch.float64, density)
     assert codec is not None
     values = _own(0, numel).double()

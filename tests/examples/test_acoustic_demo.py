@@ -116,7 +116,7 @@ def test_demo_prints_table_and_sentence_and_draws_the_errors(
 
     monkeypatch.setattr(demo, "launch", fake_launch)
     monkeypatch.setattr(demo, "synthesise", lambda settings: None)
-    monkeypatch.setattr(demo, "times_over_links", lambda runs: TIMES)
+    monkeypatch.setattr(demo, "times_over_links", lambda runs, rates: TIMES)
     monkeypatch.setattr(demo, "PLOT", tmp_path / "demo.png")
     monkeypatch.setattr("sys.argv", ["demo", "--short"])
     demo.main()

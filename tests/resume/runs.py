@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, make_trainer
 
 ROWS = 2
+# A step in the middle of a block of 4, of an epoch of 5 and of a run of 3 epochs.
+AMID_ALL = 7
 
 
 class NoisyData(Dataset[tuple[Tensor, Tensor]]):
@@ -181,15 +183,32 @@ def stop_and_go_on(
     return differences(through, resumed)
 
 
+def stop_each_in_the_middle(runs: Mapping[str, Sequence[Any]], folder: Path) -> dict[str, Any]:
+    """Where runs that are stopped amid all end differently, one after the other on these ranks.
+
+    Args:
+        runs: what makes the strategy, and the name of the optimizer, by name.
+        folder: of the checkpoints.
+
+    """
+    found = {}
+    for number, (name, (strategy, optimizer)) in enumerate(runs.items()):
+        workers = strategy.keywords.get("virtual_workers", 1)
+        (own := folder / str(number)).mkdir(exist_ok=True)
+        stop = (strategy, "on_train_batch_end", AMID_ALL, own)
+        found[name] = stop_and_go_on(*stop, optimizer=optimizer, workers=workers)
+    return found
+
+
 def check_exact(
     ranks: int,
     make_strategy: Callable[[], Any],
     folder: Path,
     *,
     hook: str = "on_train_batch_end",
-    number: int = 7,
+    number: int = AMID_ALL,
     **settings: Any,
 ) -> None:
-    """What goes on ends on all ranks as what was not stopped; `number` 7 is amid all."""
+    """What goes on ends on all ranks as what was not stopped."""
     found = run_ranks(stop_and_go_on, ranks, make_strategy, hook, number, folder, **settings)
     assert found == [[]] * ranks

@@ -11,7 +11,7 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import stop_and_go_on
+from tests.resume.runs import stop_and_go_on, stop_each_in_the_middle
 
 DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
 MERGED = lh.DiLoCo(block_size=4, fragments=2, overlap=3, merge=0.5, across_dtype="int8")
@@ -42,15 +42,11 @@ RUNS: dict[str, tuple[int, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
-    ranks, strategy, optimizer = RUNS[name]
-    workers = strategy.keywords.get("virtual_workers", 1)
-    found = run_ranks(
-        stop_and_go_on, ranks, strategy, "on_train_batch_end", 7, tmp_path,
-        optimizer=optimizer, workers=workers,
-    )  # fmt: skip
-    assert found == [[]] * ranks
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) -> None:
+    runs = {name: run for name, (number, *run) in RUNS.items() if number == ranks}
+    found = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
+    assert found == [{name: [] for name in runs}] * ranks
 
 
 def test_at_a_blocks_end(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, SaveAt, check_exact, differences, outcome, shuffled
+from tests.resume.runs import (
+    DropoutNet,
+    SaveAt,
+    check_exact,
+    differences,
+    outcome,
+    shuffled,
+    stop_each_in_the_middle,
+)
 from tests.trainer.fitting import (
     AVERAGING,
     BMUF,
@@ -89,8 +97,20 @@ _slow = partial(pytest.param, marks=pytest.mark.slow)
 SLOW = ("bmuf_average", "bmuf_with_adam", "bmuf_nadam", "bmuf_adam_virtual")
 
 
-@pytest.mark.parametrize("name", [_slow(own) if own in SLOW else own for own in STRATEGIES])
-def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) -> None:
+    runs = {
+        name: run
+        for name, (number, *run) in STRATEGIES.items()
+        if number == ranks and name not in SLOW
+    }
+    found = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
+    assert found == [{name: [] for name in runs}] * ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_others_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)
 
 

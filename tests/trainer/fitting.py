@@ -280,6 +280,15 @@ def fit_on_ranks(
     return run_ranks(fitted, ranks, strategy, model, batches, **settings)
 
 
+def fits_on_ranks(ranks: int, *fits: Callable[[], Fitted]) -> list[list[Fitted]]:
+    """What fits one after the other tell, each on every rank. Ranks start once."""
+    return [list(own) for own in zip(*run_ranks(_call_each, ranks, fits), strict=True)]
+
+
+def _call_each(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]
+
+
 def errors_on_ranks(
     ranks: int,
     strategy: str | Callable[[], Any],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.trainer.fitting import (
     errors_on_ranks,
     fit,
     fit_on_ranks,
+    fits_on_ranks,
+    fitted,
     this_rank,
 )
 from tests.trainer.mistakes import check_errors
@@ -45,15 +48,18 @@ def _tiers(group_size: int, **settings: Any) -> Any:
     return partial(HIERARCHICAL, group_size=group_size, block_sync=sync)
 
 
-@pytest.mark.parametrize("optimizer", ["Adam", "NAdam"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_ranks_hold_one_model_and_its_moments(precision: str, optimizer: str) -> None:
-    ranks = fit_on_ranks(4, _tiers(2), partial(_AdamNet, optimizer), 7, precision=precision)
-    for step in (3, 6):
-        assert all_equal(own.notes[step - 1] for own in ranks)
-    assert not all_equal(own.notes[3] for own in ranks)
-    assert all_equal(own.weights for own in ranks)
-    assert ranks[0].weights.isfinite().all()
+def test_ranks_hold_one_model_and_its_moments() -> None:
+    cases = list(product(("Adam", "NAdam"), ("32-true", "bf16-mixed", "bf16-true")))
+    fits = [
+        partial(fitted, _tiers(2), partial(_AdamNet, optimizer), 7, precision=precision)
+        for optimizer, precision in cases
+    ]
+    for case, ranks in zip(cases, fits_on_ranks(4, *fits), strict=True):
+        for step in (3, 6):
+            assert all_equal(own.notes[step - 1] for own in ranks), case
+        assert not all_equal(own.notes[3] for own in ranks), case
+        assert all_equal(own.weights for own in ranks), case
+        assert ranks[0].weights.isfinite().all(), case
 
 
 class _Overflows(Net):
@@ -92,8 +98,8 @@ def test_looking_changes_neither_weights_nor_moments(
     looks = {"val_check_interval": 1, "enable_checkpointing": True, "callbacks": [saves]}
     common: dict[str, Any] = {"validate": 1, "max_epochs": 2, "num_sanity_val_steps": 0}
     strategy, model = _tiers(group_size, moments=moments), partial(_AdamNet, "NAdam")
-    looking = fit_on_ranks(4, strategy, model, 7, **common, **looks)
-    blind = fit_on_ranks(4, strategy, model, 7, **common, limit_val_batches=0)
+    run = partial(fitted, strategy, model, 7, **common)
+    looking, blind = fits_on_ranks(4, partial(run, **looks), partial(run, limit_val_batches=0))
     for one, other in zip(looking, blind, strict=True):
         assert len(one.seen) == len(other.seen) == len(one.notes) == len(other.notes) == 14
         for mine, its in zip(one.seen + one.notes, other.seen + other.notes, strict=True):

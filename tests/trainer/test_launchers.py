@@ -1,7 +1,7 @@
 """Lightning's own launcher and torchrun start our strategies, on one host.
 
-Strategies with servers are slow tests: `test_host_death.py` starts them by torchrun on two hosts,
-where root can emulate those.
+`test_elastic.py` starts a strategy without servers by torchrun. Strategies with servers are slow
+tests: `test_host_death.py` starts them by torchrun on three hosts, where root can emulate those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ LAUNCHERS = {
     ("name", "launcher"),
     [
         ("bmuf_gtc", "lightning"),
-        ("bmuf_gtc", "torchrun"),
         pytest.param("psp", "lightning", marks=pytest.mark.slow),
         pytest.param("psp", "torchrun", marks=pytest.mark.slow),
         pytest.param("two_stage_asgd", "lightning", marks=pytest.mark.slow),

@@ -11,7 +11,8 @@ from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor, nn
 
 import lightning_hier as lh
-from tests.trainer.fitting import BMUF, GTC, Net, errors_on_ranks, this_rank
+from tests.trainer.fitting import BMUF, GTC, Net, errors_on_ranks, fit, this_rank
+from tests.trainer.mistakes import Mistakes, errors_by_rank
 
 # Groups of one rank, and of two; in one group of all ranks no models are averaged.
 _BMUF = partial(lh.BMUFStrategy, block_size=4)
@@ -64,28 +65,47 @@ class _Unfreeze(Callback):
             trainer.optimizers[0].add_param_group({"params": [unfrozen]})
 
 
-def _errors(name: str, chosen: list[str | None], sizes: tuple[int, int]) -> list[str]:
-    model = partial(_Finetuned, sizes, "Adam" if name == "adam" else "SGD")
-    return errors_on_ranks(4, STRATEGIES[name], model, 12, callbacks=[_Unfreeze(chosen)])
+def _fit(name: str, chosen: list[str | None], sizes: tuple[int, int]) -> None:
+    model = _Finetuned(sizes, "Adam" if name == "adam" else "SGD")
+    fit(STRATEGIES[name](), 12, model, callbacks=[_Unfreeze(chosen)])
+
+
+_ALONE: list[str | None] = ["first", None, None, None]
+_BY_GROUP: list[str | None] = ["first", "first", "second", "second"]
+_SIZES = {"equal sizes": (3, 3), "other sizes": (3, 70)}
+_OF_GROUPS = {
+    f"{name}, {words}": (partial(_fit, name, _BY_GROUP, sizes), f"({sizes[1]},) torch.float32 in")
+    for name in ("averaging", "bmuf_gtc")
+    for words, sizes in _SIZES.items()
+}
+MISTAKES: Mistakes = {
+    **{name: (partial(_fit, name, _ALONE, (3, 5)), "") for name in STRATEGIES},
+    **_OF_GROUPS,
+}
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    return errors_by_rank(__name__)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_one_rank_alone_unfreezes(name: str) -> None:
-    for error in _errors(name, ["first", None, None, None], (3, 5)):
-        assert error.startswith(
+def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> None:
+    for own in errors:
+        assert own[name].startswith(
             "OutOfStepError: the ranks train different parameters: 'first' ((3,) torch.float32 in "
             "optimizer 0 on rank 0; not at all on ranks 1, 2, 3). Unfreeze the same parameters at "
             "the same step on all ranks"
         )
 
 
-@pytest.mark.parametrize("name", ["averaging", "bmuf_gtc"])
-@pytest.mark.parametrize("sizes", [(3, 3), (3, 70)], ids=["equal sizes", "other sizes"])
-def test_groups_unfreeze_different_parameters(name: str, sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", _OF_GROUPS)
+def test_groups_unfreeze_different_parameters(errors: list[dict[str, str]], name: str) -> None:
     """Of equal sizes they would be averaged with each other, and nobody would be told."""
-    for error in _errors(name, ["first", "first", "second", "second"], sizes):
-        assert "'first' ((3,) torch.float32 in optimizer 0 on ranks 0, 1; not at all on" in error
-        assert f"'second' (not at all on ranks 0, 1; ({sizes[1]},) torch.float32 in" in error
+    for own in errors:
+        first = "'first' ((3,) torch.float32 in optimizer 0 on ranks 0, 1; not at all on"
+        assert first in own[name]
+        assert f"'second' (not at all on ranks 0, 1; {MISTAKES[name][1]}" in own[name]
 
 
 class _FinetuneOnRank0(BaseFinetuning):

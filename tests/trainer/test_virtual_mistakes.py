@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     BMUF,
     BMUF_GTC,
@@ -27,6 +26,7 @@ from tests.trainer.fitting import (
     make_trainer,
     this_rank,
 )
+from tests.trainer.mistakes import Mistakes, errors_by_rank
 from tests.trainer.trainer_settings import scaled
 
 
@@ -121,7 +121,7 @@ class _Mistake:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-MISTAKES = {
+_CASES = {
     "by_hand": _Mistake("manual optimization in groups of several workers", _GTC, _BY_HAND),
     "by_hand_warm": _Mistake(
         "manual optimization in groups of several workers or a warm-up",
@@ -181,20 +181,26 @@ MISTAKES = {
     "teaches_together": _Mistake(_FROZEN, _GTC, _Teaches),
     "optimizers": _Mistake("can't be combined with 2 optimizers", model=TwoOptimizers),
 }
-_SLOW = ["teaches_together"]
 
 
-def _make(name: str) -> None:
-    own = MISTAKES[name]
+def _make(own: _Mistake) -> None:
     make_trainer(own.strategy(), **own.settings).fit(own.model(), own.data())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(own, marks=[pytest.mark.slow] * (own in _SLOW)) for own in MISTAKES]
-)
-def test_what_cannot_be_trained_is_an_error_on_every_rank(name: str) -> None:
-    for error in run_ranks(_make, 2, name, expect_failure=True):
-        assert error.startswith("ValueError") and MISTAKES[name].says in error
+MISTAKES: Mistakes = {name: (partial(_make, own), own.says) for name, own in _CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    return errors_by_rank(__name__, ranks=2)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_cannot_be_trained_is_an_error_on_every_rank(
+    errors: list[dict[str, str]], name: str
+) -> None:
+    for own in errors:
+        assert own[name].startswith("ValueError") and MISTAKES[name][1] in own[name]
 
 
 _TWO = partial(HIERARCHICAL, group_size=2, virtual_workers=2)

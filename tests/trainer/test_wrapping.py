@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from functools import cache, partial
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import AVERAGING, BMUF, HIERARCHICAL, Net, all_equal, fit, fit_on_ranks
+from tests.trainer.fitting import (
+    AVERAGING,
+    BMUF,
+    HIERARCHICAL,
+    Fitted,
+    Net,
+    all_equal,
+    fit,
+    fits_on_ranks,
+    fitted,
+)
 
 
 class _Adversaries(Net):
@@ -54,32 +65,29 @@ class _Adversaries(Net):
 _UNUSED = {"find_unused_parameters": True}
 
 
-@cache
-def _weights_by_ddp() -> Tensor:
-    model = partial(_Adversaries, lr=0.2)
-    return fit_on_ranks(2, partial(DDPStrategy, **_UNUSED), model)[0].weights
+_OF_ONE: dict[str, Any] = {
+    "model_averaging": partial(AVERAGING, local_momentum="keep"),
+    "bmuf": partial(BMUF, block_momentum=0.0),
+    "bmuf_adam": partial(lh.BMUFAdamStrategy, block_momentum=0.0),
+}
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 2])
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        partial(AVERAGING, local_momentum="keep"),
-        partial(BMUF, block_momentum=0.0),
-        partial(lh.BMUFAdamStrategy, block_momentum=0.0),
-    ],
-    ids=["model_averaging", "bmuf", "bmuf_adam"],
-)
-def test_two_optimizers_by_hand_train_in_groups_of_one(strategy: Any, warmup_steps: int) -> None:
+def _by_hand(name: str, warmup_steps: int) -> Fitted:
+    rule = {"lr": 0.02, "optimizer": "Adam"} if name == "bmuf_adam" else {"lr": 0.2}
+    settings = {"block_size": 1, "warmup_steps": warmup_steps, **_UNUSED}
+    return fitted(partial(_OF_ONE[name], **settings), partial(_Adversaries, **rule))
+
+
+def test_two_optimizers_by_hand_train_in_groups_of_one() -> None:
     """With plain SGD the mean of models after every step is that of one step by mean gradients."""
-    adam = strategy.func is lh.BMUFAdamStrategy
-    rule = {"lr": 0.02, "optimizer": "Adam"} if adam else {"lr": 0.2}
-    model = partial(_Adversaries, **rule)
-    strategy = partial(strategy, block_size=1, warmup_steps=warmup_steps, **_UNUSED)
-    first, second = fit_on_ranks(2, strategy, model)
-    assert torch.equal(first.weights, second.weights) and first.weights.isfinite().all()
-    if not adam:
-        assert torch.allclose(first.weights, _weights_by_ddp(), rtol=1e-12, atol=1e-14)
+    cases = list(product(_OF_ONE, (0, 2)))
+    ddp = partial(fitted, partial(DDPStrategy, **_UNUSED), partial(_Adversaries, lr=0.2))
+    (by_ddp, _), *found = fits_on_ranks(2, ddp, *(partial(_by_hand, *case) for case in cases))
+    for case, (first, second) in zip(cases, found, strict=True):
+        assert torch.equal(first.weights, second.weights), case
+        assert first.weights.isfinite().all(), case
+        if case[0] != "bmuf_adam":
+            assert torch.allclose(first.weights, by_ddp.weights, rtol=1e-12, atol=1e-14), case
 
 
 class _Wrapped(Net):
@@ -98,27 +106,26 @@ class _Wrapped(Net):
         return self.loss(batch)
 
 
-def _wrapped(settings: dict[str, Any]) -> tuple[list[int | None], int]:
-    model = _Wrapped()
-    fit(HIERARCHICAL(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
-    gc.collect()
-    return model.notes, sum(own() is not None for own in model.wrappers)
+def _wrapped(cases: list[dict[str, Any]]) -> list[tuple[list[int | None], int]]:
+    found = []
+    for settings in cases:
+        model = _Wrapped()
+        fit(HIERARCHICAL(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
+        gc.collect()
+        found.append((model.notes, sum(own() is not None for own in model.wrappers)))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "over"),
-    [
+def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one() -> None:
+    """Those that are replaced are gone, with their buckets."""
+    cases: list[tuple[dict[str, Any], list[int | None]]] = [
         ({"group_size": 1, "warmup_steps": 2}, [4, 4, None, None, None]),
         ({"group_size": 1}, [None] * 5),
         ({"group_size": 2, "warmup_steps": 2}, [4, 4, 2, 2, 2]),
         ({"group_size": 1, "gradient_sync": lh.CommHook(default.fp16_compress_hook)}, [1] * 5),
-    ],
-)
-def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one(
-    settings: dict[str, Any], over: list[int | None]
-) -> None:
-    """Those that are replaced are gone, with their buckets."""
-    assert run_ranks(_wrapped, 4, settings) == [(over, 0)] * 4
+    ]
+    found = run_ranks(_wrapped, 4, [settings for settings, _ in cases])
+    assert found == [[(over, 0) for _, over in cases]] * 4
 
 
 class _Branches(Net):
@@ -148,7 +155,7 @@ def test_warm_up_of_groups_that_use_different_parameters_is_ddp(views: bool) -> 
         **settings,
     )
     strategies = partial(DDPStrategy, **settings), *(partial(groups, group_size=n) for n in (1, 2))
-    runs = [fit_on_ranks(4, strategy, _Branches) for strategy in strategies]
+    runs = fits_on_ranks(4, *(partial(fitted, strategy, _Branches) for strategy in strategies))
     for rank in range(4):
         assert all_equal(run[rank].weights for run in runs)
         assert all(run[rank].notes == ["2.weight", "2.bias"] for run in runs)

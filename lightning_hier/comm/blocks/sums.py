@@ -7,15 +7,13 @@ always has another chunk to transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
-from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.stages import Due, Stages
 
 _KIND = "models"
@@ -31,17 +29,7 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
         route: process groups of the ranks that average.
 
     """
-    if not piece.numel():
-        yield from _nothing_to_sum()
-        return
-    yield _sum_on_host(piece, route)
-    sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
-    yield []
-    yield Due(sent)
-    # Empty stages correspond to those in which a quantised sum communicates.
-    yield []
-    yield []
-    yield _broadcast_on_host(piece, route)
+    return _sum_through_hosts(piece, route, _exact_between(piece, route.between))
 
 
 def quantised_sum(
@@ -67,16 +55,11 @@ def quantised_sum(
         weight: factor of every summand.
 
     """
-    if not piece.numel():
-        yield from _nothing_to_sum()
-        return
-    yield _sum_on_host(piece, route)
     if route.between is None:
-        yield from _without_exchange(piece, route, weight, exchanges=2)
+        between = _without_exchange(piece, route, weight, exchanges=2)
     else:
-        feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
-        yield from _quantised_between(piece, codec, feedback, route.between, weight)
-    yield _broadcast_on_host(piece, route)
+        between = _quantised_between(piece, codec, feedback, route.between, weight)
+    return _sum_through_hosts(piece, route, between)
 
 
 def sparse_sum(
@@ -107,36 +90,42 @@ def sparse_sum(
         weight: factor of every summand.
 
     """
-    if not piece.numel():
-        yield from _nothing_to_sum()
-        return
-    yield _sum_on_host(piece, route)
     if route.between is None:
-        yield from _without_exchange(piece, route, weight, exchanges=1)
+        between = _without_exchange(piece, route, weight, exchanges=1)
     else:
         assert feedback is not None, "inter-host ranks have error feedback"
-        yield from _sparse_between(
-            piece, codec, feedback.own[: piece.numel()], route.between, weight
-        )
-    yield _broadcast_on_host(piece, route)
+        errors = feedback.own[: piece.numel()]
+        between = _sparse_between(piece, codec, errors, route.between, weight)
+    return _sum_through_hosts(piece, route, between)
 
 
-def _nothing_to_sum() -> Stages:
-    """The stages of a sum on a rank whose shard has no elements of the chunk."""
-    for _ in range(_STAGES):
-        yield []
+def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
+    """Sum on one rank of each host, then ``between`` hosts, and copy the sum to the other ranks.
 
+    Args:
+        piece: 1-D, in place.
+        route: process groups of the ranks that average.
+        between: the four stages between hosts. They start when the sum of the host is complete.
 
-def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
-    """First stage: sum on the rank of this host that exchanges with other hosts, in place."""
-    return [route.host.reduce_(piece, _ON_HOST)] if route.host else []
-
-
-def _broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
-    """Last stage: copy the sum of all hosts to the ranks of this host, in place."""
+    """
+    if not piece.numel():  # the shard of this rank has no elements of the chunk
+        for _ in range(_STAGES):
+            yield []
+        return
+    yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
+    yield from between
     started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
     # The same on all ranks, also on hosts with a single rank.
-    return Due(started) if route.hosts_are_shared else started
+    yield Due(started) if route.hosts_are_shared else started
+
+
+def _exact_between(piece: Tensor, between: Channel | None) -> Stages:
+    sent = [between.all_reduce_(piece, _KIND)] if between else []
+    yield []
+    yield Due(sent)
+    # Empty stages correspond to those in which a quantised sum communicates.
+    yield []
+    yield []
 
 
 def _without_exchange(
@@ -159,8 +148,9 @@ def _without_exchange(
 
 
 def _quantised_between(
-    piece: Tensor, codec: Codec, feedback: ChunkFeedback, between: Channel, weight: float
+    piece: Tensor, codec: Codec, feedback: ChunkFeedback | None, between: Channel, weight: float
 ) -> Stages:
+    feedback = feedback or ChunkFeedback.zeros(piece, between.size)
     each = len(feedback.sums)
     shape = (between.size, codec.bytes_for(each))
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))

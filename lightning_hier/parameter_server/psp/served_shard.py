@@ -98,7 +98,7 @@ class ServedShard:
         arrival = self.rendezvous.arrived.get(received.sender)
         if arrival is None or timestamp >= arrival.request.message.timestamp:
             self.rendezvous.arrived.pop(received.sender, None)
-            # Otherwise the answer to this request is already on its way.
+            # Otherwise the answer to this request has been sent already.
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         self.end_rendezvous(message.facts["final"])

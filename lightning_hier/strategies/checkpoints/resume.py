@@ -148,7 +148,7 @@ def _resume_elsewhere(
 
 
 def _keeps_outer_states(saved: SavedRun, kinds: Mapping[str, Any]) -> bool:
-    """Whether this run can divide the state of the saved outer steps in its own way.
+    """Whether this run can divide the state of the saved outer steps as it needs it.
 
     If modules are divided, only a folder contains it as tensors of the whole module.
     """

@@ -55,7 +55,7 @@ def save_folder(
     if dist.get_rank(group) == 0:
         torch.save(checkpoint, metadata_file(incomplete))
         check_replaceable(path)
-        with _set_aside(path):
+        with _replacing(path):
             incomplete.replace(path)
 
 
@@ -63,37 +63,37 @@ def save_file(checkpoint: dict[str, Any], path: Path, io: CheckpointIO) -> None:
     """Save a checkpoint with the whole model to a file, which replaces an older folder or file."""
     if not path.is_dir():
         io.save_checkpoint(checkpoint, path)  # which replaces a file at once
-        _remove(_aside(path))
+        _remove(_renamed(path))
         return
     check_replaceable(path)
-    with _set_aside(path):
+    with _replacing(path):
         io.save_checkpoint(checkpoint, path)
         finish_writing(io)
 
 
 @contextmanager
-def _set_aside(path: Path) -> Iterator[None]:
+def _replacing(path: Path) -> Iterator[None]:
     """Rename an older checkpoint, and remove it after the body has written the new one.
 
     No file system replaces a folder with files by a single call. Without an older checkpoint, one
-    that an interrupted save has set aside stays until then.
+    that an interrupted save has renamed stays until then.
     """
-    aside = _aside(path)
+    older = _renamed(path)
     if path.exists():
-        _remove(aside)
-        path.replace(aside)
+        _remove(older)
+        path.replace(older)
     yield
-    _remove(aside)
+    _remove(older)
 
 
-def _aside(path: Path) -> Path:
+def _renamed(path: Path) -> Path:
     return path.with_name(path.name + REPLACED)
 
 
 def existing(path: str | Path) -> str | Path:
     """The checkpoint at ``path``, or the older one that an interrupted save was to replace."""
-    aside = _aside(Path(path))
-    return aside if aside.exists() and not Path(path).exists() else path
+    older = _renamed(Path(path))
+    return older if older.exists() and not Path(path).exists() else path
 
 
 def check_replaceable(path: Path) -> None:
