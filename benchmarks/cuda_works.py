@@ -61,7 +61,7 @@ class Work:
         return self.tokens > 0
 
     def mfu(self, step_s: float) -> float | None:
-        """Model FLOPs utilisation in bfloat16. None for cards whose peak Lightning does not know."""
+        """Model FLOPs utilisation in bfloat16; None if Lightning does not know the card's peak."""
         module = self.module()
         assert isinstance(module, LanguageModel)
         peak = get_available_flops(torch.device("cuda", 0), torch.bfloat16)
