@@ -56,6 +56,7 @@ class ModelBlock:
             parts = [*(Members(part) for part in own), last]
             self._fragments = [Fragment(part, self._context) for part in parts]
         self._all = [*self._fragments, *self._buffers]
+        self._release_buffers()
 
     @property
     def carried(self) -> list[Tensor]:
@@ -121,7 +122,13 @@ class ModelBlock:
             for number, fragment in enumerate(self._fragments):
                 if number != done:
                     fragment.reset_local_model()
+        self._release_buffers()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
+
+    def _release_buffers(self) -> None:
+        for fragment in self._all:
+            for bucket in fragment.buckets:
+                bucket.shard.release()
 
     def _apply_and_send(
         self, due: DueFragments, participation: Participation | None, delay: int
@@ -164,6 +171,7 @@ class ModelBlock:
         ).run()
         for fragment in self._all:
             fragment.finish_global(participation)
+        self._release_buffers()
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -192,6 +200,8 @@ class ModelBlock:
         block = type(self)(members, context)
         for fragment, older in zip(block._all, self._all, strict=True):
             fragment.continue_(older)
+        self._release_buffers()
+        block._release_buffers()
         return block
 
     def state(self) -> list[dict[str, Any]]:
@@ -247,3 +257,4 @@ class ModelBlock:
         restart_buckets(buckets, self.members, self._context.placement, saved)
         for fragment in self._all:
             fragment.local_state.restart(counts)
+        self._release_buffers()

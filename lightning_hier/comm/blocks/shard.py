@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,18 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 
 # Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
 # for the overhead of a message. Quantised chunks are twice as long, because their messages are
-# shorter. On an accelerator, kernels of a chunk take longer than it takes to start them.
-CHUNK, ACCELERATOR_CHUNK = 1 << 19, 1 << 25
+# shorter.
+CHUNK = 1 << 19
+
+# On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes. Those of
+# quantised values are not as long, because they need memory of their own while they are in flight.
+ACCELERATOR_CHUNK, ACCELERATOR_QUANTISED_CHUNK = 1 << 25, 1 << 23
 
 # Elements that are read at a time, so that the next operation finds them in the cache.
 _PIECE = 1 << 17
+
+# Kind of the devices on which a transfer buffer is kept between two synchronisations.
+_KEPT_ON = "cpu"
 
 
 class Chunk(NamedTuple):
@@ -58,7 +65,6 @@ class Shard:
     Attributes:
         chunk: number of elements in a chunk.
         chunks: chunks of the fragment. Each is a range of every rank's shard.
-        values: this rank's shard of the transfer buffer.
         start: position of the shard in the flat tensors.
         is_all: whether this rank exchanges every element.
         holders: number of ranks of the group that exchange the elements of this shard.
@@ -86,19 +92,19 @@ class Shard:
         numel, example = len(self._view), self._view.tensors[0]
         self.chunk = 2 * CHUNK if quantised else CHUNK
         if example.device.type != "cpu":
-            self.chunk = ACCELERATOR_CHUNK
+            self.chunk = ACCELERATOR_QUANTISED_CHUNK if quantised else ACCELERATOR_CHUNK
         self.holders = placement.holders(example)
-        self._buffer = torch.zeros(
-            placement.padded(numel), dtype=example.dtype, device=example.device
-        )
-        place = placement.shard(numel)
-        self.start: int = place.start
-        self.values = self._buffer[place]
-        self.is_all = self.values.numel() >= numel
+        self._padded = placement.padded(numel)
+        self._options: Any = {"dtype": example.dtype, "device": example.device}
+        self._allocated: Tensor | None = None
+        self._place = placement.shard(numel)
+        self.start: int = self._place.start
+        length = self._place.stop - self._place.start
+        self.is_all = length >= numel
         self.elements = len(FlatView(parameters))
         edges = (0, self.elements, len(self._model), numel)
         self.parameters, self.buffers, self.carried = (
-            slice(*(min(max(edge - self.start, 0), self.values.numel()) for edge in pair))
+            slice(*(min(max(edge - self.start, 0), length) for edge in pair))
             for pair in zip(edges, edges[1:], strict=False)
         )
         self.carried_start = max(self.start - len(self._model), 0)
@@ -106,8 +112,29 @@ class Shard:
         self._longest = placement.longest(numel)
         # Also on ranks with a shorter shard, because a group distributes each chunk together.
         self.chunks = self._ranges(self._longest, self.chunk)
-        self._piece = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
-        self._pieces = self._ranges(self.values.numel(), self._piece)
+        self._piece = max(min(chunk_length(example, _PIECE), length), 1)
+        self._pieces = self._ranges(length, self._piece)
+
+    @property
+    def _buffer(self) -> Tensor:
+        """The transfer buffer, with zeros where nothing has been written since it was allocated."""
+        if self._allocated is None:
+            self._allocated = torch.zeros(self._padded, **self._options)
+        return self._allocated
+
+    @property
+    def values(self) -> Tensor:
+        """This rank's shard of the transfer buffer."""
+        return self._buffer[self._place]
+
+    def release(self) -> None:
+        """Free the transfer buffer until it is needed again, if it is in the memory of a device.
+
+        The forward and backward passes between two synchronisations can then use this memory. On
+        the host, it is kept, because fresh memory costs more there than a copy.
+        """
+        if self._options["device"].type != _KEPT_ON:
+            self._allocated = None
 
     def read(self) -> Tensor:
         """Copy this rank's shard of the tensors into the transfer buffer, and return it."""
