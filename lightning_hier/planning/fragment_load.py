@@ -16,8 +16,9 @@ from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk, of a quantised chunk, of a quantisation group and of a block from which the
-# largest are selected: comm/blocks/shard.py, algorithms/kernels/reference.py, sparse_codec.py.
+# Elements of a chunk and of a quantised chunk on a CPU (on a GPU there are fewer chunks, and their
+# latencies are overestimated), of a quantisation group, and of a block from which the largest are
+# selected: comm/blocks/shard.py, algorithms/kernels/quantisation_groups.py, sparse_codec.py.
 _CHUNK, _QUANTISED_CHUNK, _GROUP, _SELECTION_BLOCK = 1 << 19, 1 << 20, 512, 4096
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2

@@ -73,7 +73,7 @@ class ElasticFit:
             limit=strategy.limit,
             log=rank_zero_info,
             position=self._position,
-            required={**required, "seed": seed},
+            required={**required, "seed": seed, "device": strategy.root_device.type},
         )
         across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)

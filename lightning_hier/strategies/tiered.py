@@ -189,10 +189,10 @@ class TieredStrategy(ParallelStrategy, ABC):
             private_names.check_private_names(self.lightning_module, self.virtual_workers)
             self.groups.check_division(hosts)
             self._check_groups()
-        own: dict[str, Any] = {"strategy": type(self).__name__, "timeout": str(self.limit)}
-        own |= {"group_size": self.groups.size, "virtual_workers": self.virtual_workers}
-        own |= {"warmup_steps": self.warmup_steps} | described(self._settings())
-        require_same(own, self.root_device)
+        own: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
+        own |= {"timeout": str(self.limit), "group_size": self.groups.size}
+        own |= {"virtual_workers": self.virtual_workers, "warmup_steps": self.warmup_steps}
+        require_same(own | described(self._settings()), self.root_device)
         self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)
 
     @override

@@ -80,7 +80,9 @@ def _step(counts: bool) -> tuple[int, list[bool], list[Tensor], bool]:
     changed = [p.detach() - b for p, b in zip(module.parameters(), before, strict=True)]
     (block,) = synchroniser.blocks
     in_flight = block._delayed[0].has_update
-    return synchroniser._worker.steps[0].excluded, recorded, changed, in_flight
+    count = synchroniser._worker.steps[0]
+    assert (count.in_block, count.blocks) == ((0, 1) if counts else (1, 0))
+    return count.excluded, recorded, changed, in_flight
 
 
 @pytest.mark.filterwarnings("ignore:.*excluded from the mean:RuntimeWarning")

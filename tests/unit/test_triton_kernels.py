@@ -154,7 +154,7 @@ def test_kernels_that_do_not_run_on_this_host_are_replaced_by_the_reference(
     monkeypatch.setattr(triton_backend, "_jit", broken)
     triton_backend.runs_on.cache_clear()
     values, residual = torch.tensor([1.0, -3.0]), torch.zeros(2)
-    with pytest.warns(UserWarning, match="Failed to find C compiler.*plain torch.*needs a C comp"):
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*Plain torch.*needs a C comp"):
         words, _ = TritonKernels().encode_(values, residual, 2.0)
     TritonKernels().decode_(values, residual, words, 2.0, [words], [2.0])
     assert values.tolist() == [0.0, -2.0] and residual.tolist() == [1.0, -1.0]

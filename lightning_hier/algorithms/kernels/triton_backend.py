@@ -58,13 +58,15 @@ def runs_on(device: torch.device) -> bool:
     try:
         words, _ = _encode_(values, residual, 0.5)
         _decode_(values, residual, 0.5, [words], [1.0])
+        subtract_start = _jit("triton_block_kernels").subtract_start
+        _launch(subtract_start, 1, values, residual, None, 0, HAS_UPDATE=False)
     except ImportError:
         return False
     except Exception as error:  # the type depends on the cause and on Triton's version
         warnings.warn(
-            f"Triton's kernels do not run on this host ({type(error).__name__}: {error}). GTC uses "
-            "plain torch instead, which gives the same results more slowly. Triton needs a C "
-            "compiler (gcc, or the value of CC) on every host.",
+            f"Triton's kernels do not run on this host ({type(error).__name__}: {error}). "
+            "Plain torch gives the same results more slowly. Triton needs a C compiler (gcc, or "
+            "the value of CC) on every host.",
             stacklevel=2,
         )
         return False
@@ -120,8 +122,9 @@ class TritonKernels(TorchKernels):
         if not _runs_block_kernels(model):
             return super().subtract_start_(model, global_model, update, eta)
         kernel = _jit("triton_block_kernels").subtract_start
-        has = update is not None
-        [squares] = _launch(kernel, 1, model, global_model, update, _bits64(-eta), HAS_UPDATE=has)
+        [squares] = _launch(
+            kernel, 1, model, global_model, update, _bits64(-eta), HAS_UPDATE=update is not None
+        )
         return squares
 
     def advance_(
@@ -133,8 +136,8 @@ class TritonKernels(TorchKernels):
         kernel = _jit("triton_block_kernels").advance
         numbers = map(_bits64, (by.eta, by.zeta))
         first, second = _launch(
-            kernel, 2, mean, global_model, update, *numbers, **_forms(update, by),
-            MOST=by.zeta >= 0.5,
+            kernel, 2, mean, global_model, update, *numbers, **_constants(update, by),
+            ZETA_AT_LEAST_HALF=by.zeta >= 0.5,
         )  # fmt: skip
         return first, second
 
@@ -147,7 +150,7 @@ class TritonKernels(TorchKernels):
         kernel = _jit("triton_block_kernels").advance_by
         numbers = map(_bits64, (by.eta, by.zeta))
         first, second = _launch(
-            kernel, 2, gradient, global_model, update, *numbers, **_forms(update, by),
+            kernel, 2, gradient, global_model, update, *numbers, **_constants(update, by),
             INSIDE=by.inside,
         )  # fmt: skip
         return first, second
@@ -159,7 +162,7 @@ def _runs_block_kernels(values: Tensor) -> bool:
     return wide and values.numel() > 0 and runs_on(values.device)
 
 
-def _forms(update: Tensor | None, by: BlockCoefficients) -> dict[str, bool]:
+def _constants(update: Tensor | None, by: BlockCoefficients) -> dict[str, bool]:
     """Constants for which a kernel is compiled."""
     return {
         "HAS_UPDATE": update is not None,
@@ -171,14 +174,14 @@ def _forms(update: Tensor | None, by: BlockCoefficients) -> dict[str, bool]:
 
 def _launch(
     kernel: Any, sums: int, values: Tensor, model: Tensor, update: Tensor | None, *numbers: int,
-    **forms: bool,
+    **constants: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Launch a kernel of block momentum, and return its sums of squares."""
     squares = _empty_squares(sums, values)
     update = values if update is None else update  # not read then
     # Without fusion, which would round other products and sums together.
     kernel[(squares.shape[1],)](
-        values, model, update, squares, values.numel(), *numbers, **forms, BLOCK=BLOCK,
+        values, model, update, squares, values.numel(), *numbers, **constants, BLOCK=BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
     return squares.sum(1).unbind()

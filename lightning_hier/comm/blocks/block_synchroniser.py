@@ -20,7 +20,7 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.schedule import DueFragments, current_schedule
+from lightning_hier.comm.blocks.schedule import DueFragments, Schedule, current_schedule
 from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
@@ -172,7 +172,8 @@ class BlockSynchroniser:
                 self._check(optimizer)
             return
         self.blocks[optimizer].count_step(samples)
-        due, delay = self._advance_schedule(optimizer, count)
+        schedule = self._advance_schedule(optimizer, count)
+        due = schedule.due(count.in_block)
         if due == DueFragments(None, None):
             return
         # To apply a mean, only the ranks of a group communicate.
@@ -180,7 +181,8 @@ class BlockSynchroniser:
         with place if due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()
             with profiler_range("hier/block/synchronisation"):
-                report = self._synchronise(optimizer, due, delay)
+                report = self._synchronise(optimizer, due, schedule.delay)
+        schedule.end_block(count)  # a synchronisation that fails is still due
         if report is not None:
             self.log.reports[optimizer] = report
 
@@ -191,24 +193,22 @@ class BlockSynchroniser:
         """
         for optimizer, block in enumerate(self.blocks or ()):
             if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
-                self._worker.steps[optimizer].in_block = 0
                 self._buffers.reclaim()
                 with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
                     self._synchronise(optimizer, DueFragments(0, 0), 0)
+                self._worker.steps[optimizer].in_block = 0
 
-    def _advance_schedule(self, optimizer: int, count: StepCount) -> tuple[DueFragments, int]:
-        """Advance what is in flight by a step. Returns the fragments that are due, and the delay.
+    def _advance_schedule(self, optimizer: int, count: StepCount) -> Schedule:
+        """Advance what is in flight by a step. Returns the schedule of the block.
 
         A step of all ranks: it waits for collectives of earlier fragments that are due now.
         """
         assert self._config is not None
         own, models = self._optimizers[optimizer], self._communicators.models
         schedule = current_schedule(self._config, own, count, models=models)
-        due = schedule.due(count.in_block)
         if schedule.delay:
             self._communicators.route.in_flight.step()
-        schedule.end_block(count)
-        return due, schedule.delay
+        return schedule
 
     def _synchronise(self, optimizer: int, due: DueFragments, delay: int) -> BlockReport | None:
         """Apply and send the fragments that are due. A collective of the world if one is sent."""

@@ -37,7 +37,6 @@ class CommittedBlock(ModelBlock):
     def __init__(self, members: Members, context: BlockContext) -> None:
         super().__init__(members, context)
         self._before: tuple[Sequence[dict[str, Any]], Counts] | None = None
-        self._participation = Participation(0.0, 1)
         self._means: list[tuple[FlatView, Tensor]] = []
 
     def commit(self, agree: Callable[[], Participation]) -> Participation:
@@ -57,16 +56,19 @@ class CommittedBlock(ModelBlock):
         membership = self._context.membership
         assert membership is not None, "the context of a committed block has one"
 
+        found: list[Participation] = []
+
         def attempt() -> None:
             self.begin()
-            self.send(agree())
+            found.append(agree())
+            self.send(found[-1])
 
         try:
             membership.synchronise(attempt, self.undo)
         except BaseException:
             self.undo()  # a callback may save a checkpoint of this run
             raise
-        return self._participation
+        return found[-1]
 
     def begin(self) -> None:
         """Keep what :meth:`undo` restores. Does not communicate.
@@ -74,10 +76,6 @@ class CommittedBlock(ModelBlock):
         The number of groups that are present may have changed. Vectors are not copied, because a
         synchronisation changes them only when it is applied, but error feedback is.
         """
-        groups = self._context.communicators.route.inter_host_ranks
-        for fragment in self._all:
-            for bucket in fragment.buckets:
-                bucket.exchange.fit(groups)
         states = self.state()
         for state in states:
             for bucket_state in state["buckets"]:
@@ -85,6 +83,10 @@ class CommittedBlock(ModelBlock):
                 copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
                 bucket_state["error_feedback"] = copies or None
         self._before = states, self.counts()
+        groups = self._context.communicators.route.inter_host_ranks
+        for fragment in self._all:
+            for bucket in fragment.buckets:
+                bucket.exchange.fit(groups)
 
     def send(self, participation: Participation) -> None:
         """Compute the means, after :meth:`read`, and write nothing into the module.
@@ -92,7 +94,6 @@ class CommittedBlock(ModelBlock):
         A collective of the ranks at this position in all groups. A rank that fails does not keep
         the other ranks of its group waiting.
         """
-        self._participation = participation
         (fragment,) = self._delayed
         fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
         # At once and not at the next step.
@@ -104,13 +105,12 @@ class CommittedBlock(ModelBlock):
     def synchronise(
         self, due: DueFragments, participation: Participation | None, *, delay: int = 0
     ) -> BlockReport:
-        """Write the start model of the next block, after :meth:`commit`.
+        """Write the start model of the next block, after :meth:`commit`, from its means.
 
-        All arguments are ignored: the means are those of the attempt that counts. A collective of
-        the group.
+        A collective of the group.
         """
         (fragment,) = self._delayed
-        if not self._participation.takes_part:
+        if participation is not None and not participation.takes_part:
             fragment.reset_local_model()
         norms = fragment.apply()
         assert norms is not None, "an update was sent"
@@ -121,6 +121,7 @@ class CommittedBlock(ModelBlock):
         for buffers in self._buffers:
             buffers.steps, buffers.samples = 0, 0.0
         self._means, self._before = [], None
+        self._release_buffers()
         return BlockReport.of(norms, self._context.communicators)
 
     def undo(self) -> None:
@@ -143,6 +144,7 @@ class CommittedBlock(ModelBlock):
                 for chunk in bucket.shard.chunks
             ).run()
             fragment.finish_global(participation)
+        self._release_buffers()
 
     def forget_errors(self) -> None:
         """Set the error feedback to zero, which belongs to the group that has sent this state."""

@@ -112,7 +112,11 @@ class ErrorFeedback:
         return {"chunk": self._chunk, "ranks": self._ranks, "own": self._own, "sums": self._sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same shard. If its chunks have another length, as in :meth:`fit`."""
+        """Load a state of the same shard.
+
+        Chunks of another length, such as those of another kind of device, are divided as in
+        :meth:`fit`. The number of ranks becomes that of the state.
+        """
         chunk = self._chunk
         if (state["chunk"], state["ranks"]) != (chunk, self._ranks):
             self._allocate(state["chunk"], state["ranks"])

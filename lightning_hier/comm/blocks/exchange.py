@@ -154,7 +154,7 @@ class Exchange:
         return None if self._feedback is None else self._feedback.state()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Load a state that was saved with the same chunks and ranks."""
+        """Load the error feedback of the same shard, see :meth:`ErrorFeedback.load`."""
         if self._feedback is not None and state is not None:
             self._feedback.load(state)
 

@@ -107,9 +107,11 @@ def parameters_of(module: Module) -> set[Parameter]:
     a Transformer then takes 0.5 ms, and with this function 0.06 ms.
     """
     found: set[Parameter | None] = set()
+    seen: set[Module | None] = {None}
     modules: list[Module | None] = [module]
     for own in modules:  # which grows
-        if own is not None:
+        if own is not None and own not in seen:
+            seen.add(own)
             found.update(own._parameters.values())
             modules += own._modules.values()
     return cast(set[Parameter], found - {None})
