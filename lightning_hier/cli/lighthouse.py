@@ -6,21 +6,28 @@ import argparse
 import signal
 import threading
 
-from lightning_hier.algorithms.arguments import check_positive, check_whole
+from lightning_hier.algorithms.arguments import check_whole, is_number
 from lightning_hier.cli.commands import PROGRAM
+
+# A limit in seconds that is not 0 in the milliseconds of torchft.
+_LEAST_S = 0.001
 
 
 def run(args: list[str]) -> None:
     """Serve until the process is interrupted or terminated.
 
     Raises:
-        ValueError: a limit is outside its range, or the address can't be used.
+        ValueError: a limit is outside its range, or the server could not be started.
 
     """
     asked = _parser().parse_args(args)
     check_whole("--min_groups", asked.min_groups)
     for name in ("join_timeout_s", "heartbeat_timeout_s"):
-        check_positive(f"--{name}", getattr(asked, name))
+        value = getattr(asked, name)
+        if not is_number(value) or value < _LEAST_S:
+            raise ValueError(
+                f"--{name} must be a finite number of at least {_LEAST_S}, got {value!r}"
+            )
     from lightning_hier.membership.torchft import check_torchft, quiet_torchft
 
     check_torchft()
@@ -37,8 +44,8 @@ def run(args: list[str]) -> None:
         )
     except RuntimeError as error:
         raise ValueError(
-            f"--bind must be a free address and port of this host, got {asked.bind} ({error}): "
-            "pass another one, such as 0.0.0.0:29511"
+            f"the Lighthouse could not be started at --bind={asked.bind} ({error}): pass a free "
+            "address and port of this host, such as 0.0.0.0:29511"
         ) from error
     print(f"Lighthouse at {server.address()}", flush=True)
     ended = threading.Event()

@@ -36,7 +36,7 @@ class Communicators:
         device: device of tensors in collectives.
         models_per_rank: models of different groups that every rank trains in turn.
         most_groups: if groups come and go, their largest number. Every job is then a group, and
-            ``layout`` and ``world`` are those of this group, except while groups meet.
+            ``layout`` and ``world`` are those of this group, except while groups synchronise.
 
     """
 

@@ -1,4 +1,4 @@
-"""Groups that come and go: each group is a job of its own, and they meet at the ends of blocks.
+"""Groups that come and go: each is a job of its own, and they synchronise at the ends of blocks.
 
 Quorums and heartbeats are those of torchft's Lighthouse and Manager. The modules here decide what a
 quorum means for a block: whose models are averaged, whether a synchronisation counts, and who

@@ -19,7 +19,7 @@ from lightning_hier.comm.progress_record import PeerError, is_lost_peer
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.membership.lighthouse import Entry
 
-# Seconds between two looks at the store, and between two looks at the other groups.
+# Seconds between two checks of the store, and between two checks of the other groups.
 _POLL_S = 0.02
 _CHECK_EVERY_S = 0.5
 

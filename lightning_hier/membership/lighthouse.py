@@ -28,11 +28,11 @@ _REQUEST_S = 60.0
 
 @dataclass(frozen=True)
 class Entry:
-    """What a group says of itself in a quorum.
+    """Entry of a group in a quorum.
 
     Attributes:
         group: number of the group.
-        phase: what it wants.
+        phase: why it requests the quorum.
         address: ``host:port`` of its store.
         begun: time, in seconds on the clock of the Lighthouse, at which its run started; 0 before.
         commits: number of synchronisations that its model contains.
@@ -109,7 +109,6 @@ class Lighthouse:
         self._address = address
         # A group that restarts within the time of its heartbeats is another replica.
         self._replica = f"{group}:{uuid.uuid4()}"
-        self._limit = limit
         self._last: tuple[int, set[str]] = 0, set()  # number and groups of the last quorum
         self._client: Any = None
         host, _, _ = store.rpartition(":")
@@ -124,21 +123,26 @@ class Lighthouse:
                 heartbeat_interval=timedelta(seconds=_HEARTBEAT_S),
                 connect_timeout=timeout,
                 quorum_retries=0,
-            )
+            ),
+            time.monotonic() + limit.total_seconds(),
         )
 
-    def quorum(self, entry: Entry) -> Quorum:
+    def quorum(self, entry: Entry, until: float) -> Quorum:
         """Wait for the next quorum. Every group that takes part must call it.
 
+        Args:
+            entry: entry of this group.
+            until: end of the wait, as a time of ``time.monotonic``.
+
         Raises:
-            PeerError: there was no quorum within the limit.
+            PeerError: there was no quorum until then.
 
         """
-        found = self._until_answered(lambda timeout: self._request(entry, timeout))
+        found = self._until_answered(lambda timeout: self._request(entry, timeout), until)
         while self._has_restarted(found):
             # It does not know yet who is alive, and would let a group go on without the others.
             time.sleep(_HEARTBEATS_KNOWN_S)
-            found = self._until_answered(lambda timeout: self._request(entry, timeout))
+            found = self._until_answered(lambda timeout: self._request(entry, timeout), until)
         seconds, nanos = found.created.seconds, found.created.nanos
         strict = entry.phase == "start"
         entries = [
@@ -174,11 +178,11 @@ class Lighthouse:
             data=asdict(entry),
         )
 
-    def _until_answered(self, request: Any) -> Any:
-        """Repeat ``request`` until it is answered, or the limit has passed."""
-        end = time.monotonic() + self._limit.total_seconds()
+    def _until_answered(self, request: Any, until: float) -> Any:
+        """Repeat ``request`` until it is answered, at most until this time."""
+        begun = time.monotonic()
         while True:
-            left = end - time.monotonic()
+            left = until - time.monotonic()
             try:
                 return request(timedelta(seconds=max(min(left, _REQUEST_S), 0.001)))
             except (RuntimeError, TimeoutError, OSError) as error:
@@ -186,7 +190,7 @@ class Lighthouse:
                 if left <= _RETRY_S:
                     raise PeerError(
                         f"the Lighthouse at {self._address} has formed no quorum within "
-                        f"{self._limit.total_seconds():.0f} s: it cannot be reached, or too few "
+                        f"{time.monotonic() - begun:.0f} s: it cannot be reached, or too few "
                         f"groups are there ({error}). Start it with `lightning-hier lighthouse`, "
                         "check the address, and start the other groups. A third of timeout must "
                         "be longer than a block"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
+from math import inf
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,8 @@ from lightning_hier.membership.rules import (
     members_of,
     missed,
     missing_groups,
+    twice_in,
+    two_jobs,
 )
 from lightning_hier.membership.torchft import TorchFT
 
@@ -48,7 +51,8 @@ class Quorums:
         settings: settings of the user.
         own: channels of this rank in its group.
         limit: longest wait of the ranks of this group for each other. They wait in a collective
-            while rank 0 waits for other groups, several times in a row: a third of it each time.
+            while rank 0 waits for other groups: a third of it for an answer of the Lighthouse, and
+            at most two thirds in total.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
 
@@ -108,7 +112,6 @@ class Quorums:
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
-            check_start(self._entry("start"), self._without_ended(quorum))
             present, best = len(quorum.entries), newest(quorum.entries)
             is_newest = best is None or best.last_commit == own.last_commit
             trains = bool(quorum.within("block", "vote", "init"))
@@ -180,10 +183,10 @@ class Quorums:
         return identifier, address
 
     def _join(self) -> list[str]:
-        group = self._settings.group
-        until = monotonic() + self._limit.total_seconds()
-        while monotonic() < until:
-            quorum = self._request("join")
+        group, begun, limit = self._settings.group, monotonic(), self._limit.total_seconds()
+        until = begun + 2 * limit
+        while monotonic() < begun + limit:
+            quorum = self._request("join", until)
             best = newest(quorum.within("block"))
             if best is None:
                 sleep(_POLL_S)
@@ -192,19 +195,21 @@ class Quorums:
             joiners = [entry.group for entry in quorum.within("join")]
             source = members[joiners.index(group) % len(members)]
             # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
-            vote = self._request("join")
-            if counts(vote, quorum, members) and self._is_ready(quorum.identifier, source.address):
-                return [quorum.identifier, source.address]
+            vote = self._request("join", until)
+            ready = quorum.identifier, source.address
+            if counts(vote, quorum, members) and self._is_ready(*ready, until):
+                return list(ready)
         raise PeerError(
-            f"group {group} has waited {self._limit.total_seconds():.0f} s for the state of a "
-            "group that trains, but none has synchronised. Restart this group, and it starts from "
+            f"group {group} has waited {monotonic() - begun:.0f} s for the state of a group that "
+            "trains, but none has synchronised and sent it. Restart this group, and it starts from "
             "its own checkpoint if no other group is there"
         )
 
-    def _is_ready(self, identifier: str, address: str) -> bool:
+    def _is_ready(self, identifier: str, address: str, until: float) -> bool:
         """Whether the state after a synchronisation can be fetched. Waits until it is ready."""
+        left = timedelta(seconds=max(until - monotonic(), 0.001))  # a store waits for ever at 0
         try:
-            store = open_store(address, self._limit)
+            store = open_store(address, min(self._limit, left))
             return bool(store.get(f"{identifier}/ready/{self._settings.group}"))
         except RuntimeError:  # the group was lost
             return False
@@ -214,9 +219,25 @@ class Quorums:
         assert self.store is not None, "only rank 0 has a store"
         self.store.set(f"{identifier}/ready/{group}", "yes")
 
-    def _request(self, phase: Phase, **values: Any) -> Quorum:
+    def _request(self, phase: Phase, until: float = inf, **values: Any) -> Quorum:
+        """The next quorum in which every group is one process. Waits at most a third of the limit.
+
+        A process that has ended while it waited for a quorum is in one more, beside the next
+        process of its group. All groups of this quorum request another one, so that they still
+        decide the same.
+        """
         assert self._lighthouse is not None, "only rank 0 sends requests"
-        return self._lighthouse.quorum(self._entry(phase, **values))
+        until = min(until, monotonic() + self._limit.total_seconds())
+        while True:
+            quorum = self._lighthouse.quorum(self._entry(phase, **values), until)
+            if phase == "start":
+                check_start(self._entry(phase), self._without_ended(quorum))
+            twice = twice_in(quorum)
+            if not twice:
+                return quorum
+            if monotonic() + _POLL_S > until:
+                raise PeerError(two_jobs(twice[0]))
+            sleep(_POLL_S)
 
     def _entry(self, phase: Phase, **values: Any) -> Entry:
         return Entry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,11 +60,8 @@ def check_start(own: Entry, quorum: Quorum) -> None:
         ValueError: its number is taken, or it has other settings.
 
     """
-    if sum(entry.group == own.group for entry in quorum.entries) > 1:
-        raise ValueError(
-            f"two jobs take part as group {own.group}: give every job its own number below "
-            "groups, as in TorchFT(..., group=1), and stop the older one if it was replaced"
-        )
+    if own.group in twice_in(quorum):
+        raise ValueError(two_jobs(own.group))
     for other in quorum.entries:
         hosts = [entry.address.rpartition(":")[0] for entry in (own, other)]
         if len({is_loopback(host) for host in hosts}) > 1:
@@ -81,6 +79,20 @@ def check_start(own: Entry, quorum: Quorum) -> None:
             raise ValueError(
                 "all groups must have the same settings, but they differ in " + " | ".join(differ)
             )
+
+
+def twice_in(quorum: Quorum) -> list[int]:
+    """Numbers of the groups of which two processes are in a quorum."""
+    processes = Counter(entry.group for entry in quorum.entries)
+    return [group for group, number in processes.items() if number > 1]
+
+
+def two_jobs(group: int) -> str:
+    """Message about two jobs with the same number."""
+    return (
+        f"two jobs take part as group {group}: give every job its own number below groups, as in "
+        "TorchFT(..., group=1), and stop the older one if it was replaced"
+    )
 
 
 def missed(group: int, own: Progress, best: Entry) -> str:

@@ -18,7 +18,7 @@ class TorchFT:
     """Groups that come and go, on torchft's Lighthouse and Manager (``membership`` of a strategy).
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
-    groups meet at the ends of blocks, through a Lighthouse that all of them reach
+    groups synchronise at the ends of blocks, through a Lighthouse that all of them reach
     (``lightning-hier lighthouse``). The mean is that of the groups that are present. See
     ``docs/elastic.md``.
 
@@ -26,7 +26,7 @@ class TorchFT:
         lighthouse: address of the Lighthouse, as ``"http://host:29510"``.
         group: number of this group, from 0. It determines the part of the data on which the group
             trains, and two groups that train at the same time must have different numbers.
-        groups: largest number of groups. The data are divided into as many parts.
+        groups: largest number of groups, at least 2. The data are divided into as many parts.
         min_groups: least number of groups that must be there to start, and to synchronise. With
             fewer, the others wait, up to a third of ``timeout`` of the strategy.
         join_timeout_s: longest wait in seconds for one group that does not come or sends nothing.
@@ -52,7 +52,7 @@ class TorchFT:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_whole("groups", self.groups)
+        check_whole("groups", self.groups, least=2)
         check_whole("group", self.group, least=0)
         check_whole("min_groups", self.min_groups)
         if self.group >= self.groups:

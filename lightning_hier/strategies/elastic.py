@@ -201,8 +201,6 @@ class ElasticFit:
             if not lost:
                 break
             rank_zero_warn(f"{lost}: waiting for another group")
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
         else:
             raise PeerError(
                 f"group {self.exchange.settings.group} has tried {MOST_ATTEMPTS} times to receive "
@@ -213,11 +211,14 @@ class ElasticFit:
             self._share(folder, 0)
 
     def _receive_from(self, folder: Path, identifier: str, address: str) -> str:
-        """Receive the state on rank 0. Returns why the other group was lost, or ""."""
+        """Receive the state. Called by rank 0. Returns why the other group was lost, or ""."""
         name = f"{identifier}/state/{self.exchange.settings.group}"
         try:
             receive_folder(folder, address, name, **self._ends)
         except GroupLostError as error:
+            # Here, because another rank of this host might delete files of the next attempt.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             return str(error)
         return ""
 

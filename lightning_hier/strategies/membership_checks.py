@@ -52,5 +52,3 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
             f"and join_timeout_s={settings.join_timeout_s:g}: a group waits for others up to a "
             "third of timeout"
         )
-    if settings.groups < 2:
-        raise ValueError("membership=TorchFT(...) needs groups of at least 2, got groups=1")

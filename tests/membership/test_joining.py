@@ -48,9 +48,11 @@ def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
     fit._changes = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     fit._folder = tmp_path / "state"
     fit._folder.mkdir()
+    (fit._folder / "part").touch()  # of an attempt that failed
     with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
         fit._receive(fit._folder)
     assert len(attempts) == group_exchange.MOST_ATTEMPTS
+    assert not list(fit._folder.iterdir())
     fit.close()
     assert not (tmp_path / "state").exists()
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import lightning_hier as lh
-from lightning_hier.membership.connections import serve_store
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
-from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
 
 ADDRESS = "http://lighthouse:29510"
@@ -33,7 +29,7 @@ def _quorum(*entries: Entry) -> Quorum:
         ({"lighthouse": "host:29510"}, "lighthouse must be the address"),
         ({"group": 3}, "group must be below groups, got group=3 and groups=3"),
         ({"group": -1}, "group must be"),
-        ({"groups": 0}, "groups must be"),
+        ({"groups": 1}, "groups must be a whole number of at least 2, got 1"),
         ({"min_groups": 4}, "min_groups must be at most groups"),
         ({"join_timeout_s": 0.0}, "join_timeout_s must be above 0"),
     ],
@@ -55,7 +51,6 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
         ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),
         ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
         ({"timeout": timedelta(seconds=60)}, "timeout must be at least three times join"),
-        ({"membership": lh.TorchFT(ADDRESS, 0, 1)}, "needs groups of at least 2"),
         ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),
     ],
 )
@@ -118,46 +113,6 @@ def test_groups_that_do_not_suit_each_other() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             check_start(own, _quorum(own, other))
-
-
-def test_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Quorums, "_open", lambda _: None)
-    own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
-    with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
-        check_start(own, _quorum(other))
-
-
-def test_a_group_that_restarts_before_its_heartbeats_end_joins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is in a quorum with its former process, which is not another job with its number."""
-    monkeypatch.setattr(Quorums, "_open", lambda _: None)
-    quorums, alive = _quorums(1, ranks=1), serve_store("127.0.0.1")
-    quorums._address = f"127.0.0.1:{alive.port}"
-    other = replace(quorums._entry("block"), group=0, last_commit="7.1")
-    former = replace(quorums._entry("block"), address=f"127.0.0.1:{_ended_port()}")
-
-    def answer(phase: Phase, **values: Any) -> Quorum:
-        return _quorum(other, former, quorums._entry(phase, **values))
-
-    quorums._request = answer  # type: ignore[method-assign]
-    assert quorums.start() is None
-    elsewhere = serve_store("127.0.0.1")
-    former = replace(former, address=f"127.0.0.1:{elsewhere.port}")
-    with pytest.raises(ValueError, match="two jobs take part as group 1"):
-        quorums.start()
-
-
-def _ended_port() -> int:
-    return int(serve_store("127.0.0.1").port)
-
-
-def _quorums(group: int, *, ranks: int) -> Quorums:
-    own: Any = SimpleNamespace(
-        group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
-    )
-    settings, limit = lh.TorchFT("http://127.0.0.1:29510", group, 2), timedelta(seconds=9)
-    return Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
 
 
 def test_missing_groups_are_named() -> None:

@@ -1,0 +1,148 @@
+"""Quorums of one group, from a Lighthouse whose answers are written down here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.distributed_c10d import Store
+
+import lightning_hier as lh
+from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.membership import lighthouse, quorums
+from lightning_hier.membership.connections import serve_store
+from lightning_hier.membership.lighthouse import Entry, Lighthouse, Phase, Quorum
+from lightning_hier.membership.quorums import Quorums
+from lightning_hier.membership.rules import check_start
+
+# A third of the limit of a group.
+THIRD_S = 3.0
+
+
+class Clock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(Quorums, "_open", lambda _: None)
+    monkeypatch.setattr(quorums, "monotonic", lambda: made.now)
+    monkeypatch.setattr(quorums, "sleep", made.wait)
+    return made
+
+
+def _quorums(
+    group: int, answer: Callable[[Entry, float], Quorum] | None = None, *, ranks: int = 1
+) -> Quorums:
+    own: Any = SimpleNamespace(
+        group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
+    )
+    settings = lh.TorchFT("http://127.0.0.1:29510", group, 2, min_groups=2)
+    limit = timedelta(seconds=3 * THIRD_S)
+    made = Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
+    made._address = "127.0.0.1:1"
+    made._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
+    return made
+
+
+def _ended() -> str:
+    """Address of the store of a process that has ended."""
+    return f"127.0.0.1:{serve_store('127.0.0.1').port}"
+
+
+@pytest.mark.usefixtures("clock")
+def test_groups_of_different_sizes() -> None:
+    own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
+    with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
+        check_start(own, Quorum("7.1", 100.0, [other]))
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("phase", ["start", "block", "join"])
+def test_a_former_process_of_a_group_is_no_group(phase: Phase) -> None:
+    """It trained, joined or started. The quorum in which it still is decides nothing."""
+    asked: list[Entry] = []
+
+    def answer(own: Entry, until: float) -> Quorum:
+        asked.append(own)
+        own = replace(own, position=[0, 0])  # as JSON represents it
+        former = replace(own, phase=phase, address=_ended(), last_commit="6.9")
+        others = [former] if len(asked) == 1 else [replace(own, group=1, waited=True)]
+        return Quorum(f"7.{len(asked)}", 100.0, [*others, own])
+
+    found = _quorums(0, answer).start()
+    assert found is not None
+    assert found.identifier == "7.2"
+    assert [entry.group for entry in found.entries] == [1, 0]
+
+
+@pytest.mark.usefixtures("clock")
+def test_two_jobs_with_one_number() -> None:
+    """The one that starts ends with an error. Two that train already do so after a while."""
+    alive = serve_store("127.0.0.1")
+
+    def answer(own: Entry, until: float) -> Quorum:
+        other = replace(own, phase="block", address=f"127.0.0.1:{alive.port}")
+        return Quorum("7.1", 100.0, [other, own])
+
+    made = _quorums(1, answer)
+    with pytest.raises(ValueError, match="two jobs take part as group 1"):
+        made.start()
+    with pytest.raises(PeerError, match="two jobs take part as group 1"):
+        made.gathered("block")
+
+
+def test_a_group_that_joins_waits_less_than_its_other_ranks(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait takes as long as it may: for a quorum, for the vote, and for the state."""
+    begun = clock.now
+
+    def answer(own: Entry, until: float) -> Quorum:
+        clock.now = until
+        votes = replace(own, group=1, phase="block", last_commit="7.1", votes_for="7.2")
+        return Quorum("7.2", 100.0, [own, votes])
+
+    def open_store(address: str, timeout: timedelta) -> Store:
+        clock.wait(timeout.total_seconds())
+        raise RuntimeError("not ready")
+
+    monkeypatch.setattr(quorums, "open_store", open_store)
+    with pytest.raises(PeerError, match="group 0 has waited 6 s for the state"):
+        _quorums(0, answer).join()
+    assert clock.now - begun == pytest.approx(2 * THIRD_S, abs=0.01)
+
+
+def test_a_lighthouse_that_has_restarted_gets_no_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group repeats its request, within the same limit."""
+    monkeypatch.setattr(lighthouse, "_HEARTBEATS_KNOWN_S", 0.2)
+    created = SimpleNamespace(seconds=1, nanos=0)
+    answers = [SimpleNamespace(quorum_id=n, participants=[], created=created) for n in (1, 6)]
+    limits: list[float] = []
+
+    def request(entry: Entry, timeout: timedelta) -> Any:
+        limits.append(timeout.total_seconds())
+        return answers[len(limits) - 1]
+
+    made = object.__new__(Lighthouse)
+    made._last = 5, {"1:a"}
+    made._request = request  # type: ignore[method-assign]
+    made.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
+    assert len(limits) == 2
+    assert limits[1] <= 9.0 - 0.2
