@@ -113,6 +113,9 @@ def test_a_group_that_joins_waits_less_than_its_other_ranks(
     begun = clock.now
 
     def answer(own: Entry, until: float) -> Quorum:
+        if clock.now == begun:  # no group trains yet
+            clock.wait(2.0)
+            return Quorum("7.1", 98.0, [own])
         clock.now = until
         votes = replace(own, group=1, phase="block", last_commit="7.1", votes_for="7.2")
         return Quorum("7.2", 100.0, [own, votes])
