@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def test_a_group_that_stood_still_is_told_to_restart(tmp_path: Path) -> None:
         outcomes = live_all(run, lives)
         waking.join()
     assert [outcome.error is None for outcome in outcomes] == [True, False, True]
-    assert "group 1 must restart: it has missed 3 synch" in str(outcomes[1].error)
+    # 3, and those that the others may make before its first request.
+    assert re.search("group 1 must restart: it has missed [3-6] synch", str(outcomes[1].error))
     assert outcomes[0].result == outcomes[2].result
 
 

@@ -10,7 +10,14 @@ import pytest
 
 import lightning_hier as lh
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum, newest
-from lightning_hier.membership.rules import check_start, counts, members_of, missing_groups
+from lightning_hier.membership.rules import (
+    Progress,
+    check_start,
+    counts,
+    members_of,
+    missed,
+    missing_groups,
+)
 
 ADDRESS = "http://lighthouse:29510"
 
@@ -113,6 +120,11 @@ def test_groups_that_do_not_suit_each_other() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             check_start(own, _quorum(own, other))
+
+
+def test_missed_synchronisations_are_counted() -> None:
+    text = missed(1, Progress(10.0, 2, "a"), _entry(0, begun=10.0, commits=5, last_commit="b"))
+    assert "group 1 must restart: it has missed 3 synchronisations of the others" in text
 
 
 def test_missing_groups_are_named() -> None:
