@@ -1,4 +1,4 @@
-"""One group that trains on digits, together with the groups that are present: a script to copy.
+"""One group that trains on digits, together with the groups that are present.
 
     lightning-hier lighthouse --bind 127.0.0.1:29510
     python -m examples.elastic.train --lighthouse http://127.0.0.1:29510 --group 0 --groups 3
@@ -50,7 +50,9 @@ class DigitClassifier(pl.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Return the mean cross entropy of the batch."""
         images, labels = batch
-        return nn.functional.cross_entropy(self(images), labels)
+        loss = nn.functional.cross_entropy(self(images), labels)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with a constant learning rate."""
@@ -89,7 +91,7 @@ def main() -> None:
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
+        enable_progress_bar=asked.log is None,
         enable_model_summary=False,
     )
     # Lightning adds a sampler that gives each group its own part of the data.
@@ -101,9 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lighthouse", required=True, help="address that the Lighthouse prints")
     parser.add_argument("--group", type=int, required=True, help="number of this group, from 0")
     parser.add_argument("--groups", type=int, required=True, help="largest number of groups")
-    parser.add_argument("--steps", type=int, default=1000, help="of the run (%(default)s)")
+    parser.add_argument("--steps", type=int, default=2000, help="of the run (%(default)s)")
     parser.add_argument("--block_size", type=int, default=20, help="steps (%(default)s)")
-    parser.add_argument("--step_s", type=float, default=0.0, help="least seconds of a step")
+    parser.add_argument(
+        "--step_s", type=float, default=0.05, help="least seconds of a step (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the same in all groups")
     parser.add_argument("--log", type=Path, help="file to which each step is appended")
     return parser

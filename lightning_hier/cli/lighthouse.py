@@ -47,12 +47,18 @@ def run(args: list[str]) -> None:
             f"the Lighthouse could not be started at --bind={asked.bind} ({error}): pass a free "
             "address and port of this host, such as 0.0.0.0:29511"
         ) from error
-    print(f"Lighthouse at {server.address()}", flush=True)
+    print(f"Lighthouse at {_address(asked.bind, server.address())}", flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     ended.wait()
     server.shutdown()
+
+
+def _address(bind: str, found: str) -> str:
+    """Address for the groups: that of the server, with the host of ``bind`` if it names one."""
+    host = bind.rpartition(":")[0]
+    return found if host in ("", "[::]", "0.0.0.0") else f"http://{host}:{found.rpartition(':')[2]}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupConnections, GroupLostError
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum
 from lightning_hier.membership.quorums import Quorums
-from lightning_hier.membership.rules import Progress, members_of
+from lightning_hier.membership.rules import Progress, members_of, named_groups
 from lightning_hier.membership.torchft import TorchFT
 
 MOST_ATTEMPTS = 10
@@ -63,7 +63,9 @@ class GroupExchange:
         self.settings = settings
         self._own = own
         self._log = log
-        self.quorums = Quorums(settings, own, limit=limit, position=position, required=required)
+        self.quorums = Quorums(
+            settings, own, limit=limit, log=log, position=position, required=required
+        )
         self._connections = GroupConnections(own)
         self._connected: Sequence[str] = ()
         self._together: Quorum | None = None
@@ -151,7 +153,7 @@ class GroupExchange:
             why = failed or "it failed in another group"
             if attempts == MOST_ATTEMPTS:
                 raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
-            self._log(f"the groups repeat a synchronisation: {why}.")
+            self._log(f"The groups repeat a synchronisation: {why}.")
             quorum = None
         if failed:  # this group was late, and has no complete result
             raise PeerError(
@@ -212,9 +214,10 @@ class GroupExchange:
         """Log a change of the groups that take part."""
         if groups != self.present:
             after = f"after {self.commits} synchronisations" if self.commits else "at the start"
+            left = [group for group in self.present if group not in groups]
             self._log(
                 f"{len(groups)} of {self.settings.groups} groups take part {after}: "
-                f"{', '.join(map(str, groups))}."
+                f"{', '.join(map(str, groups))}{f'; without {named_groups(left)}' * bool(left)}."
             )
         self.present = groups
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from threading import Thread
 from typing import Any, Literal
 
 from lightning_hier.comm.progress_record import PeerError
@@ -94,19 +96,23 @@ class Lighthouse:
         group: number of the group.
         store: ``host:port`` of the store of the group.
         limit: longest wait for a Lighthouse that does not answer.
+        log: logs a line.
 
     Raises:
         PeerError: there is no Lighthouse at this address within the limit.
 
     """
 
-    def __init__(self, address: str, group: int, store: str, limit: timedelta) -> None:
+    def __init__(
+        self, address: str, group: int, store: str, limit: timedelta, log: Callable[[str], None]
+    ) -> None:
         quiet_torchft()
         # Imported here, because torchft is an extra, and its import takes a second.
         from torchft import coordination
 
         self._torchft: Any = coordination
         self._address = address
+        self._log = log
         # A group that restarts within the time of its heartbeats is another replica.
         self._replica = f"{group}:{uuid.uuid4()}"
         self._last: tuple[int, set[str]] = 0, set()  # number and groups of the last quorum
@@ -180,26 +186,54 @@ class Lighthouse:
 
     def _until_answered(self, request: Any, until: float) -> Any:
         """Repeat ``request`` until it is answered, at most until this time."""
-        begun = time.monotonic()
+        begun, logged = time.monotonic(), False
         while True:
             left = until - time.monotonic()
+            limit = timedelta(seconds=max(min(left, _REQUEST_S), 0.001))
             try:
-                return request(timedelta(seconds=max(min(left, _REQUEST_S), 0.001)))
+                return _in_thread(lambda limit=limit: request(limit))
             except (RuntimeError, TimeoutError, OSError) as error:
                 self._client = None  # the connection of a Lighthouse that has restarted is dead
                 if left <= _RETRY_S:
-                    raise PeerError(
-                        f"the Lighthouse at {self._address} has formed no quorum within "
-                        f"{time.monotonic() - begun:.0f} s: it cannot be reached, or too few "
-                        f"groups are there ({error}). Start it with `lightning-hier lighthouse`, "
-                        "check the address, and start the other groups. A third of timeout must "
-                        "be longer than a block"
-                    ) from error
+                    waited = time.monotonic() - begun
+                    raise PeerError(f"{self._problem(error)} (waited {waited:.0f} s)") from error
+                if not logged:
+                    logged = True
+                    self._log(f"{self._problem(error)}. Trying again for up to {left:.0f} s.")
                 time.sleep(_RETRY_S)
+
+    def _problem(self, error: Exception) -> str:
+        """Why there was no quorum, and the way out."""
+        text = str(error)
+        if any(word in text for word in ("connect", "refused", "protocol")):
+            # torchft puts the error of the system last, behind several layers of its own.
+            cause = text.split(": ")[-1] if "os error" in text else text[:200]
+            return (
+                f"the Lighthouse at {self._address} cannot be reached ({cause}): start it with "
+                "`lightning-hier lighthouse`, and check the address and its port"
+            )
+        return (
+            f"the Lighthouse at {self._address} has formed no quorum ({text[:200]}): start the "
+            "other groups. A third of timeout must be longer than a block and a validation"
+        )
 
     def close(self) -> None:
         """Stop the heartbeats, so that the other groups do not wait for this one."""
         self._manager.shutdown()
+
+
+def _in_thread(request: Callable[[], Any]) -> Any:
+    """Call a native function, of which Python could not interrupt the wait, in a thread."""
+    answer: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=call, daemon=True).start()
+    return answer.result()
 
 
 def _entry_of(member: Any, *, strict: bool) -> Entry | None:

@@ -27,11 +27,14 @@ from lightning_hier.membership.lighthouse import (
 )
 from lightning_hier.membership.rules import (
     Progress,
+    absent,
     check_start,
     counts,
+    different_settings,
     members_of,
     missed,
     missing_groups,
+    named_groups,
     twice_in,
     two_jobs,
 )
@@ -53,11 +56,13 @@ class Quorums:
         limit: longest wait of the ranks of this group for each other. They wait in a collective
             while rank 0 waits for other groups: a third of it for an answer of the Lighthouse, and
             at most two thirds in total.
+        log: logs a line, on one rank.
         position: returns epoch and used batches of this group.
         required: settings that must be equal in all groups.
 
     Attributes:
         progress: what the global model of this group contains.
+        required: settings that must be equal in all groups, and the number of ranks.
         host: IP address of this rank, on the network of the Lighthouse.
         store: store of the group, on rank 0.
 
@@ -69,14 +74,17 @@ class Quorums:
         own: Communicators,
         *,
         limit: timedelta,
+        log: Callable[[str], None],
         position: Callable[[], tuple[int, int]],
         required: Mapping[str, Any],
     ) -> None:
         self._settings = settings
         self._own = own
         self._limit = limit / 3
+        self._log = log
+        self._logged = ""
         self._position = position
-        self._required = {"ranks": own.group.size, **required}
+        self.required = {"ranks": own.group.size, **required}
         self.progress = Progress()
         with raise_everywhere(own.device, place="the search for the Lighthouse"):
             self.host = _own_address(settings.lighthouse)
@@ -90,7 +98,7 @@ class Quorums:
         self._address = f"{self.host}:{store.port}"
         settings = self._settings
         self._lighthouse = Lighthouse(
-            settings.lighthouse, settings.group, self._address, self._limit
+            settings.lighthouse, settings.group, self._address, self._limit, self._log
         )
 
     def start(self) -> Quorum | None:
@@ -124,7 +132,16 @@ class Quorums:
                 return asdict(quorum) if is_newest else None
             if waited > self._limit.total_seconds():
                 raise PeerError(missing_groups(settings, quorum, self._limit))
+            self._log_waiting(quorum, settings.join_timeout_s)
             sleep(_POLL_S)
+
+    def _log_waiting(self, quorum: Quorum, seconds: float) -> None:
+        """Log which groups this one waits for, once."""
+        missing = absent(self._settings, quorum)
+        text = f"Waiting up to {seconds:.0f} s for {named_groups(missing)}."
+        if missing and text != self._logged:
+            self._logged = text
+            self._log(text)
 
     def _without_ended(self, quorum: Quorum) -> Quorum:
         """The quorum without former processes of this group, whose heartbeats have just ended."""
@@ -156,10 +173,20 @@ class Quorums:
             # The outcome of a vote is not known here yet.
             undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
             if not undecided and len(quorum.entries) >= settings.min_groups:
+                self._logged = ""
+                self._log_refused(quorum)
                 return quorum
             if monotonic() > until:
                 raise PeerError(missing_groups(settings, quorum, self._limit))
+            self._log_waiting(quorum, self._limit.total_seconds())
             sleep(_POLL_S)
+
+    def _log_refused(self, quorum: Quorum) -> None:
+        """Log the groups that start with other settings, and end."""
+        for entry in quorum.within("start", "join"):
+            differ = different_settings(self._entry("block"), entry)
+            if differ:
+                self._log(f"Group {entry.group} was refused, because of {differ}.")
 
     def vote(self, quorum: Quorum, members: Sequence[Entry], *, ok: bool) -> bool:
         """Whether the synchronisation of ``members`` counts, for which this group votes."""
@@ -246,7 +273,7 @@ class Quorums:
             address=self._address,
             **asdict(self.progress),
             position=self._position(),
-            settings=self._required,
+            settings=self.required,
             **values,
         )
 

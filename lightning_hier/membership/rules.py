@@ -70,15 +70,21 @@ def check_start(own: Entry, quorum: Quorum) -> None:
                 f"{other.address}: pass the address of the Lighthouse on the network to all "
                 "groups, not a loopback address"
             )
-        differ = [
-            f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"
-            for name, value in other.settings.items()
-            if own.settings.get(name) != value
-        ]
+        differ = different_settings(own, other)
         if differ:
             raise ValueError(
-                "all groups must have the same settings, but they differ in " + " | ".join(differ)
+                f"all groups must have the same settings, but they differ in {differ}. Start this "
+                f"group with those of group {other.group}, or all groups with new ones"
             )
+
+
+def different_settings(own: Entry, other: Entry) -> str:
+    """Settings of another group that are not those of this one; empty if there are none."""
+    return " | ".join(
+        f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"
+        for name, value in other.settings.items()
+        if own.settings.get(name) != value
+    )
 
 
 def twice_in(quorum: Quorum) -> list[int]:
@@ -109,11 +115,21 @@ def missed(group: int, own: Progress, best: Entry) -> str:
 
 def missing_groups(settings: TorchFT, quorum: Quorum, waited: timedelta) -> str:
     """Message about groups that do not come."""
-    present = [entry.group for entry in quorum.entries]
-    missing = [str(group) for group in range(settings.groups) if group not in present]
+    missing = absent(settings, quorum)
     return (
-        f"min_groups={settings.min_groups}, but only {len(present)} of {settings.groups} groups "
-        f"have come to a synchronisation within {waited.total_seconds():.0f} s: group"
-        f"{'s' * (len(missing) > 1)} {', '.join(missing)} did not. Start "
-        f"{'them' if len(missing) > 1 else 'it'} again, or lower min_groups"
+        f"min_groups={settings.min_groups}, but only {len(quorum.entries)} of {settings.groups} "
+        f"groups have come to a synchronisation within {waited.total_seconds():.0f} s: "
+        f"{named_groups(missing)} did not. Start {'them' if len(missing) > 1 else 'it'} again, or "
+        "lower min_groups"
     )
+
+
+def absent(settings: TorchFT, quorum: Quorum) -> list[int]:
+    """Numbers of the groups that are not in a quorum."""
+    present = {entry.group for entry in quorum.entries}
+    return [group for group in range(settings.groups) if group not in present]
+
+
+def named_groups(groups: Sequence[int]) -> str:
+    """Groups in a message."""
+    return f"group{'s' * (len(groups) > 1)} {', '.join(map(str, groups))}"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from lightning_hier.algorithms.arguments import check_whole, is_number
 
@@ -68,11 +68,18 @@ class TorchFT:
         if not is_number(self.join_timeout_s) or not self.join_timeout_s > 0:
             raise ValueError(f"join_timeout_s must be above 0, got {self.join_timeout_s!r}")
         address = urlsplit(str(self.lighthouse))
-        if address.scheme not in ("http", "https") or not address.hostname:
+        if address.scheme != "http" or not address.hostname or not _has_port(address):
             raise ValueError(
                 "lighthouse must be the address that `lightning-hier lighthouse` prints, such as "
-                f"'http://host:29510', got {self.lighthouse!r}"
+                f"'http://host:29510', without encryption and with a port, got {self.lighthouse!r}"
             )
+
+
+def _has_port(address: SplitResult) -> bool:
+    try:
+        return address.port is not None
+    except ValueError:  # not a number, or out of range
+        return False
 
 
 def check_torchft() -> None:

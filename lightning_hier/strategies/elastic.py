@@ -100,6 +100,9 @@ class ElasticFit:
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
         self._load(connector._loaded_checkpoint)
+        own = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
+        size = f"{len(own)} tensors, {sum(p.numel() for p in own)} elements"
+        self.exchange.quorums.required["parameters"] = size
         if self.exchange.start():
             return
         rank_zero_info("Waiting for the state of a group that trains.")
@@ -107,6 +110,7 @@ class ElasticFit:
         self._receive(self._folder)
         resume_start(self._folder / _NAME)
         self._load(connector._loaded_checkpoint)
+        rank_zero_info(f"Took the state after {self.exchange.commits} synchronisations.")
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         state = dict((section_of(checkpoint) or {}).get("membership") or {})

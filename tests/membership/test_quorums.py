@@ -46,14 +46,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def _quorums(
-    group: int, answer: Callable[[Entry, float], Quorum] | None = None, *, ranks: int = 1
+    group: int,
+    answer: Callable[[Entry, float], Quorum] | None = None,
+    *,
+    ranks: int = 1,
+    log: Callable[[str], None] = print,
 ) -> Quorums:
     own: Any = SimpleNamespace(
         group=SimpleNamespace(size=ranks, position=0), device=torch.device("cpu")
     )
     settings = lh.TorchFT("http://127.0.0.1:29510", group, 2, min_groups=2)
     limit = timedelta(seconds=3 * THIRD_S)
-    made = Quorums(settings, own, limit=limit, position=lambda: (0, 0), required={})
+    made = Quorums(settings, own, limit=limit, log=log, position=lambda: (0, 0), required={})
     made._address = "127.0.0.1:1"
     made._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
     return made
@@ -69,6 +73,39 @@ def test_groups_of_different_sizes() -> None:
     own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
     with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
         check_start(own, Quorum("7.1", 100.0, [other]))
+
+
+@pytest.mark.usefixtures("clock")
+def test_waiting_and_refused_groups_are_logged_once() -> None:
+    lines: list[str] = []
+    asked: list[Entry] = []
+
+    def answer(own: Entry, until: float) -> Quorum:
+        asked.append(own)
+        other = replace(own, group=1, phase="start", settings={"ranks": 4})
+        return Quorum("7.1", 100.0, [own] if len(asked) < 4 else [own, other])
+
+    _quorums(0, answer, log=lines.append).gathered("block")
+    assert lines == [
+        "Waiting up to 3 s for group 1.",
+        "Group 1 was refused, because of ranks: 1 here, 4 in group 1.",
+    ]
+
+
+def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
+    """And the error has the cause alone, of the layers of torchft's message."""
+    lines: list[str] = []
+    made = object.__new__(Lighthouse)
+    made._address, made._log = "http://host:1", lines.append
+
+    def request(timeout: timedelta) -> None:
+        raise RuntimeError("failed to connect: transport error: Connection refused (os error 111)")
+
+    problem = "http://host:1 cannot be reached (Connection refused (os error 111)): start it with"
+    with pytest.raises(PeerError, match="check the address and its port") as found:
+        made._until_answered(request, time.monotonic() + 0.6)
+    assert problem in str(found.value)
+    assert [problem in line for line in lines] == [True]
 
 
 @pytest.mark.usefixtures("clock")

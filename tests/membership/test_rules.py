@@ -34,6 +34,9 @@ def _quorum(*entries: Entry) -> Quorum:
     ("values", "message"),
     [
         ({"lighthouse": "host:29510"}, "lighthouse must be the address"),
+        ({"lighthouse": "https://host:29510"}, "without encryption and with a port"),
+        ({"lighthouse": "http://host"}, "lighthouse must be the address"),
+        ({"lighthouse": "http://host:999999"}, "lighthouse must be the address"),
         ({"group": 3}, "group must be below groups, got group=3 and groups=3"),
         ({"group": -1}, "group must be"),
         ({"groups": 1}, "groups must be a whole number of at least 2, got 1"),
