@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 def create_states(optimizer: Optimizer) -> None:
     """Create the missing state of the trainable parameters, with counts that keep fractions.
 
-    torch copies the state in a folder of a checkpoint into that of the optimizer, and rounds counts
-    to the dtype that they have here.
+    ``torch.distributed.checkpoint`` copies a saved state into the tensors that an optimizer has,
+    and rounds counts to their dtype.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -37,10 +37,12 @@ def create_state(
 
 def _make_state(state: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> None:
     """Create the state that the optimizer creates at the first gradient of a parameter."""
+    # As in torch: on the CPU unless a kernel reads it, so that reading it does not wait for a GPU.
     on_device = group.get("fused") or group.get("capturable")
     count = torch.zeros((), device=parameter.device if on_device else "cpu")
     state["step"] = count.float()
-    if "momentum_decay" in group:
+    if "momentum_decay" in group:  # NAdam
         state["mu_product"] = torch.ones_like(state["step"])
+    # Without the maximum of second moments, because BMUFAdam refuses amsgrad.
     for name in ("exp_avg", "exp_avg_sq"):
         state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -58,8 +58,9 @@ class ParameterSteps:
 
     def beta(self, moment: int) -> float:
         """Decay rate of the first (0) or second (1) moment."""
-        own = float(self.group["betas"][moment])
-        return min(own, self.largest_beta1) if moment == 0 else own
+        beta = float(self.group["betas"][moment])
+        # Between steps the group has the user's value, but the moments decay by the limited one.
+        return min(beta, self.largest_beta1) if moment == 0 else beta
 
     def count(self, local: float, *, eta: float, kept: float) -> None:
         """Count the steps of a global update in rho, and those of its look-ahead.
@@ -73,18 +74,21 @@ class ParameterSteps:
         # A group that was reset since the last count has fewer steps than it had then.
         self.rho = next_rho(self.rho, kept * max(local - self.counted, 0.0), eta)
         self.counted = local
+        # Without a step, moments are not advanced, so the step count is not either.
         self.ahead = eta * self.rho if local else 0.0
 
     def begin_block(self) -> None:
         """Compute the counts at the start of the next block, after :meth:`count`."""
         self.block = BlockSteps(self.counted, self.ahead)
         moved = self.counted + self.ahead
+        # The product first, because its factor is computed from the old start.
         self.start_product *= self._product(moved)
         self.start += moved
         self.counted = 0.0
 
     def write(self, steps: float = 0.0) -> None:
         """Set the optimizer's counts to those ``steps`` after the start of the block, in place."""
+        # The tensors stay, because captured graphs refer to them.
         if "mu_product" in self.state:
             self.state["mu_product"].fill_(self.start_product * self._product(steps))
         self.state["step"].fill_(self.start + steps)
@@ -136,6 +140,7 @@ class AdamMoments(LocalState):
 
         """
         self._ahead = ahead
+        # Without a look-ahead, eq. 18 leaves the mean unchanged, which is eq. 13.
         self._eta = ahead * eta if corrected else 0.0
         self._eta_of = eta_of if corrected else None
         self.keeps_previous = keeps_start or self._eta > 0.0
@@ -151,6 +156,7 @@ class AdamMoments(LocalState):
             for name in ("exp_avg", "exp_avg_sq")
         }
         self.carried = [*moments["exp_avg"], *moments["exp_avg_sq"]]
+        # By identity, which a moment keeps: local models swap its storage and not the tensor.
         self._owners = {
             id(tensor): steps
             for tensors in moments.values()
@@ -170,6 +176,7 @@ class AdamMoments(LocalState):
         starts = [steps.start for steps in self._steps.values()]
         # Counts are rounded fractions, but their differences within a block are integers.
         taken = (counts - counts.new_tensor(starts)).round_()
+        # The first model gets a new tensor, because the sum of the last one may be in flight.
         self._taken = taken if first else self._taken.add_(taken)
 
     def _counts(self) -> Tensor:
@@ -204,6 +211,7 @@ class AdamMoments(LocalState):
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Apply eq. 18 to a range of a moment, in place."""
+        # Not earlier, so that the sum of steps is in flight together with the models.
         self._begin_next_block()
         steps = self._owners[id(tensor)]
         if previous is None or self._eta == 0.0:
@@ -215,7 +223,7 @@ class AdamMoments(LocalState):
 
     def finish(self) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
-        self._begin_next_block()
+        self._begin_next_block()  # the shard of this rank may contain no moments
         if self._exchanged:
             self.reset()
 
@@ -227,24 +235,24 @@ class AdamMoments(LocalState):
     def counts(self) -> dict[Parameter, list[float]]:
         """For each parameter: start, product at the start, rho, counted and ahead."""
         return {
-            parameter: [own.start, own.start_product, own.rho, own.counted, own.ahead]
-            for parameter, own in self._steps.items()
+            parameter: [steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead]
+            for parameter, steps in self._steps.items()
         }
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`, without a sum that was started."""
         self._exchange = None
         for parameter, values in counts.items():
-            own = self._steps.get(parameter)
-            if own is not None:
-                own.start, own.start_product, own.rho, own.counted, own.ahead = values
+            steps = self._steps.get(parameter)
+            if steps is not None:
+                steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead = values
 
     def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
         for parameter, (_, _, rho, _, _) in counts.items():
-            own = self._steps.get(parameter)
-            if own is not None:
-                own.rho = rho
+            steps = self._steps.get(parameter)
+            if steps is not None:
+                steps.rho = rho
 
     def _begin_next_block(self) -> None:
         """Compute the counts of the next block once, if moments are averaged."""

@@ -66,7 +66,11 @@ class BlockContext:
 
     @property
     def merge(self) -> float | Literal["progress"]:
-        """What becomes of the steps between sending and applying: none if groups agree first."""
+        """What becomes of the steps between sending and applying.
+
+        With membership it is 0: means are applied before the next step, so there are none, and the
+        local model becomes the start model.
+        """
         return self.config.merge if self.membership is None else 0.0
 
     @property
@@ -77,6 +81,7 @@ class BlockContext:
 
     def outer_step(self, model: Tensor, *, from_updates: bool) -> OuterStep:
         """Outer step of a shard, which starts from a copy of ``model``."""
+        # A copy, because ``model`` is a part of the transfer buffer.
         step = self.config.outer_step(
             host_copy(model) if self.offload else model.clone(),
             num_models=self.communicators.models,

@@ -61,8 +61,8 @@ class BlockReport:
             NonFiniteModelError: Delta exceeds the range of its dtype.
 
         """
-        own = [float(norms.mean), float(norms.update)]
-        sums = torch.tensor(own, dtype=torch.float64, device=communicators.device)
+        squares = [float(norms.mean), float(norms.update)]
+        sums = torch.tensor(squares, dtype=torch.float64, device=communicators.device)
         communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
@@ -71,6 +71,8 @@ class BlockReport:
                 "the global update exceeds the range of its dtype, although the models of all "
                 "groups are finite: training has diverged. Lower the learning rate."
             )
+        # Mean of the squares minus square of the mean: the same for models and for their local
+        # updates, which have one start model. Rounding may make it negative.
         distance = max(norms.models - mean, 0.0)
         return cls(update_norm=update**0.5, model_distance=distance**0.5)
 
@@ -95,14 +97,15 @@ class BlockLog:
 
     def metrics(self, steps: Sequence[StepCount]) -> dict[str, float]:
         """Metrics by name, with the counts of ``steps``."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for index, report in self.reports.items():
+            # Names without an index for the usual single optimizer.
             prefix = "hier/block" if self._optimizers == 1 else f"hier/block/{index}"
-            found[f"{prefix}/update_norm"] = report.update_norm
-            found[f"{prefix}/model_distance"] = report.model_distance
-            found[f"{prefix}/blocks"] = steps[index].blocks
+            metrics[f"{prefix}/update_norm"] = report.update_norm
+            metrics[f"{prefix}/model_distance"] = report.model_distance
+            metrics[f"{prefix}/blocks"] = steps[index].blocks
             at_end = self.excluded_at_end.get(index, 0)
-            found[f"{prefix}/excluded"] = steps[index].excluded + at_end
+            metrics[f"{prefix}/excluded"] = steps[index].excluded + at_end
             if steps[index].block_size:  # a rule computes it
-                found[f"{prefix}/block_size"] = steps[index].block_size
-        return found
+                metrics[f"{prefix}/block_size"] = steps[index].block_size
+        return metrics

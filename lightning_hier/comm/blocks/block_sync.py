@@ -112,8 +112,9 @@ class BlockSync(NamedArguments):
         if self.block_rule is not None:
             if not isinstance(self.block_rule, QSR):
                 raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")
-            if self.block_size != "auto":
+            if self.block_size != "auto":  # otherwise its number is not known yet
                 self.block_rule.check_least(self.block_size)
+        # All steps of a block are then made in flight, and a merge of 0 keeps none of them.
         if self.delays_block and self.merge == 0.0:
             raise ValueError(
                 f"merge=0 with overlap={self.overlap}, a whole block, would give up every step: "
@@ -179,6 +180,7 @@ class BlockSync(NamedArguments):
 
         """
         self.check_eta_of()
+        # Not a delay of a step: CommittedBlock applies the mean before the next one.
         return replace(self, overlap=1)
 
     def check_eta_of(self) -> None:

@@ -29,7 +29,8 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import StepCount, Worker
 
-# Steps between two checks of all ranks during the warm-up and without blocks.
+# Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
+# there as well, so this limits how late ranks act on SIGTERM.
 _CHECK_EVERY = 50
 
 
@@ -86,14 +87,12 @@ class BlockSynchroniser:
         offload: bool = False,
         membership: Membership | None = None,
     ) -> None:
-        self._module = module
-        self._optimizers = list(optimizers)
+        self._module, self._optimizers = module, list(optimizers)
         self._config = config
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps, self._join = warmup_steps, join
-        self._offload = offload
-        self._membership = membership
+        self._offload, self._membership = offload, membership
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across, group = config.across if config else "auto", communicators.group
@@ -179,7 +178,7 @@ class BlockSynchroniser:
         # To apply a mean, only the ranks of a group communicate.
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
         with place if due.sends is not None else nullcontext(), torch.no_grad():
-            self._buffers.reclaim()
+            self._buffers.reclaim()  # the step may have bound new tensors to their names
             with profiler_range("hier/block/synchronisation"):
                 report = self._synchronise(optimizer, due, schedule.delay)
         schedule.end_block(count)  # a synchronisation that fails is still due
@@ -195,7 +194,7 @@ class BlockSynchroniser:
             if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
                 self._buffers.reclaim()
                 with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
-                    self._synchronise(optimizer, DueFragments(0, 0), 0)
+                    self._synchronise(optimizer, DueFragments(0, 0), 0)  # it has one fragment
                 self._worker.steps[optimizer].in_block = 0
 
     def _advance_schedule(self, optimizer: int, count: StepCount) -> Schedule:
@@ -204,9 +203,9 @@ class BlockSynchroniser:
         A step of all ranks: it waits for collectives of earlier fragments that are due now.
         """
         assert self._config is not None
-        own, models = self._optimizers[optimizer], self._communicators.models
-        schedule = current_schedule(self._config, own, count, models=models)
-        if schedule.delay:
+        stepped, models = self._optimizers[optimizer], self._communicators.models
+        schedule = current_schedule(self._config, stepped, count, models=models)
+        if schedule.delay:  # ranks must count the same steps, also those that send nothing
             self._communicators.route.in_flight.step()
         return schedule
 
@@ -250,7 +249,7 @@ class BlockSynchroniser:
 
     def rewind(self) -> None:
         """Discard blocks and saved values before an older state is loaded."""
-        self._communicators.route.in_flight.finish()
+        self._communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
         self._models.forget()
         self.evaluation.forget()
@@ -272,18 +271,19 @@ class BlockSynchroniser:
         if new and self.blocks is not None:
             self._buffers.reclaim()
             grown = zip(self.blocks, self.trained.members(), strict=True)
-            self.blocks = [block.regrown(own) for block, own in grown]
+            self.blocks = [block.regrown(members) for block, members in grown]
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
             # These blocks only create the optimizer state that is averaged, where it is missing.
             carried = [t for block in self._new_blocks() or [] for t in block.carried]
+            # Before the broadcast, which would spread a NaN of the first rank.
             self.health.check(SyncPoint.CHECK, carried=carried)
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
             replicas = self._communicators.replicas(self._module)
             broadcast_tensors_(everything, replicas, "initial_model")
-        self.on_warm()
+        self.on_warm()  # wraps the module again, over the group
 
     def _begin_blocks(self) -> None:
         if self.blocks is None:

@@ -66,7 +66,7 @@ class BlockMomentum(BlockSync):
         check_flag("nesterov", self.nesterov)
         if not (is_number(self.c) and self.c >= 1.0):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
-        if self.weighting == "samples":
+        if self.weighting == "samples":  # membership, the other reason, is not known here
             self.check_eta_of()
 
     @override
@@ -83,7 +83,7 @@ class BlockMomentum(BlockSync):
     def eta_of(self, num_models: int) -> EtaOf | None:
         """See :class:`BlockSync`."""
         if self.block_momentum != "auto" or num_models == 1:
-            return None
+            return None  # auto_block_momentum gives a single model none
         return partial(weighted_block_momentum, block_lr=self.block_lr, c=self.c)
 
     def filter_for(self, num_models: int) -> BlockFilter:
@@ -142,6 +142,8 @@ class BMUF(BlockMomentum, LocalMomentumSync):
     def check_eta_of(self) -> None:
         """See :class:`BlockSync`."""
         super().check_eta_of()
+        # A block starts from the look-ahead with the last eta, but the update would be added to
+        # the look-ahead with the new one.
         if self.block_momentum == "auto" and self.update_from == "start":
             raise ValueError(
                 "update_from='start' can't be combined with block_momentum='auto' and "

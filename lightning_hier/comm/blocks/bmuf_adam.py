@@ -129,6 +129,7 @@ class BMUFAdam(BlockMomentum):
         self, optimizer: Optimizer, num_models: int
     ) -> Callable[[], AbstractContextManager[None]]:
         """Context that limits first betas to ``local_beta1``."""
+        # A single model is plain Adam, bit for bit.
         if num_models == 1 or self.local_beta1 == "keep":
             return nullcontext
         return partial(_lower_beta1, optimizer, self.largest_beta1)
@@ -205,11 +206,12 @@ class BMUFAdam(BlockMomentum):
 def _lower_beta1(optimizer: Optimizer, largest: float) -> Iterator[None]:
     """Make an optimizer step with a first beta of at most ``largest``."""
     lowered = [group for group in optimizer.param_groups if group["betas"][0] > largest]
-    own = [group["betas"] for group in lowered]
-    for group, (_, beta2) in zip(lowered, own, strict=True):
+    before = [group["betas"] for group in lowered]
+    for group, (_, beta2) in zip(lowered, before, strict=True):
         group["betas"] = (largest, beta2)
     try:
         yield
     finally:
-        for group, betas in zip(lowered, own, strict=True):
+        # Schedulers, which may set betas too, and checkpoints read the user's value.
+        for group, betas in zip(lowered, before, strict=True):
             group["betas"] = betas

@@ -51,6 +51,7 @@ class Bucket:
         self.outer = outer
         self._local_state = local_state
         self.kind: Kind = (str(shard.values.dtype), shard.holders)
+        # In the memory of W: on the host if outer steps are offloaded.
         keeps = local_state.keeps_previous
         self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
 
@@ -64,6 +65,7 @@ class Bucket:
 
         """
         squares: list[SumOfSquares] = [0.0, 0.0, 0.0]
+        # In pieces, so that each pass finds in the cache what the one before has written.
         for piece, parameters, buffers, carried in self.shard.read_in_pieces(into_buffer=not add):
             squares[0] += self._prepare_(parameters, piece.parameters)
             squares[1] += sum_of_squares(buffers)
@@ -99,6 +101,7 @@ class Bucket:
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
         self._add_squares(norms, mean, update)
+        # The squares of local models include their buffers, and so must those of the mean.
         if chunk.buffers.start < chunk.buffers.stop:
             self._add_squares(norms, sum_of_squares(values[chunk.buffers]), 0.0)
         yield self.shard.distribute(chunk.start, chunk.stop)
@@ -113,13 +116,13 @@ class Bucket:
 
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""
-        for tensor, own in self.shard.carried_pieces(place):
-            previous = None if self._previous is None else self._previous[own]
+        for tensor, inside in self.shard.carried_pieces(place):
+            previous = None if self._previous is None else self._previous[inside]
             with profiler_range("hier/block/optimizer_state"):
                 before = None if previous is None else previous.to(means.device)
-                self._local_state.advance_(tensor, means[own], before)
-            if previous is not None:
-                previous.copy_(means[own])
+                self._local_state.advance_(tensor, means[inside], before)
+            if previous is not None:  # the next block starts from the advanced means
+                previous.copy_(means[inside])
 
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
@@ -138,6 +141,7 @@ class Bucket:
             yield from self.exchange.chunk(chunk, participation, keep=False, carried=False)
         else:
             yield from self.exchange.exact(chunk.buffers, participation)
+        # The step is taken by a copy, because an evaluation does not change W and Delta.
         values, ahead = self.shard.values[place], self.outer.preview(place)
         if pending:
             ahead.set_models(participation.effective)
@@ -153,7 +157,8 @@ class Bucket:
     def continue_(self, older: Bucket) -> None:
         """Copy the state of a bucket with fewer tensors. A collective of the group.
 
-        Values of new tensors do not change. Error feedback is discarded.
+        Values of new tensors do not change. Error feedback is discarded, because new tensors move
+        the elements to other chunks and ranks.
         """
         own, old = self.shard, older.shard
         for name, vector in older.vectors().items():
@@ -180,6 +185,7 @@ class Bucket:
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state of a bucket with the same shard."""
         self.outer.load(state)
+        # None in a run without block momentum, which may resume with it.
         if self._previous is not None and state["previous"] is not None:
             self._previous.copy_(state["previous"])
         self.exchange.load(state["error_feedback"])

@@ -56,19 +56,19 @@ class CommittedBlock(ModelBlock):
         membership = self._context.membership
         assert membership is not None, "the context of a committed block has one"
 
-        found: list[Participation] = []
+        agreed: list[Participation] = []
 
         def attempt() -> None:
             self.begin()
-            found.append(agree())
-            self.send(found[-1])
+            agreed.append(agree())
+            self.send(agreed[-1])
 
         try:
             membership.synchronise(attempt, self.undo)
         except BaseException:
             self.undo()  # a callback may save a checkpoint of this run
             raise
-        return found[-1]
+        return agreed[-1]  # that of the last attempt, which has succeeded in all groups
 
     def begin(self) -> None:
         """Keep what :meth:`undo` restores. Does not communicate.
@@ -83,6 +83,7 @@ class CommittedBlock(ModelBlock):
                 copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
                 bucket_state["error_feedback"] = copies or None
         self._before = states, self.counts()
+        # After the state is kept, so that undo() also restores the former division.
         groups = self._context.communicators.route.inter_host_ranks
         for fragment in self._all:
             for bucket in fragment.buckets:
@@ -98,6 +99,7 @@ class CommittedBlock(ModelBlock):
         fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
         # At once and not at the next step.
         self._context.communicators.route.in_flight.finish()
+        # A vote on the success follows, before which every collective must be complete.
         fragment.local_state.wait()
         self._means = [*self._averaged(participation.of(1)), *self._copied(participation)]
 
@@ -111,13 +113,15 @@ class CommittedBlock(ModelBlock):
         """
         (fragment,) = self._delayed
         if participation is not None and not participation.takes_part:
+            # First, because apply() multiplies the local update by 0, and NaN would remain.
             fragment.reset_local_model()
         norms = fragment.apply()
         assert norms is not None, "an update was sent"
         for view, values in self._means:
             view.write_from(values)
-        own, group = self.members.other_buffers, self._context.communicators.group
-        broadcast_tensors_(own, group, "buffers")
+        # Each rank has those of the rank at its position, which may differ inside a group.
+        group = self._context.communicators.group
+        broadcast_tensors_(self.members.other_buffers, group, "buffers")
         for buffers in self._buffers:
             buffers.steps, buffers.samples = 0, 0.0
         self._means, self._before = [], None
@@ -127,6 +131,7 @@ class CommittedBlock(ModelBlock):
     def undo(self) -> None:
         """Restore the state before :meth:`begin`, if it was called. Does not communicate."""
         if self._before is not None:
+            # Collectives in flight could otherwise still write into the restored vectors.
             self._context.communicators.route.in_flight.abandon()
             self.load(*self._before)
         self._means, self._before = [], None
@@ -168,6 +173,7 @@ class CommittedBlock(ModelBlock):
         for same in by_dtype(self.members.other_buffers).values():
             view = FlatView(same)
             values = view.copied()
+            # As bytes, because gloo and NCCL do not support every dtype.
             across.broadcast_(values.view(torch.uint8), "buffers", participation.first).wait()
             copies.append((view, values))
         return copies

@@ -118,11 +118,12 @@ class DelayedBucket(Bucket):
         self.has_update, self.carries = True, carried
         self.outer.set_models(participation.effective)
         self._keep_sent(progress=self._merge == "progress")
-        places = [own.parameters for own in self.shard.chunks]
+        # This shard may end before the last chunk, and then does so on all ranks that average it.
+        places = [chunk.parameters for chunk in self.shard.chunks]
         sums = [
-            exchange.parameters(self._in_flight[own], own, participation, keep=True)
-            for own in places
-            if own.start < own.stop
+            exchange.parameters(self._in_flight[place], place, participation, keep=True)
+            for place in places
+            if place.start < place.stop
         ]
         due = exchange.due * len(sums)
         if carried:
@@ -136,8 +137,8 @@ class DelayedBucket(Bucket):
         """Keep the weights and the state that each local model has sent, as far as needed."""
         for number in self._models.each() if progress or self.carries else ():
             # Several local models share their block-start weights until they send.
-            one = self._models.number == 1
-            start = self._block_start if one else torch.empty_like(self._in_flight)
+            in_place = self._models.number == 1
+            start = self._block_start if in_place else torch.empty_like(self._in_flight)
             for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
                 if progress:
                     start[piece.parameters].copy_(parameters)
@@ -183,9 +184,9 @@ class DelayedBucket(Bucket):
         self.shard.read_range(place)
         values = self.shard.values[self.shard.carried]
         sent, start = self._sent_state[self._models.current], self._state_in_flight
-        for tensor, own in self.shard.carried_pieces(place):
+        for tensor, inside in self.shard.carried_pieces(place):
             with profiler_range("hier/block/optimizer_state"):
-                self._local_state.merge_(tensor, values[own], sent[own], start[own])
+                self._local_state.merge_(tensor, values[inside], sent[inside], start[inside])
 
     def begin_block(self) -> None:
         """Count local updates from W_g, after :meth:`merge` for each local model."""
@@ -205,6 +206,7 @@ class DelayedBucket(Bucket):
 
         """
         if self._merge != "progress":
+            # w - W_g = (w - s) + (s - W_g). Local models share s, which no send has replaced.
             update.add_(self._block_start[place] - start, alpha=models).mul_(self._merge)
 
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
@@ -212,7 +214,7 @@ class DelayedBucket(Bucket):
         place = chunk.parameters
         values, ahead = self.shard.values[place], self.outer.preview(place)
         everything = slice(0, len(values))
-        if self.has_update:
+        if self.has_update:  # complete, because the exchanges in flight were finished
             start = self._in_flight[place].clone()
             ahead.apply_(start, everything)
             self._keep_(values, place, start, self._models.number)
@@ -269,6 +271,7 @@ class DelayedBucket(Bucket):
         """See :class:`Bucket`."""
         super().load(state)
         self.load_local(state)
+        # Vectors without an update in flight have no meaning, and are not saved.
         self.has_update = state["in_flight"] is not None
         if self.has_update:
             self._in_flight.copy_(state["in_flight"])

@@ -17,7 +17,8 @@ from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline
 
-# Chunks in flight at the same time, enough to keep a link busy between two steps.
+# Chunks in flight at the same time, enough to keep a link busy between two steps. Quantised chunks
+# have buffers of their own, which limit their length on a GPU (shard.py).
 _AT_ONCE = 8
 
 
@@ -72,13 +73,14 @@ class DelayedFragment(Fragment):
 
         """
         carried = self._carries_state() and bool(self.local_state.carried)
+        # Steps that a merge has given up are not in the models, so rho must not count them.
         kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
         self.local_state.collect(participation, exchanged=carried, kept=kept)
         means, due = [], 0
         for bucket in self.buckets:
-            own, number = bucket.send(participation, carried=carried)
-            means += own
-            due += number
+            stages, due_of_bucket = bucket.send(participation, carried=carried)
+            means += stages
+            due += due_of_bucket
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
         self._sent, self._given_up = norms, 0.0
         self.steps, self.samples = 0, 0.0
@@ -94,7 +96,7 @@ class DelayedFragment(Fragment):
         """
         norms = None
         if self.has_update:
-            self._queue.finish(self._work)
+            self._queue.finish(self._work)  # pipelines of later sends go on
             norms = self._sent
             # Start model and optimizer state of the next block, then each local model.
             self.local_state.arrive(exchanged=self._has_state)
@@ -102,6 +104,7 @@ class DelayedFragment(Fragment):
                 bucket.advance(norms)
             for model in self._models.each():
                 self._merge(model)
+            # Not before all local models are merged: their updates count from the old weights.
             for bucket in self.buckets:
                 bucket.begin_block()
             lost = given_up(self._context.merge)
@@ -160,6 +163,7 @@ class DelayedFragment(Fragment):
         self._load_counts(state)
 
     def _load_counts(self, state: Mapping[str, Any]) -> None:
-        # In the order of the parameters, which is the same in both runs.
+        # In the order of the parameters, which is the same in both runs. Saved counts are empty if
+        # no moments have been sent.
         counts = zip(self.local_state.counts(), state["sent_counts"], strict=False)
         self.local_state.set_sent_counts(self._models.current, dict(counts))

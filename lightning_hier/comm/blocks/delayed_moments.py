@@ -33,6 +33,7 @@ class DelayedMoments(AdamMoments):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # By local model, from note() until collect(), when only one of them is in the module.
         self._noted: list[Tensor] = []
         self._sent: dict[int, Tensor] = {}  # by local model
 
@@ -63,10 +64,11 @@ class DelayedMoments(AdamMoments):
         """Set the step counts, and NAdam's products, of a local model to k_init + s, in place."""
         if not self._steps:
             return
-        since = (self._counts() - self._sent[model]).round_()
-        for steps, own in zip(self._steps.values(), since.tolist(), strict=True):
-            steps.since = own
-            steps.write(own)
+        # Counts are rounded fractions, but their differences are integers.
+        since_send = (self._counts() - self._sent[model]).round_()
+        for steps, since in zip(self._steps.values(), since_send.tolist(), strict=True):
+            steps.since = since
+            steps.write(since)
 
     def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
         """Merge a range of a moment, in place."""
@@ -77,7 +79,7 @@ class DelayedMoments(AdamMoments):
             merge_moment_(values, sent, start, beta=steps.beta(0), steps=steps.since)
 
     def finish(self) -> None:
-        """Do nothing: :meth:`begin_merge` has set the counts."""
+        """Do nothing: :meth:`begin_merge` has set the counts, which differ between local models."""
 
     def reset(self) -> None:
         """See :class:`LocalState`. What is in flight counts from there."""
@@ -86,7 +88,7 @@ class DelayedMoments(AdamMoments):
             self._sent = dict.fromkeys(self._sent, self._counts())
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """See :class:`AdamMoments`. rho contains the update in flight."""
+        """See :class:`AdamMoments`. Waits for the sum in flight: rho contains its update."""
         self._count_update()
         return super().counts()
 

@@ -78,6 +78,7 @@ class DiLoCo(BlockSync):
             self.check_eta_of()
         if self.outer_optimizer is not None:
             check_outer_optimizer(self.outer_optimizer)
+            # A value that equals the default cannot be distinguished from one that was left out.
             for name in ("outer_lr", "outer_momentum", "nesterov"):
                 if (value := getattr(self, name)) != getattr(DiLoCo, name):
                     raise ValueError(
@@ -123,6 +124,7 @@ class DiLoCo(BlockSync):
     @override
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """See :class:`BlockSync`. Advise no outer momentum for sparse updates."""
+        # Measured in docs/reports/low_communication.md. Other outer optimizers were not.
         if self.outer_optimizer is not None or self.across_density == 1.0:
             return None
         momentum = self.momentum(num_models)
@@ -151,6 +153,7 @@ class DiLoCo(BlockSync):
         """See :class:`BlockSync`. The mean is always that of local updates."""
         if self.outer_optimizer is not None:
             return OptimizerStep(self.outer_optimizer, global_model)
+        # W contains the look-ahead, for which BlockFilter has no equation from the mean model.
         return super().outer_step(
             global_model, num_models=num_models, from_updates=True, eta_of=eta_of
         )

@@ -51,6 +51,7 @@ class ErrorFeedback:
     ) -> None:
         self._numel = numel
         self._has_sums = sums
+        # Chunk by chunk, so that the errors of a chunk, with its padding, are one range.
         empty = torch.empty(0, dtype=error_dtype(like.dtype), device=like.device)
         self._own = self._sums = empty
         self._allocate(chunk, inter_host_ranks)
@@ -73,6 +74,7 @@ class ErrorFeedback:
     def _divide(self, chunk: int, inter_host_ranks: int) -> None:
         if (chunk, inter_host_ranks) == (self._chunk, self._ranks):
             return
+        # Without the padding, which lies elsewhere in the other division.
         errors = self._own.new_empty(self._numel)
         for place in self._places():
             errors[place] = self._values_at(place)
@@ -127,9 +129,11 @@ class ErrorFeedback:
 
 def _shard_length(numel: int, ranks: int) -> int:
     """Number of elements in one of ``ranks`` shards, in whole quantisation groups."""
+    # Each shard is encoded by itself, and codecs encode whole groups.
     return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
 
 
 def error_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of the errors of parameters of ``dtype``."""
+    # Codecs encode these two dtypes. With 16 bits, adding a small error could have no effect.
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -95,7 +95,7 @@ class Evaluation:
         """
         if not self.active or self._ended or self.keeps_module:
             return
-        reshard_(self._module)
+        reshard_(self._module)  # training would otherwise use weights gathered in the evaluation
         self._local.keep_written_buffers()
         self._local.saved.restore()
 
@@ -107,13 +107,16 @@ class Evaluation:
         if self.keeps_module:
             self.swap_in_global_model()
             return
-        self.swap_back()
+        self.swap_back()  # the last blocks are synchronised from the local model
         self._finish_blocks()
         self._write_global_model(SyncPoint.TRAINING_END)
         self._ended = True
 
     def keep_module(self) -> None:
-        """Keep the weights that a callback has put into the module. Only buffers still change."""
+        """Keep the weights that a callback has put into the module. Only buffers still change.
+
+        ``StochasticWeightAveraging`` ends training with such an epoch. Does not communicate.
+        """
         self._local.saved.keep_all()
         self.keeps_module = True
 
@@ -129,11 +132,11 @@ class Evaluation:
         buffers = self._models.buffers
         buffers.reclaim()
         blocks = self._blocks() or ()
-        own = [tensor for block in blocks for tensor in block.members.tensors]
+        # Without blocks all ranks train one model, and only buffers can differ.
+        overwritten = [t for block in blocks for t in block.members.tensors] or buffers.tensors
         # After the end of training, hooks may write to any tensor.
-        saved = self._local.saved.overwriting(
-            own or buffers.tensors, watch=point != SyncPoint.TRAINING_END
-        )
+        watch = point != SyncPoint.TRAINING_END
+        saved = self._local.saved.overwriting(overwritten, watch=watch)
         progress = self._communicators.progress.at(self._health.describe(point))
         # Between the warm-up and the first step, the blocks and the other local models exist only
         # here, so that an evaluation leaves nothing behind.

@@ -90,9 +90,12 @@ class Exchange:
 
         """
         if self._codec is None:
-            # One collective for all values that are not quantised.
+            # One collective for all values that are not quantised, which follow each other in the
+            # shard. The state comes last, so it can be left out.
             end = self._shard.carried.stop if carried else self._shard.carried.start
             return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)
+        # Several sums with equally many stages. Which ones there are follows from the shard, and
+        # ranks that average have shards of equal length.
         place = chunk.parameters
         mean = self.parameters(self._shard.values[place], place, participation, keep=keep)
         others = []
@@ -122,7 +125,7 @@ class Exchange:
             weigh_(piece, participation)
             weight = 1.0
         elif not participation.takes_part:
-            piece.zero_()
+            piece.zero_()  # errors of earlier updates, which are finite, are sent all the same
         feedback = self._feedback.of(place, keep=keep) if self._feedback else None
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
@@ -160,7 +163,10 @@ class Exchange:
 
 
 def weigh_(piece: Tensor, participation: Participation) -> Tensor:
-    """Scale ``piece`` to this group's term of the mean over participating groups, in place."""
+    """Scale ``piece`` to this group's term of the mean over participating groups, in place.
+
+    It is scaled before the sum, so that sums of half precision stay in range.
+    """
     if not participation.takes_part:
         return piece.zero_()  # not multiplied by zero, because the product with NaN is NaN
     if participation.weight is not None:

@@ -57,17 +57,21 @@ class Fragment:
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
         config, by_kind = context.config, context.placement.by_kind
-        own = context.communicators.across, context.communicators.models, context.eta_of
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
-        self.local_state = (
-            config.local_state(context.optimizer, members.parameters, *own)
-            if context.averages
-            else LocalState()
-        )
+        self.local_state = LocalState()
+        if context.averages:
+            self.local_state = config.local_state(
+                context.optimizer,
+                members.parameters,
+                context.communicators.across,
+                context.communicators.models,
+                context.eta_of,
+            )
         parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
         carried = by_kind(self.local_state.carried)
         self.buckets: Sequence[Bucket] = [
             self._bucket(parameters.get(kind, []), buffers.get(kind, []), carried.get(kind, []))
+            # Ranks must synchronise buckets in one order. That of a set differs between processes.
             for kind in sorted({*parameters, *buffers, *carried})
         ]
 
@@ -97,16 +101,17 @@ class Fragment:
         group = self._context.communicators.group
         broadcast_tensors_(self.members.float_buffers, group, "buffers")
         health = ModelHealth(samples=(self.samples,))
+        # Local models of one rank are summed in the buffer, which is sent once.
         for turn, _ in enumerate(self._models.each()):
             for bucket in self.buckets:
                 health += bucket.read(add=turn > 0)
             self.local_state.note(first=turn == 0)
         if not all(bucket.shard.is_all for bucket in self.buckets):
-            # Other shards will be overwritten, but not the values that this rank computed from
-            # them.
-            own = self.members
+            # NaN outside of the shard that was read would be overwritten, but not what this rank
+            # has computed from it, such as residuals and optimizer state.
+            members = self.members
             carried = self.local_state.carried
-            health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
+            health += ModelHealth.of_tensors(members.parameters, members.float_buffers, carried)
         return health
 
     def synchronise(self, participation: Participation) -> Norms:
@@ -135,9 +140,10 @@ class Fragment:
             ).run()
         for bucket in self.buckets:
             bucket.shard.write_scattered(carried=carried)
-        # With one local model, they are in the module already.
+        # Empty with one local model, whose buffers are in the module already.
         for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
+        # Before the other local models of this rank get copies of them.
         self._broadcast_other_buffers(participation)
         self._begin_next_block(participation, carried=carried)
         # Optimizer state that was not averaged now is still that of the discarded model.
@@ -224,8 +230,8 @@ class Fragment:
         """Copy the other buffers of the first participating group's first rank to all ranks."""
         communicators = self._context.communicators
         source = participation.first * communicators.layout.sizes[0]
-        own = self.members.other_buffers
-        broadcast_tensors_(own, communicators.world, "buffers", source=source)
+        buffers = self.members.other_buffers
+        broadcast_tensors_(buffers, communicators.world, "buffers", source=source)
 
     def continue_(self, older: Fragment) -> None:
         """Copy the state of a fragment with fewer tensors. A collective of the group."""
@@ -233,6 +239,7 @@ class Fragment:
         self._since_average = older._since_average
         self.local_state.set_counts(older.local_state.counts())
         before = {bucket.kind: bucket for bucket in older.buckets}
+        # A kind without an older bucket has new tensors only, whose values are their start.
         for bucket in self.buckets:
             if bucket.kind in before:
                 bucket.continue_(before[bucket.kind])
@@ -251,8 +258,8 @@ class Fragment:
         """Continue from the state of the same shards. Does not communicate."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._since_average = state["since_average"]
-        for bucket, own in zip(self.buckets, state["buckets"], strict=True):
-            bucket.load(own)
+        for bucket, bucket_state in zip(self.buckets, state["buckets"], strict=True):
+            bucket.load(bucket_state)
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """Load the state of another local model of this rank, which is in the module."""

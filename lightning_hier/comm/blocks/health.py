@@ -27,8 +27,9 @@ class NonFiniteModelError(RuntimeError):
 
 
 class Nonfinite(IntFlag):
-    """Parts of a local model that hold NaN or inf; UNFIT: a buffer cannot be averaged, which
-    ``ModuleBuffers`` reports.
+    """Parts of a local model that contain NaN or inf.
+
+    ``UNFIT``: a buffer cannot be averaged, see :class:`ModuleBuffers`.
     """
 
     NOTHING = 0
@@ -97,6 +98,7 @@ class ModelHealth:
         cls, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Iterable[Tensor]
     ) -> ModelHealth:
         """Create it from all values, without sums of squares."""
+        # Of a DTensor, the part of this rank: the other parts are in the reports of their ranks.
         kinds = (parameters, buffers, optimizer)
         return cls(nonfinite=_flags(all(all_finite(local_tensor(t)) for t in own) for own in kinds))
 
@@ -210,25 +212,25 @@ def decide_participation(
         )
     if not healthy:
         raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")
-    included = [own for number, own in enumerate(reports) if number // size not in excluded]
-    found = Participation(
+    included = [report for number, report in enumerate(reports) if number // size not in excluded]
+    equal = Participation(
         sum(report.squares for report in included) / healthy,
         healthy,
         excluded=tuple(sorted(excluded)),
         takes_part=rank // size not in excluded,
         first=min(set(range(groups)) - excluded),
     )
-    return found if not reports[0].samples else _weighted(found, reports, size, rank // size)
+    return equal if not reports[0].samples else _weighted(equal, reports, size, rank // size)
 
 
 def _weighted(
-    found: Participation, reports: Sequence[HealthReport], size: int, group: int
+    equal: Participation, reports: Sequence[HealthReport], size: int, group: int
 ) -> Participation:
     """The same participation, in which groups count by their samples."""
     members = [reports[start : start + size] for start in range(0, len(reports), size)]
     weights = [
         group_weights(
-            [math.fsum(report.samples[i] for report in ranks) for ranks in members], found.excluded
+            [math.fsum(report.samples[i] for report in ranks) for ranks in members], equal.excluded
         )
         for i in range(len(reports[0].samples))
     ]
@@ -238,7 +240,7 @@ def _weighted(
         if counted.weight  # an excluded model may not be finite
     )
     own = tuple(of_fragment[group] for of_fragment in weights)
-    return replace(found, mean_squares=squares, weights=own)
+    return replace(equal, mean_squares=squares, weights=own)
 
 
 def require_finite(reports: Sequence[HealthReport]) -> None:

@@ -105,7 +105,7 @@ class HealthExchange:
             self._on_nonfinite,
             models_per_rank=self._communicators.models_per_rank,
         )
-        if participation.excluded and rank == 0:
+        if participation.excluded and rank == 0:  # all ranks would warn of the same groups
             warning = exclusion_warning(reports, layout, participation)
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
         return participation
@@ -126,7 +126,7 @@ class HealthExchange:
             NonFiniteModelError: on every rank, if the model is not finite.
 
         """
-        self._trained.note()
+        self._trained.note()  # optimizers may have got new parameter groups
         layout, rank = self._communicators.layout, self._communicators.world.position
         first = layout.coordinates(rank)[1] == 0
         health = self._trained.health(averaged=first, carried=carried if first else ())
@@ -147,10 +147,10 @@ class HealthExchange:
         """Whether all ranks of ``channel`` train the same parameters. A collective of it."""
         if channel.size == 1:
             return True
-        own = torch.tensor([self._trained.digest], device=self._communicators.device)
-        digests = own.new_empty(channel.size)
-        channel.all_gather(digests, own, "status").wait()
-        return bool((digests == own).all())
+        digest = torch.tensor([self._trained.digest], device=self._communicators.device)
+        digests = digest.new_empty(channel.size)
+        channel.all_gather(digests, digest, "status").wait()
+        return bool((digests == digest).all())
 
     def report_out_of_data(self) -> HealthReport | None:
         """Exchange reports after this rank's last batch. A collective of the world.
@@ -195,13 +195,16 @@ class HealthExchange:
         # Ranks may be at different points, so all reports have the same length.
         samples = [*health.samples, *[0.0] * self._counted][: self._counted]
         values = [*astuple(own)[:-1], *samples]
+        # float64 represents counts and digests exactly, below 2**53, and any sum of squares.
         row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
         rows = row.new_empty(world.size * row.numel())
         with profiler_range("hier/block/status"):
             world.all_gather(rows, row, "status").wait()
         reports = [_report(values, self._counted) for values in rows.view(world.size, -1).tolist()]
+        # Not in _exchange, because ranks without batches must raise the error together with others.
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
+        # A group that is a job of its own stops by itself. The others go on without it.
         relevant = self._of_group(reports) if self._independent else reports
         self.signalled |= any(report.terminate for report in relevant)
         return reports
@@ -215,15 +218,17 @@ class HealthExchange:
     def _raise_different_parameters(self, digests: Sequence[int]) -> None:
         """Raise an error that names the parameters that differ. A collective of the world."""
         rank = self._communicators.world.position
+        # The exchange of names reaches only the ranks of this job, not the other groups.
         if self._independent and self._communicators.layout.sizes[1] > 1:
             raise OutOfStepError(
                 "the groups train different parameters: unfreeze the same parameters at the same "
                 "step in all groups"
             )
         # The first of the ranks with the same digest sends its parameters.
-        own = self._trained.kinds if digests.index(digests[rank]) == rank else None
-        kinds = gather_json(own, self._communicators.device)
-        raise OutOfStepError(different_parameters([kinds[digests.index(own)] for own in digests]))
+        kinds = self._trained.kinds if digests.index(digests[rank]) == rank else None
+        sent = gather_json(kinds, self._communicators.device)
+        of_ranks = [sent[digests.index(digest)] for digest in digests]
+        raise OutOfStepError(different_parameters(of_ranks))
 
 
 def _report(values: Sequence[float], counted: int) -> HealthReport:

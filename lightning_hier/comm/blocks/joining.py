@@ -47,7 +47,8 @@ class Joining:
         """Join until no rank has batches left. Every rank must call it at the end of its batches.
 
         Returns:
-            True if no rank has batches left, False if a rank has reported a signal.
+            True if no rank has batches left. False if a rank has reported a signal: the caller acts
+            on it together with the other ranks, and calls this method again.
 
         Raises:
             OutOfStepError: on every rank, if another rank reaches a synchronisation that is not the
@@ -61,6 +62,7 @@ class Joining:
                 self._communicators.route.in_flight.finish()
                 others = self._health.report_out_of_data()
                 if others is None:
+                    # The last steps of the longest epoch, after its last synchronisation.
                     self._adopt_highest_counts()
                     return True
                 self._count_steps(others.optimizer, others.steps)
@@ -69,12 +71,12 @@ class Joining:
     def _adopt_highest_counts(self) -> None:
         """Set the step counts to those of the rank with the most steps."""
         counts, world = self._worker.steps, self._communicators.world
-        own = torch.tensor(
+        row = torch.tensor(
             [self._health.batches, *(count.total for count in counts)],
             device=self._communicators.device,
         )
-        rows = own.new_empty(world.size * own.numel())
-        world.all_gather(rows, own, "status").wait()
+        rows = row.new_empty(world.size * row.numel())
+        world.all_gather(rows, row, "status").wait()
         batches, *totals = rows.view(world.size, -1).T.tolist()
         idle = [rank for rank, number in enumerate(batches) if number == 0]
         if 0 < len(idle) < world.size:

@@ -80,7 +80,7 @@ class LocalModels:
         """
         if self.number == 1 or self._saved:
             return
-        # Modules with several optimizers freeze some parameters temporarily.
+        # Kept, because modules with several optimizers freeze some parameters temporarily.
         self._parameters = {p: None for p in self._module.parameters() if p.requires_grad}
         for other in range(self.number):
             if other != self.current:
@@ -108,6 +108,7 @@ class LocalModels:
         """Swap a model into the module."""
         if number == self.current:
             return
+        # By reference: the storage of the current model stays where it is.
         self._saved[self.current] = self._save()
         self._restore(self._saved.pop(number))
         self.current = number
@@ -142,7 +143,7 @@ class LocalModels:
         return (number for number in self.each() if number != before)
 
     def _save(self) -> _SavedModel:
-        self.buffers.reclaim()
+        self.buffers.reclaim()  # the storage that is saved must be that of the first tensors
         tensors: list[Tensor] = [*self._parameters, *self.buffers.tensors]
         return _SavedModel(
             {tensor: tensor.data for tensor in tensors},
@@ -163,8 +164,8 @@ class LocalModels:
 
     def _apply_changes(self) -> None:
         for saved in self._saved.values():
-            for changes, own in zip(self._changes, saved.optimizers, strict=True):
-                changes.apply(own, torch.clone)
+            for changes, optimizer in zip(self._changes, saved.optimizers, strict=True):
+                changes.apply(optimizer, torch.clone)
 
 
 def _cloned(saved: _SavedModel) -> _SavedModel:
@@ -183,6 +184,6 @@ def _cloned(saved: _SavedModel) -> _SavedModel:
 
     return _SavedModel(
         {tensor: clone(storage) for tensor, storage in saved.values.items()},
-        dict.fromkeys(saved.gradients),
+        dict.fromkeys(saved.gradients),  # none: those in the module belong to its model
         [optimizer.cloned(clone) for optimizer in saved.optimizers],
     )

@@ -130,7 +130,7 @@ class ResetMomentum(LocalState):
         for parameter in self._parameters:
             momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
-                momentum.zero_()
+                momentum.zero_()  # without a buffer, SGD would not dampen the next step
 
 
 class AveragedMomentum(LocalState):
@@ -166,16 +166,17 @@ def forget_state_(
     """
     kept = {id(tensor) for tensor in carried}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    # Adagrad creates its state in its constructor, and not again.
+    must_stay = isinstance(optimizer, Adagrad)
     for parameter in parameters:
         state = optimizer.state.get(parameter, {})
-        eager = isinstance(optimizer, Adagrad)  # Adagrad creates its state in its constructor
-        if not eager and not any(id(value) in kept for value in state.values()):
+        if not must_stay and not any(id(value) in kept for value in state.values()):
             optimizer.state.pop(parameter, None)
             continue
         for value in state.values():
             if isinstance(value, Tensor) and id(value) not in kept:
                 value.zero_()
-        if eager and state:
+        if must_stay and state:
             state["sum"].fill_(groups[parameter]["initial_accumulator_value"])
 
 

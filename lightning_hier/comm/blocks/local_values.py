@@ -50,6 +50,7 @@ class SavedTensors:
         except BaseException:
             self.restore()
             raise
+        # After the body: the fingerprints of the values that must not change from now on.
         watched = list(self._saved) if watch else []
         self._fingerprints = dict(zip(watched, _bits(watched), strict=True))
 
@@ -83,8 +84,8 @@ class SavedTensors:
 
     def local(self, tensor: Tensor) -> Tensor:
         """The saved value of a tensor, or the tensor itself if none is saved. Not a copy."""
-        own = self._saved.get(tensor)
-        return local_tensor(tensor) if own is None else own
+        value = self._saved.get(tensor)
+        return local_tensor(tensor) if value is None else value
 
 
 class LocalValues:
@@ -152,6 +153,7 @@ class LocalValues:
                 local_tensor(tensor).copy_(value)
 
     def _of(self, tensor: Tensor) -> Tensor:
+        # Other local models have storage of their own, which an evaluation does not overwrite.
         return self.saved.local(tensor) if self._models.current == 0 else local_tensor(tensor)
 
 

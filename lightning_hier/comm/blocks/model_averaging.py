@@ -51,6 +51,7 @@ class LocalMomentumSync(BlockSync):
 
     def objection(self, optimizer: Optimizer) -> str | None:
         """Averaging needs the momentum of SGD or RMSprop."""
+        # A setting of SGD, RMSprop and Muon, which keep it as ``momentum_buffer``.
         if self.local_momentum != "average" or "momentum" in optimizer.defaults:
             return None
         return (

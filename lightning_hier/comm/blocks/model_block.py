@@ -43,20 +43,21 @@ class ModelBlock:
         self.members = members
         self._context = context
         self.stepping = context.config.stepping(context.optimizer, context.communicators.models)
-        own = divide_parameters(members.parameters, context.config.fragments)
+        parts = divide_parameters(members.parameters, context.config.fragments)
         buffers = replace(members, parameters=[])
         self._buffers: list[Fragment] = []
         if self._context.delays:
             # Buffers are averaged without delay, when the last fragment is sent.
             self._buffers = [Fragment(buffers, self._context)]
-            self._delayed = [DelayedFragment(Members(part), self._context) for part in own]
+            self._delayed = [DelayedFragment(Members(part), self._context) for part in parts]
             self._fragments: list[Fragment] = [*self._delayed]
         else:
-            last = replace(buffers, parameters=own.pop())
-            parts = [*(Members(part) for part in own), last]
-            self._fragments = [Fragment(part, self._context) for part in parts]
+            # Buffers are in the last fragment, which is synchronised at the end of the block.
+            last = replace(buffers, parameters=parts.pop())
+            divided = [*(Members(part) for part in parts), last]
+            self._fragments = [Fragment(part, self._context) for part in divided]
         self._all = [*self._fragments, *self._buffers]
-        self._release_buffers()
+        self._release_buffers()  # the start model was read through them
 
     @property
     def carried(self) -> list[Tensor]:
@@ -137,7 +138,8 @@ class ModelBlock:
         if due.sends is None or participation is None:
             return norms
         fragment, applied = self._delayed[due.sends], due.sends == due.applies
-        if fragment.has_update:  # blocks have become longer since it was sent
+        # Blocks have become longer since the last send, and one update at a time is in flight.
+        if fragment.has_update:
             norms, applied = fragment.apply(), True
         if applied:
             fragment.read()  # the local update is what the merge has kept
@@ -190,6 +192,8 @@ class ModelBlock:
             "virtual_workers": context.models.number,
             "fragments": context.config.fragments,
         }
+        # The other local models lack the new parameters. Fragments would be divided anew by bytes,
+        # and parameters would move between fragments that are at different steps.
         for name, number in several.items():
             if number > 1:
                 raise ValueError(
@@ -222,16 +226,17 @@ class ModelBlock:
 
         """
         for fragment in self._all:
-            own = self._context.placement.by_kind(fragment.members.parameters)
+            by_kind = self._context.placement.by_kind(fragment.members.parameters)
             for bucket in fragment.buckets:
-                if bucket.kind in own:
+                if bucket.kind in by_kind:  # others contain only buffers or optimizer state
                     state = {**bucket.outer_state(), "pending": fragment.has_pending}
-                    yield own[bucket.kind], state
+                    yield by_kind[bucket.kind], state
 
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
         """Continue in the middle of a block of the same groups. Does not communicate."""
         for fragment, state in zip(self._all, states, strict=True):
             fragment.load(state)
+            # Counts of all parameters, of which each fragment takes its own.
             fragment.local_state.set_counts(counts)
 
     def load_local(self, states: Sequence[Mapping[str, Any]]) -> None:

@@ -48,6 +48,7 @@ class ModuleBuffers:
         """Copy the module's current values into the buffers, and bind these to their names."""
         self.unfit = []
         for first, places in self._places.items():
+            # Several, by identity, if names of one buffer were bound to different tensors.
             present = {holder._buffers.get(name) for holder, name in places}
             if present == {first}:
                 continue
@@ -58,7 +59,7 @@ class ModuleBuffers:
             if value.device == first.device:
                 first.copy_(value.clone())  # the value may be a view of the same memory
             else:
-                first.data = value.data  # the module was moved to another device or dtype
+                first.data = value.data  # Module.to() binds new buffers on another device
             for holder, name in places:
                 holder._buffers[name] = first
 

@@ -34,7 +34,7 @@ class OffloadedStep(OuterStep):
     def __init__(self, step: OuterStep, device: torch.device) -> None:
         step.vectors = {name: _pinned(vector, device) for name, vector in step.vectors.items()}
         super().__init__(step.vectors["global_model"], from_updates=step.from_updates)
-        self.vectors = step.vectors
+        self.vectors = step.vectors  # the same dictionary, so that both see what is loaded
         self._step = step
         self._device = device
 
@@ -44,6 +44,7 @@ class OffloadedStep(OuterStep):
 
     @override
     def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
+        # Whole models are averaged without a start model, so nothing is copied to the device.
         if not self.from_updates:
             return sum_of_squares(model)
         return self.preview(place).prepare_(model, _ALL)

@@ -26,6 +26,7 @@ def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
     """
     active = [report for report in reports if report.point != SyncPoint.OUT_OF_DATA]
     points = {(report.point, report.optimizer, report.steps) for report in active}
+    # Ranks without batches can only join the end of a block, not an evaluation or a save.
     joined = 0 < len(active) < len(reports)
     if len(points) > 1 or (joined and active[0].point != SyncPoint.BLOCK):
         raise OutOfStepError(_positions(reports))

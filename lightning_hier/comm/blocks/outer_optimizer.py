@@ -64,12 +64,13 @@ class OptimizerStep(OuterStep):
     def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         """See :class:`OuterStep`."""
         model, kernels = self.start_model(place), kernels_for(mean)
+        # Both before the step: the parameter is a view of W, and the mean becomes its gradient.
         before, squares = model.clone(), kernels.sum_of_squares(mean)
         optimizer = self._optimizer(place)
         [parameter] = optimizer.param_groups[0]["params"]
         parameter.grad = mean.neg_()
         optimizer.step()
-        parameter.grad = None
+        parameter.grad = None  # it may be a view of the transfer buffer, which will be freed
         self._scalars[place.start] = self._keep_state(optimizer.state[parameter], place)
         mean.copy_(model)
         return squares, kernels.sum_of_squares(before.sub_(model))
@@ -102,6 +103,7 @@ class OptimizerStep(OuterStep):
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`."""
         super().load(state)
+        # They are made anew with the loaded state when their range is stepped.
         self._optimizers.clear()
         self._scalars.clear()
         self._loaded = state.get("scalars")
@@ -111,6 +113,7 @@ class OptimizerStep(OuterStep):
             parameter = Parameter(self.start_model(place))
             optimizer = self._make([parameter])
             scalars = self._scalars.get(place.start, self._loaded)
+            # Without any, the optimizer must create its state itself at its first step.
             if scalars is not None:
                 vectors = {n: v[place] for n, v in self.vectors.items() if n != "global_model"}
                 optimizer.state[parameter] = {**deepcopy(scalars), **vectors}
@@ -121,6 +124,7 @@ class OptimizerStep(OuterStep):
         """Move state with a value for each element into the vectors; the rest of the state."""
         for name in self.vectors.keys() & state.keys():
             vector = self.vectors[name][place]
+            # State that the optimizer has created or replaced. From now on it updates the vector.
             if state[name].data_ptr() != vector.data_ptr():
                 vector.copy_(state[name])
                 state[name] = vector
@@ -141,6 +145,7 @@ def check_outer_optimizer(make: OuterOptimizer) -> None:
         )
     try:
         start, gradient = torch.arange(1.0, 5.0), torch.tensor([4.0, -1.0, 0.5, 2.0])
+        # Compared bit for bit, because no result may depend on the division into shards.
         whole = _stepped(make, start, gradient)[0]
         halves = zip(start.split(2), gradient.split(2), strict=True)
         parts = [_stepped(make, *half)[0] for half in halves]
@@ -162,8 +167,9 @@ def _stepped(
     """A parameter after two steps from ``start``, the second by the square, and its state."""
     parameter = Parameter(start.clone())
     optimizer = make([parameter])
-    for own in (gradient, gradient.square()):
-        parameter.grad = own.clone()
+    # Two different gradients, so that state of the first step has an effect on the second.
+    for step_gradient in (gradient, gradient.square()):
+        parameter.grad = step_gradient.clone()
         optimizer.step()
     return parameter.detach(), optimizer.state[parameter]
 

@@ -75,7 +75,7 @@ class OuterStep:
             device: device of the copy; by default that of the vectors.
 
         """
-        ahead = copy(self)
+        ahead = copy(self)  # shallow: it shares settings, and gets vectors of its own
         ahead.vectors = {n: v[place].to(device, copy=True) for n, v in self.vectors.items()}
         return ahead
 
@@ -95,7 +95,7 @@ class OuterStep:
 
         Args:
             saved: :meth:`state` of a fragment of that run, with whole vectors, and its update in
-                flight, if there is one, as ``"in_flight"``.
+                flight, if there is one, as ``"in_flight"``. Its tensors may be overwritten.
             model: global model of the fragment in the checkpoint, flat.
             pending: whether steps since the last synchronisation are part of ``model``.
 
@@ -109,8 +109,8 @@ class OuterStep:
 
     def begin(self, state: Mapping[str, Any], place: slice) -> None:
         """Begin a block from a state with longer vectors, of which ``place`` is this shard."""
-        own = {n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()}
-        self.load(own)
+        shard = {n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()}
+        self.load(shard)
 
     def settings(self) -> dict[str, Any]:
         """Settings for a checkpoint, in addition to the vectors."""
@@ -190,6 +190,7 @@ class BlockMomentumStep(OuterStep):
         if inside:
             return super().adopt(saved, model, pending=pending)
         before, update = saved["global_model"], saved.get("update")
+        # As the evaluation that computed `model`: the update in flight, then that of later steps.
         if saved.get("in_flight") is not None:
             block_filter.advance_by_(saved["in_flight"], before, update)
         if pending:
@@ -207,6 +208,7 @@ class BlockMomentumStep(OuterStep):
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`. Eta is that of the last mean."""
         super().load(state)
+        # A constant eta is that of the settings of this run, which may be another one.
         if self._eta_of is not None and "filter" in state:
             self._filter = replace(self._filter, eta=state["filter"]["eta"])
 

@@ -42,11 +42,11 @@ def restart_buckets(
         for state in fragment["buckets"]:
             if len(state["global_model"]):  # buffers have no outer step
                 before[tuple(state["kind"])].append((state, fragment["pending"]))
-    own = defaultdict(list)
+    by_kind = defaultdict(list)
     for bucket in buckets:
-        own[bucket.kind].append(bucket)
-    models = {kind: _flat(found) for kind, found in placement.by_kind(members.parameters).items()}
-    for kind, same in own.items():
+        by_kind[bucket.kind].append(bucket)
+    models = {kind: _flat(same) for kind, same in placement.by_kind(members.parameters).items()}
+    for kind, same in by_kind.items():
         model = models.get(kind, torch.empty(0))
         state = _adopted(same[0], model, before[kind])
         start = 0
@@ -69,21 +69,22 @@ def _adopted(
     if not len(model):
         return {}
     parts = [
-        bucket.outer.adopt(state, own, pending=pending)
-        for (state, pending), own in zip(saved, model.split(sizes), strict=True)
+        bucket.outer.adopt(state, of_fragment, pending=pending)
+        for (state, pending), of_fragment in zip(saved, model.split(sizes), strict=True)
     ]
-    found: dict[str, Any] = {}
+    adopted: dict[str, Any] = {}
     for name in parts[0]:
         values = [part[name] for part in parts if part[name] is not None]
         # State that is the same for all elements, such as a step count, is that of the last
         # fragment that has any: later ones may not have been synchronised yet.
         last = values[-1] if values else None
-        found[name] = torch.cat(values) if isinstance(last, Tensor) else last
-    return found
+        adopted[name] = torch.cat(values) if isinstance(last, Tensor) else last
+    return adopted
 
 
 def _flat(parameters: Sequence[Tensor]) -> Tensor:
     view = FlatView(parameters)
+    # On the CPU, as the vectors of a saved run are.
     flat = torch.empty(len(view), dtype=parameters[0].dtype)
     view.read_(0, len(view), flat)
     return flat

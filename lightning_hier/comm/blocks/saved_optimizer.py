@@ -46,6 +46,7 @@ class SavedOptimizer:
         for key in [key for key in optimizer.state if key not in self.states]:
             del optimizer.state[key]
         for key, entries in self.states.items():
+            # The same dictionary, because the state of a block refers to it (ParameterSteps).
             state = optimizer.state[key]
             state.clear()
             _fill(state, entries)

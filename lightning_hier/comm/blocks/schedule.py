@@ -81,6 +81,7 @@ def current_schedule(
         # 0 in the middle of a block that a run without a rule has started.
         if count.in_block == 1 or not count.block_size:
             rates = [float(group["lr"]) for group in optimizer.param_groups]
+            # Kept in the count, because the learning rate may change within the block.
             count.block_size = config.block_rule.block_size(max(rates), size)
         size = count.block_size
     return Schedule(size, config.fragments, config.delay(size) if models > 1 else 0)

@@ -16,11 +16,12 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 
 # Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
 # for the overhead of a message. Quantised chunks are twice as long, because their messages are
-# shorter.
+# shorter. The planner has the same numbers (planning/fragment_load.py).
 CHUNK = 1 << 19
 
-# On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes. Those of
-# quantised values are not as long, because they need memory of their own while they are in flight.
+# On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
+# in docs/reports/cuda.md). Those of quantised values are not as long, because they need memory of
+# their own while they are in flight.
 ACCELERATOR_CHUNK, ACCELERATOR_QUANTISED_CHUNK = 1 << 25, 1 << 23
 
 # Elements that are read at a time, so that the next operation finds them in the cache.
@@ -86,6 +87,7 @@ class Shard:
         quantised: bool,
     ) -> None:
         self._placement = placement
+        # The first part of `_view`, so that a write can leave out the optimizer state.
         self._model = FlatView([*parameters, *buffers])
         self._carried = FlatView(carried)
         self._view = FlatView([*parameters, *buffers, *carried])
@@ -143,9 +145,9 @@ class Shard:
 
     def read_range(self, place: slice) -> Tensor:
         """Copy a range of the shard into the transfer buffer, and return it."""
-        own = self.values[place]
-        self._view.read_(self.start + place.start, self.start + place.stop, own)
-        return own
+        values = self.values[place]
+        self._view.read_(self.start + place.start, self.start + place.stop, values)
+        return values
 
     def read_in_pieces(
         self, *, into_buffer: bool = True
@@ -160,9 +162,9 @@ class Shard:
         spare = None if into_buffer else self.values.new_empty(self._piece)
         for piece in self._pieces:
             start, stop, *kinds = piece
-            own = self.values[start:stop] if spare is None else spare[: stop - start]
-            self._view.read_(self.start + start, self.start + stop, own)
-            parameters, buffers, carried = (own[k.start - start : k.stop - start] for k in kinds)
+            values = self.values[start:stop] if spare is None else spare[: stop - start]
+            self._view.read_(self.start + start, self.start + stop, values)
+            parameters, buffers, carried = (values[k.start - start : k.stop - start] for k in kinds)
             yield piece, parameters, buffers, carried
 
     def _ranges(self, numel: int, each: int) -> list[Chunk]:
@@ -197,7 +199,7 @@ class Shard:
         if not self._placement.distributes:
             return ()
         group = self._placement.group
-        if not self._placement.sharded:
+        if not self._placement.sharded:  # from the leader, whose shard is everything
             return (group.broadcast_(self._buffer[start:stop], "models"),)
         # As a list, because the same range of every shard is not one range of the buffer.
         shards = self._buffer.view(group.size, -1)[:, start:stop].unbind()
@@ -217,6 +219,7 @@ class Shard:
 
         """
         view = self._view if carried else self._model
+        # The chunk is a range of each shard, which lies at another place of the flat tensors.
         for first in self._starts:
             stop = min(first + chunk.stop, len(view))
             view.write_range(first + chunk.start, stop, self._buffer)
@@ -240,6 +243,7 @@ class Shard:
 
     def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:
         """Set the elements of a vector from the tensors in ``whole``, in place."""
+        # Through the transfer buffer, in which the elements of a tensor are one range.
         self.values[kind].copy_(vector)
         for tensor, values in self._by_tensor().items():
             if tensor in whole:

@@ -65,6 +65,7 @@ class ShardPlacement:
         """Elements that this rank exchanges. The last ranks may have fewer or none."""
         if not self.sharded:
             return slice(0, numel if self.group.position == 0 else 0)
+        # Rounded up, as an all-gather needs shards of one length. The last ones are padded.
         each = self.longest(numel)
         start = min(self.group.position * each, numel)
         return slice(start, min(start + each, numel))
@@ -100,6 +101,7 @@ class OwnShards(ShardPlacement):
 
     @override
     def holders(self, tensor: Tensor) -> int:
+        # Dimensions of the mesh over which the tensor is replicated do not divide it.
         shards = 1
         if isinstance(tensor, DTensor):
             for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
@@ -158,6 +160,7 @@ def count_nics(root: Path = Path("/sys/class")) -> int:
         port for port in root.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")
     ]
     # With IP over InfiniBand, a port is also a network interface, and must not be counted twice.
+    # At least one, because containers and virtual machines may show none.
     return max(len(ethernet), len(infiniband), 1)
 
 

@@ -108,7 +108,8 @@ def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> St
         between: the four stages between hosts. They start when the sum of the host is complete.
 
     """
-    if not piece.numel():  # the shard of this rank has no elements of the chunk
+    # The shard of this rank has no elements of the chunk. Longer shards of other positions have.
+    if not piece.numel():
         for _ in range(_STAGES):
             yield []
         return
@@ -121,6 +122,7 @@ def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> St
 
 def _exact_between(piece: Tensor, between: Channel | None) -> Stages:
     sent = [between.all_reduce_(piece, _KIND)] if between else []
+    # One stage later than necessary, as the docstring of this module says.
     yield []
     yield Due(sent)
     # Empty stages correspond to those in which a quantised sum communicates.
@@ -154,14 +156,17 @@ def _quantised_between(
     each = len(feedback.sums)
     shape = (between.size, codec.bytes_for(each))
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))
+    # Row k is the shard of the chunk that inter-host rank k sums.
     for number, (values, row) in enumerate(zip(feedback.own.split(each), sent, strict=True)):
         summand = piece[number * each : (number + 1) * each]
         codec.encode_(values, row, plus=summand, weight=weight)
     first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
     yield Due([first])
+    # Added to the errors of the last sum. The encoding leaves the errors of this one.
     for row in received:
         codec.decode(row, feedback.sums, add=True)
+    # All ranks decode these bytes, so that groups have the same bits. This rank decodes them, too.
     codec.encode_(feedback.sums, sent[0])
     second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
@@ -188,7 +193,8 @@ def _sparse_between(
     # Empty stages correspond to those in which a quantised sum communicates.
     yield []
     yield Due([gathered])
-    # Sums of 16-bit models are computed in the dtype of the errors.
+    # In the order of the rows on every rank, so that groups have the same bits. Sums of 16-bit
+    # models are computed in the dtype of the errors.
     total = piece if piece.dtype == errors.dtype else torch.empty_like(errors)
     total.zero_()
     for row in received:

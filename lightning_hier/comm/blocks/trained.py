@@ -66,6 +66,7 @@ def divide(
         not_averaged: names of floating-point buffers that are kept equal instead.
 
     """
+    # A second block of a shared parameter would average it twice.
     owners: dict[Parameter, int] = {}
     for index, optimizer in enumerate(optimizers):
         for parameter in optimizer_parameters(optimizer):
@@ -161,7 +162,7 @@ class TrainedTensors:
 
     def note(self) -> None:
         """Compute kinds and digest of the current parameters. Does not communicate."""
-        names = {own: name for name, own in self._module.named_parameters()}
+        names = {parameter: name for name, parameter in self._module.named_parameters()}
         self.kinds = {}
         for index, members in enumerate(self.members()):
             # The optimizer is included, because its state may be averaged.
@@ -170,21 +171,26 @@ class TrainedTensors:
                 holder = f"optimizer {index}" if parameter in held else "no optimizer"
                 kind = f"{tuple(parameter.shape)} {parameter.dtype} in {holder}"
                 self.kinds[names[parameter]] = kind
+        # Not by hash(), which differs between processes.
         text = json.dumps(sorted(self.kinds.items()))
-        found = hashlib.sha256(text.encode()).digest()
-        self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
+        digest = hashlib.sha256(text.encode()).digest()
+        self.digest = int.from_bytes(digest[:_DIGEST_BYTES], "big")
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
         """Trained (or all) parameters, and all buffers."""
         self.buffers.reclaim()
-        parameters = self._module.parameters()
-        own = [one for one in parameters if also_frozen or one in self.parameters]
-        return [*own, *self.buffers.tensors]
+        # In the order of the module, which a set does not have.
+        parameters = [
+            parameter
+            for parameter in self._module.parameters()
+            if also_frozen or parameter in self.parameters
+        ]
+        return [*parameters, *self.buffers.tensors]
 
     def names(self, tensors: Collection[Tensor]) -> list[str]:
         """Names of the trained parameters among ``tensors``."""
-        own = self.parameters.intersection(tensors)
-        return [name for name, parameter in self._module.named_parameters() if parameter in own]
+        trained = self.parameters.intersection(tensors)
+        return [name for name, parameter in self._module.named_parameters() if parameter in trained]
 
     def admit(self, present: Collection[Parameter]) -> bool:
         """Add those of ``present`` that have become trainable. Returns whether there are any."""
@@ -208,6 +214,6 @@ class TrainedTensors:
             carried: state of local optimizers to check.
 
         """
-        members = self.members() if averaged else ()
-        buffers = [buffer for one in members for buffer in one.float_buffers]
+        blocks = self.members() if averaged else ()
+        buffers = [buffer for members in blocks for buffer in members.float_buffers]
         return ModelHealth.of_tensors(self.parameters, buffers, carried)
