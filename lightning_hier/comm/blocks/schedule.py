@@ -77,7 +77,9 @@ def current_schedule(
 
     """
     size = config.steps
-    if config.block_rule is not None:
+    if config.block_rule is None:
+        count.block_size = 0  # a run with a rule may have been resumed without it
+    else:
         # 0 in the middle of a block that a run without a rule has started.
         if count.in_block == 1 or not count.block_size:
             rates = [float(group["lr"]) for group in optimizer.param_groups]
