@@ -128,7 +128,8 @@ class DelayedBucket(Bucket):
         due = exchange.due * len(sums)
         if carried:
             self._state_in_flight.copy_(values[self.shard.carried])
-            pieces = self._state_in_flight.split(self.shard.chunk)
+            # An empty tensor splits into one empty piece, which yields no Due.
+            pieces = [p for p in self._state_in_flight.split(self.shard.chunk) if p.numel()]
             sums += [exchange.carried(piece, participation) for piece in pieces]
             due += exchange.carried_due * len(pieces)
         return sums, due
