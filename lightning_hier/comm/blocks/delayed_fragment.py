@@ -96,7 +96,9 @@ class DelayedFragment(Fragment):
         """
         norms = None
         if self.has_update:
-            self._queue.finish(self._work)  # pipelines of later sends go on
+            # Pipelines of later sends go on. A mean that was loaded is complete.
+            if self._work is not None:
+                self._queue.finish(self._work)
             norms = self._sent
             # Start model and optimizer state of the next block, then each local model.
             self.local_state.arrive(exchanged=self._has_state)
