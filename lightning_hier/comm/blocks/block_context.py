@@ -18,10 +18,12 @@ from lightning_hier.comm.communicators import Communicators
 
 
 class Membership(Protocol):
-    """Finds the groups that are present, and agrees with them on what counts."""
+    """Finds the groups that are present, and agrees with them whether a synchronisation counts."""
 
     def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
         """Exchange with the groups that are present, until an attempt has succeeded in all.
+
+        A collective of this rank's group.
 
         Args:
             attempt: exchanges with the groups.
@@ -76,6 +78,7 @@ class BlockContext:
     @property
     def eta_of(self) -> EtaOf | None:
         """Computes the momentum of a mean, or None if it is the same for every mean."""
+        # Not if groups are excluded: docs/algorithms.md, "Groups whose models are not finite".
         varies = self.config.weighting == "samples" or self.membership is not None
         return self.config.eta_of(self.communicators.models) if varies else None
 

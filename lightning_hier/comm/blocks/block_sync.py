@@ -120,6 +120,7 @@ class BlockSync(NamedArguments):
                 f"merge=0 with overlap={self.overlap}, a whole block, would give up every step: "
                 "pass a shorter overlap, or merge='progress'"
             )
+        # True, a delay of a whole block, counts as 1 here and is never too long.
         for name, value in (("fragments", self.fragments), ("overlap", int(self.overlap))):
             if self.block_size != "auto" and value > self.block_size:
                 raise ValueError(

@@ -143,6 +143,7 @@ class BMUFAdam(BlockMomentum):
         eta_of: EtaOf | None,
     ) -> LocalState:
         """Treatment of the moments, which are averaged with the model."""
+        # With membership, changing_groups() has set an overlap.
         kind = DelayedMoments if self.overlap else AdamMoments
         # A local model that is mixed with the start model gets this share of the look-ahead.
         ahead = 1.0 if self.merge == "progress" else 1.0 - self.merge
@@ -181,7 +182,7 @@ class BMUFAdam(BlockMomentum):
         if late is not None:
             return late
         largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
-        largest = min(largest, self.largest_beta1)
+        largest = min(largest, self.largest_beta1)  # that with which the optimizer steps
         if largest <= _ADVISED_BETA1 or num_models <= _MANY_MODELS:
             return None
         return (

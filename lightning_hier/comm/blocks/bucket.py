@@ -74,7 +74,7 @@ class Bucket:
                 for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
                     self.shard.values[kind].add_(values)
         # Sums over the ranks of a group then count every element once.
-        return ModelHealth.of_squares(*(float(own) / self.shard.holders for own in squares))
+        return ModelHealth.of_squares(*(float(total) / self.shard.holders for total in squares))
 
     def _prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
@@ -160,12 +160,12 @@ class Bucket:
         Values of new tensors do not change. Error feedback is discarded, because new tensors move
         the elements to other chunks and ranks.
         """
-        own, old = self.shard, older.shard
+        shard, old = self.shard, older.shard
         for name, vector in older.vectors().items():
-            own.fill_(self.vectors()[name], own.parameters, old.whole(vector, old.parameters))
+            shard.fill_(self.vectors()[name], shard.parameters, old.whole(vector, old.parameters))
         self.outer.load(older.outer.settings())
         if self._previous is not None and older._previous is not None:
-            own.fill_(self._previous, own.carried, old.whole(older._previous, old.carried))
+            shard.fill_(self._previous, shard.carried, old.whole(older._previous, old.carried))
 
     def outer_state(self) -> dict[str, Any]:
         """The part of :meth:`state` from which runs with other shards or settings start."""

@@ -95,7 +95,7 @@ class CommittedBlock(ModelBlock):
         A collective of the ranks at this position in all groups. A rank that fails does not keep
         the other ranks of its group waiting.
         """
-        (fragment,) = self._delayed
+        (fragment,) = self._delayed  # membership refuses several fragments
         fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
         # At once and not at the next step.
         self._context.communicators.route.in_flight.finish()
@@ -122,6 +122,7 @@ class CommittedBlock(ModelBlock):
         # Each rank has those of the rank at its position, which may differ inside a group.
         group = self._context.communicators.group
         broadcast_tensors_(self.members.other_buffers, group, "buffers")
+        # Their means are written above, and not by the fragment itself.
         for buffers in self._buffers:
             buffers.steps, buffers.samples = 0, 0.0
         self._means, self._before = [], None
@@ -159,6 +160,7 @@ class CommittedBlock(ModelBlock):
 
     def _averaged(self, participation: Participation) -> list[tuple[FlatView, Tensor]]:
         """The means of the floating-point buffers."""
+        # A copy is averaged, because nothing may be written before the vote.
         means = []
         for same in by_dtype(self.members.float_buffers).values():
             view = FlatView(same)

@@ -114,6 +114,7 @@ class DelayedBucket(Bucket):
 
         """
         values, exchange = self.shard.values, self.exchange
+        # Copied, because evaluations and merges use the transfer buffer meanwhile.
         self._in_flight.copy_(values[self.shard.parameters])
         self.has_update, self.carries = True, carried
         self.outer.set_models(participation.effective)
@@ -246,12 +247,12 @@ class DelayedBucket(Bucket):
         assert isinstance(older, DelayedBucket)
         self.has_update, self.carries = older.has_update, older.carries
         if self.carries:
-            own, old = self.shard, older.shard
+            shard, old = self.shard, older.shard
             for new, state in (
                 (self._state_in_flight, older._state_in_flight),
                 (self._sent_state[0], older._sent_state[0]),
             ):
-                own.fill_(new, own.carried, old.whole(state, old.carried))
+                shard.fill_(new, shard.carried, old.whole(state, old.carried))
 
     def outer_state(self) -> dict[str, Any]:
         """See :class:`Bucket`. The mean in flight must be complete."""

@@ -160,8 +160,8 @@ class DelayedFragment(Fragment):
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """See :class:`Fragment`."""
-        for bucket, own in zip(self.buckets, state["buckets"], strict=True):
-            bucket.load_local(own)
+        for bucket, bucket_state in zip(self.buckets, state["buckets"], strict=True):
+            bucket.load_local(bucket_state)
         self._load_counts(state)
 
     def _load_counts(self, state: Mapping[str, Any]) -> None:

@@ -105,6 +105,7 @@ class DiLoCo(BlockSync):
         """
         if self.outer_momentum != "auto":
             return self.outer_momentum
+        # As block momentum: one model is not averaged and has none.
         momentum = 1.0 - self.outer_lr / num_models if num_models > 1 else 0.0
         if not 0.0 <= momentum < 1.0:
             raise ValueError(

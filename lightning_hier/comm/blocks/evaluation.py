@@ -143,6 +143,7 @@ class Evaluation:
         with saved, self._models.opened(needed=bool(blocks)), progress:
             # Steps of other ranks may wait for this rank's part of an overlapped exchange.
             self._communicators.route.in_flight.finish()
+            # The same on all ranks: blocks follow from the settings and from the warm-up.
             if not blocks:
                 self._health.check(point)
                 broadcast_tensors_(buffers.tensors, self._communicators.world, "buffers")

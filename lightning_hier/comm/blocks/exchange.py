@@ -62,6 +62,7 @@ class Exchange:
         self._codec = codec
         self._route = route
         self._is_sparse = isinstance(codec, SparseCodec)
+        # The other ranks of a host add their updates exactly to that of the rank that exchanges.
         self._feedback: ErrorFeedback | None = None
         if codec is not None and route.between is not None:
             self._feedback = ErrorFeedback(

@@ -192,7 +192,7 @@ class Fragment:
         """Copies of the other buffers of the first of several local models."""
         first: list[Tensor] = []
         for turn, _ in enumerate(self._models.each() if self._models.number > 1 else ()):
-            if turn == 0:
+            if turn == 0:  # to the end nevertheless, where each() restores the current model
                 first = [tensor.clone() for tensor in self.members.other_buffers]
         return first
 
@@ -200,13 +200,14 @@ class Fragment:
         """Write the result into all local models of this rank, and their optimizer state."""
         result = self._models.current
         # The storage of the result: with another model in the module, a tensor has another storage.
-        equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
+        buffers = [(tensor, tensor.data) for tensor in self.members.other_buffers]
         for model in self._models.each():
             if model != result:
                 for bucket in self.buckets:
                     bucket.shard.write(carried=carried)
-                for tensor, value in equal:
+                for tensor, value in buffers:
                     tensor.copy_(value)
+            # In this order, because finish() sets step counts that forgetting has reset.
             if not participation.takes_part:
                 self._forget_optimizer_state()
             self.local_state.finish()
@@ -216,11 +217,13 @@ class Fragment:
 
         Averaged optimizer state is that of its last average. A collective of the group.
         """
-        self.samples = 0.0  # their update is lost
+        # The update of these samples is lost. Steps go on, because `has_pending`, on which
+        # collectives depend, must be the same on all ranks.
+        self.samples = 0.0
         for bucket in self.buckets:
             bucket.reset_local_model()
         self._forget_optimizer_state()
-        self.local_state.reset()
+        self.local_state.reset()  # afterwards, because it sets step counts
 
     def _forget_optimizer_state(self) -> None:
         carried = self.local_state.carried

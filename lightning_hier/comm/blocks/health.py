@@ -175,7 +175,7 @@ class Participation:
 
     def of(self, fragment: int) -> Participation:
         """Participation in the mean of one of the fragments that were read, by its place there."""
-        return replace(self, weights=self.weights[fragment : fragment + 1])
+        return replace(self, weights=self.weights[fragment : fragment + 1])  # perhaps empty
 
 
 def decide_participation(
@@ -227,7 +227,7 @@ def _weighted(
     equal: Participation, reports: Sequence[HealthReport], size: int, group: int
 ) -> Participation:
     """The same participation, in which groups count by their samples."""
-    members = [reports[start : start + size] for start in range(0, len(reports), size)]
+    members = [reports[start : start + size] for start in range(0, len(reports), size)]  # by group
     weights = [
         group_weights(
             [math.fsum(report.samples[i] for report in ranks) for ranks in members], equal.excluded
@@ -281,18 +281,18 @@ def _nonfinite_ranks(reports: Sequence[HealthReport]) -> list[int]:
 
 
 def _finding(reports: Sequence[HealthReport]) -> str:
-    ranks, found = _nonfinite_ranks(reports), Nonfinite.NOTHING
+    ranks, parts = _nonfinite_ranks(reports), Nonfinite.NOTHING
     for rank in ranks:
-        found |= Nonfinite(reports[rank].nonfinite)
+        parts |= Nonfinite(reports[rank].nonfinite)
     return (
         f"the local model of {named_ranks(ranks)} holds NaN or inf "
-        f"after {reports[ranks[0]].steps} steps ({found.text})"
+        f"after {reports[ranks[0]].steps} steps ({parts.text})"
     )
 
 
 def _flags(finite: Iterable[bool]) -> Nonfinite:
     flags = (Nonfinite.PARAMETERS, Nonfinite.BUFFERS, Nonfinite.OPTIMIZER)
-    found = Nonfinite.NOTHING
-    for flag, good in zip(flags, finite, strict=True):
-        found |= Nonfinite.NOTHING if good else flag
-    return found
+    nonfinite = Nonfinite.NOTHING
+    for flag, is_finite in zip(flags, finite, strict=True):
+        nonfinite |= Nonfinite.NOTHING if is_finite else flag
+    return nonfinite

@@ -172,8 +172,8 @@ class HealthExchange:
         if self._independent:
             require_common_point(self._of_group(reports))
         elif len(require_common_point(reports)) < len(reports):
-            # Ranks without batches learn the point of the others from the first exchange, and take
-            # part in the second one with the health of their models.
+            # Ranks without batches get the point of the others in the first exchange, and report
+            # the health of their models in the second one.
             reports = self._reports(point, optimizer, health)
             require_common_point(reports)
         self._trained.buffers.require_fit(reports)
@@ -181,7 +181,7 @@ class HealthExchange:
 
     def _reports(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> list[HealthReport]:
         counts = self._worker.steps
-        own = HealthReport(
+        report = HealthReport(
             point,
             optimizer,
             counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts),
@@ -194,7 +194,7 @@ class HealthExchange:
         world = self._communicators.world
         # Ranks may be at different points, so all reports have the same length.
         samples = [*health.samples, *[0.0] * self._counted][: self._counted]
-        values = [*astuple(own)[:-1], *samples]
+        values = [*astuple(report)[:-1], *samples]
         # float64 represents counts and digests exactly, below 2**53, and any sum of squares.
         row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
         rows = row.new_empty(world.size * row.numel())
@@ -206,11 +206,13 @@ class HealthExchange:
             self._raise_different_parameters([report.digest for report in reports])
         # A group that is a job of its own stops by itself. The others go on without it.
         relevant = self._of_group(reports) if self._independent else reports
+        # Kept until take_signal(), because several exchanges may happen in one batch.
         self.signalled |= any(report.terminate for report in relevant)
         return reports
 
     def _of_group(self, reports: Sequence[HealthReport]) -> Sequence[HealthReport]:
         """Reports of the ranks of this rank's group."""
+        # A RankLayout has groups of consecutive ranks.
         size, first = self._communicators.group.size, self._communicators.world.position
         first -= first % size
         return reports[first : first + size]

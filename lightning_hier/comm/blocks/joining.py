@@ -55,6 +55,7 @@ class Joining:
                 end of a block, or if a rank had no batch at all.
 
         """
+        # Other ranks act on a signal at the end of their batch, so none may wait for their reports.
         while not self._health.signalled:
             place = f"{SyncPoint.OUT_OF_DATA.text}, after {self._health.batches}"
             with self._communicators.progress.at(place):

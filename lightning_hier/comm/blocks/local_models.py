@@ -76,7 +76,8 @@ class LocalModels:
     def open(self) -> None:
         """Create the other models and their optimizer state as copies of those in the module.
 
-        Does nothing if they exist.
+        Does nothing if they exist. It is called when blocks start: in the warm-up, all workers of a
+        rank train one model.
         """
         if self.number == 1 or self._saved:
             return

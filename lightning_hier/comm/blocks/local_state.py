@@ -97,7 +97,10 @@ class LocalState:
         """Set the remaining state, after the carried tensors have their new values."""
 
     def reset(self) -> None:
-        """Set the remaining state to that at the start of the block, in place."""
+        """Set the remaining state to that at the start of the block, in place.
+
+        A subclass whose :meth:`finish` begins the next block overrides it.
+        """
         self.finish()
 
     def sent_counts(self, model: int) -> dict[Parameter, float]:
@@ -127,6 +130,7 @@ class ResetMomentum(LocalState):
 
     def finish(self) -> None:
         """Set the momentum of the parameters to zero, in place."""
+        # Other optimizers, such as Adam, have no such buffer and keep their state.
         for parameter in self._parameters:
             momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
@@ -137,10 +141,12 @@ class AveragedMomentum(LocalState):
     """Averages the momentum of the local SGD with the models.
 
     A parameter without a gradient on this rank has no momentum yet, but may have one on another
-    rank, so its momentum is created as zeros.
+    rank, so its momentum is created as zeros. An excluded group that restarts from an earlier
+    model starts with zeros.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
+        # Parameter groups without momentum have no buffer to average.
         groups = {
             parameter: group
             for group in optimizer.param_groups

@@ -148,6 +148,7 @@ class LocalValues:
         tensors = self._trained.tensors(also_frozen=True)
         present = {tensor: local_tensor(tensor).clone() for tensor in tensors}
         yield
+        # As in an evaluation: the loaded model is the one that is saved and swapped back.
         with self.saved.overwriting(present, watch=True):
             for tensor, value in present.items():
                 local_tensor(tensor).copy_(value)

@@ -118,7 +118,8 @@ class ModelBlock:
             assert due.sends is not None and participation is not None
             norms = self._fragments[due.sends].synchronise(participation.of(0))
         if participation is not None and not participation.takes_part:
-            # NaN in another fragment would return with the next step.
+            # NaN in another fragment would return with the next step. The one that was synchronised
+            # without delay has the new start model already.
             done = None if self._context.delays else due.sends
             for number, fragment in enumerate(self._fragments):
                 if number != done:
@@ -201,7 +202,7 @@ class ModelBlock:
                     f"training: make them trainable from the start, or pass {name}=1"
                 )
         context.communicators.route.in_flight.finish()
-        block = type(self)(members, context)
+        block = type(self)(members, context)  # W is the current model until continue_()
         for fragment, older in zip(block._all, self._all, strict=True):
             fragment.continue_(older)
         self._release_buffers()
@@ -252,6 +253,7 @@ class ModelBlock:
 
         Args:
             saved: :meth:`state` of that run, with vectors of all elements that this rank holds.
+                Its tensors may be overwritten.
             counts: counts of the local state.
 
         Raises:

@@ -34,7 +34,7 @@ class OffloadedStep(OuterStep):
     def __init__(self, step: OuterStep, device: torch.device) -> None:
         step.vectors = {name: _pinned(vector, device) for name, vector in step.vectors.items()}
         super().__init__(step.vectors["global_model"], from_updates=step.from_updates)
-        self.vectors = step.vectors  # the same dictionary, so that both see what is loaded
+        self.vectors = step.vectors  # the same dictionary, so that both have the loaded vectors
         self._step = step
         self._device = device
 
@@ -57,7 +57,7 @@ class OffloadedStep(OuterStep):
     def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         ahead = self.preview(place)
         squares = ahead.apply_(mean, slice(0, len(mean)))
-        self._step.keep_(ahead, place)
+        self._step.keep_(ahead, place)  # copies the vectors back to the host
         return squares
 
     @override

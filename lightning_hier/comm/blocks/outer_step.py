@@ -153,6 +153,7 @@ class BlockMomentumStep(OuterStep):
         super().__init__(global_model, from_updates=from_updates)
         self._filter = block_filter
         self._eta_of = eta_of
+        # With eta_of, this is eta of equal weights, which is above 0 for several models.
         if block_filter.keeps_update:
             self.vectors["update"] = torch.zeros_like(global_model)
 
@@ -185,6 +186,7 @@ class BlockMomentumStep(OuterStep):
         """
         block_filter = BlockFilter(**saved["filter"]) if "filter" in saved else None
         inside = self._filter.includes_ahead
+        # Between BMUF and DiLoCo, W and Delta have different meanings.
         if block_filter is None or block_filter.includes_ahead != inside:
             return super().adopt({}, model, pending=pending)
         if inside:
@@ -208,7 +210,7 @@ class BlockMomentumStep(OuterStep):
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`. Eta is that of the last mean."""
         super().load(state)
-        # A constant eta is that of the settings of this run, which may be another one.
+        # A constant eta is that of the settings of this run, and not of the saved one.
         if self._eta_of is not None and "filter" in state:
             self._filter = replace(self._filter, eta=state["filter"]["eta"])
 

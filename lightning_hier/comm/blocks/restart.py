@@ -31,7 +31,7 @@ def restart_buckets(
         members: tensors of the block.
         placement: division among the ranks of the group.
         saved: state of each fragment of the other run, with vectors of all elements that this rank
-            holds.
+            holds. Its tensors may be overwritten.
 
     Raises:
         ValueError: the state belongs to another model.
@@ -47,7 +47,7 @@ def restart_buckets(
         by_kind[bucket.kind].append(bucket)
     models = {kind: _flat(same) for kind, same in placement.by_kind(members.parameters).items()}
     for kind, same in by_kind.items():
-        model = models.get(kind, torch.empty(0))
+        model = models.get(kind, torch.empty(0))  # empty for a kind of buffers only
         state = _adopted(same[0], model, before[kind])
         start = 0
         for bucket in same:

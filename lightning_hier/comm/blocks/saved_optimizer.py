@@ -87,6 +87,7 @@ class GroupChanges:
         ):
             for name in old.keys() - new.keys():
                 entries.pop(name, None)
+            # Each model gets tensors of its own, which its steps may change in place.
             changed = {name: group[name] for name in new if not _same(old.get(name), new[name])}
             entries.update(_cloned(_entries(changed), clone))
 
@@ -126,5 +127,5 @@ def _cloned(entries: _Entries, clone: Clone) -> _Entries:
 def _fill(target: dict[str, Any], entries: _Entries) -> None:
     for name, (value, storage) in entries.items():
         if storage is not None:
-            value.data = storage
+            value.data = storage  # the tensor stays, because others refer to it
         target[name] = value

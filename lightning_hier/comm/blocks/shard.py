@@ -114,6 +114,7 @@ class Shard:
         self._longest = placement.longest(numel)
         # Also on ranks with a shorter shard, because a group distributes each chunk together.
         self.chunks = self._ranges(self._longest, self.chunk)
+        # At least 1, also for an empty shard, because it is the step of a range.
         self._piece = max(min(chunk_length(example, _PIECE), length), 1)
         self._pieces = self._ranges(length, self._piece)
 
@@ -180,10 +181,11 @@ class Shard:
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
         """Tensors of optimizer state in a range of the shard, and their ranges in the state."""
+        # From positions in the shard to positions in the whole optimizer state, and back.
         offset = self.start - len(self._model)
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
-            own = slice(place.start + inside.start, place.start + inside.stop)
-            yield tensor, self.inside_carried(own)
+            piece = slice(place.start + inside.start, place.start + inside.stop)
+            yield tensor, self.inside_carried(piece)
 
     def inside_carried(self, place: slice) -> slice:
         """The part of a range of the shard that is optimizer state, counted from its start."""
@@ -233,16 +235,31 @@ class Shard:
         (self._view if carried else self._model).write_scattered(self._buffer)
 
     def whole(self, vector: Tensor, kind: slice) -> dict[Tensor, Tensor]:
-        """Values of a vector with an element for each of ``kind``, by tensor.
+        """The values of a vector by tensor, gathered from all shards. A collective of the group.
 
-        A collective of the group. The values are in the transfer buffer.
+        Args:
+            vector: this rank's shard, with an element for each of ``kind``.
+            kind: :attr:`parameters`, :attr:`buffers` or :attr:`carried`.
+
+        Returns:
+            Views of the transfer buffer. Those of tensors of another kind have no meaning.
+
         """
         self.values[kind].copy_(vector)
         self.distribute_all()
         return self._by_tensor()
 
     def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:
-        """Set the elements of a vector from the tensors in ``whole``, in place."""
+        """Set a vector from those values in ``whole`` that are in this shard, in place.
+
+        Elements of tensors that are not in ``whole`` do not change.
+
+        Args:
+            vector: as in :meth:`whole`.
+            kind: as in :meth:`whole`.
+            whole: the result of :meth:`whole`, also of a shard with fewer tensors.
+
+        """
         # Through the transfer buffer, in which the elements of a tensor are one range.
         self.values[kind].copy_(vector)
         for tensor, values in self._by_tensor().items():

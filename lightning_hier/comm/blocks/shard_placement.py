@@ -17,6 +17,8 @@ from lightning_hier.comm.channel import Channel
 Across = Literal["auto", "leader", "sharded"]
 """Ranks of a group that exchange its model with other groups."""
 
+# Each kind has a bucket: a flat buffer has one dtype, and sums of squares over a group are divided
+# by the number of ranks that exchange an element.
 Kind = tuple[str, int]
 """Dtype of tensors, and number of ranks of a group that exchange the same elements of them."""
 
@@ -94,7 +96,7 @@ class OwnShards(ShardPlacement):
 
     """
 
-    distributes = False
+    distributes = False  # no rank needs what another one has exchanged
 
     def __init__(self, group: Channel) -> None:
         super().__init__(group, sharded=True)

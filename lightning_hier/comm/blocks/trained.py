@@ -16,7 +16,8 @@ from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
 
-# Integers up to 2**53 are exact in the double precision of health reports.
+# Integers up to 2**53 are exact in the double precision of health reports. With 48 bits, different
+# parameters have the same digest with a probability of 4e-15.
 _DIGEST_BYTES = 6
 
 
@@ -110,11 +111,11 @@ def parameters_of(module: Module) -> set[Parameter]:
     found: set[Parameter | None] = set()
     seen: set[Module | None] = {None}
     modules: list[Module | None] = [module]
-    for own in modules:  # which grows
-        if own is not None and own not in seen:
-            seen.add(own)
-            found.update(own._parameters.values())
-            modules += own._modules.values()
+    for child in modules:  # which grows
+        if child is not None and child not in seen:
+            seen.add(child)
+            found.update(child._parameters.values())
+            modules += child._modules.values()
     return cast(set[Parameter], found - {None})
 
 
@@ -166,9 +167,9 @@ class TrainedTensors:
         self.kinds = {}
         for index, members in enumerate(self.members()):
             # The optimizer is included, because its state may be averaged.
-            held = set(optimizer_parameters(self._optimizers[index]))
+            stepped = set(optimizer_parameters(self._optimizers[index]))
             for parameter in members.parameters:
-                holder = f"optimizer {index}" if parameter in held else "no optimizer"
+                holder = f"optimizer {index}" if parameter in stepped else "no optimizer"
                 kind = f"{tuple(parameter.shape)} {parameter.dtype} in {holder}"
                 self.kinds[names[parameter]] = kind
         # Not by hash(), which differs between processes.
