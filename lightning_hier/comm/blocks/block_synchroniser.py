@@ -194,13 +194,13 @@ class BlockSynchroniser:
             if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
                 self._buffers.reclaim()
                 with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
-                    self._synchronise(optimizer, DueFragments(0, 0), 0)  # it has one fragment
+                    self._synchronise(optimizer, DueFragments(0, 0), 0)  # of one fragment
                 self._worker.steps[optimizer].in_block = 0
 
     def _advance_schedule(self, optimizer: int, count: StepCount) -> Schedule:
         """Advance what is in flight by a step. Returns the schedule of the block.
 
-        A step of all ranks: it waits for collectives of earlier fragments that are due now.
+        Every rank must call it at the same step. It waits for collectives of earlier fragments.
         """
         assert self._config is not None
         stepped, models = self._optimizers[optimizer], self._communicators.models
@@ -295,6 +295,6 @@ class BlockSynchroniser:
             return None
         self._buffers.reclaim()
         self.trained.note()
-        own = self._communicators, self._models, self._offload, self._membership
-        contexts = [BlockContext(o, self._config, self.placement, *own) for o in self._optimizers]
+        rest = self._communicators, self._models, self._offload, self._membership
+        contexts = [BlockContext(o, self._config, self.placement, *rest) for o in self._optimizers]
         return [*map(make_block, self.trained.members(), contexts)]

@@ -119,7 +119,7 @@ class CommittedBlock(ModelBlock):
         assert norms is not None, "an update was sent"
         for view, values in self._means:
             view.write_from(values)
-        # Each rank has those of the rank at its position, which may differ inside a group.
+        # Each rank has those of the rank at its position in the first group, where they may differ.
         group = self._context.communicators.group
         broadcast_tensors_(self.members.other_buffers, group, "buffers")
         # Their means are written above, and not by the fragment itself.

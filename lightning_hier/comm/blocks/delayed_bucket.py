@@ -273,7 +273,7 @@ class DelayedBucket(Bucket):
         """See :class:`Bucket`."""
         super().load(state)
         self.load_local(state)
-        # Vectors without an update in flight have no meaning, and are not saved.
+        # Without an update, the vectors in flight have no meaning and are not saved.
         self.has_update = state["in_flight"] is not None
         if self.has_update:
             self._in_flight.copy_(state["in_flight"])

@@ -100,7 +100,7 @@ class ModelHealth:
         """Create it from all values, without sums of squares."""
         # Of a DTensor, the part of this rank: the other parts are in the reports of their ranks.
         kinds = (parameters, buffers, optimizer)
-        return cls(nonfinite=_flags(all(all_finite(local_tensor(t)) for t in own) for own in kinds))
+        return cls(nonfinite=_flags(all(all_finite(local_tensor(t)) for t in ts) for ts in kinds))
 
     def __add__(self, other: ModelHealth) -> ModelHealth:
         """Combined health of both."""
@@ -239,8 +239,8 @@ def _weighted(
         for counted, ranks in zip(weights[0], members, strict=True)
         if counted.weight  # an excluded model may not be finite
     )
-    own = tuple(of_fragment[group] for of_fragment in weights)
-    return replace(equal, mean_squares=squares, weights=own)
+    of_group = tuple(of_fragment[group] for of_fragment in weights)
+    return replace(equal, mean_squares=squares, weights=of_group)
 
 
 def require_finite(reports: Sequence[HealthReport]) -> None:

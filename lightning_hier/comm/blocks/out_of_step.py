@@ -68,15 +68,15 @@ def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
         entries: kind of each trained parameter by name, for each rank.
 
     """
-    names = dict.fromkeys(name for own in entries for name in own)
+    names = dict.fromkeys(name for kinds in entries for name in kinds)
     differences = []
     for name in names:
         ranks: dict[str | None, list[int]] = {}
-        for rank, own in enumerate(entries):
-            ranks.setdefault(own.get(name), []).append(rank)
+        for rank, kinds in enumerate(entries):
+            ranks.setdefault(kinds.get(name), []).append(rank)
         if len(ranks) > 1:
-            kinds = (f"{kind or 'not at all'} on {named_ranks(on)}" for kind, on in ranks.items())
-            differences.append(f"{name!r} ({'; '.join(kinds)})")
+            texts = (f"{kind or 'not at all'} on {named_ranks(on)}" for kind, on in ranks.items())
+            differences.append(f"{name!r} ({'; '.join(texts)})")
     omitted = len(differences) - _MOST_NAMES
     more = f" and {omitted} more" if omitted > 0 else ""
     return (

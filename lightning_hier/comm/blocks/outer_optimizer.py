@@ -103,7 +103,7 @@ class OptimizerStep(OuterStep):
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`."""
         super().load(state)
-        # They are made anew with the loaded state when their range is stepped.
+        # The next step of a range creates its optimizer again, with the loaded state.
         self._optimizers.clear()
         self._scalars.clear()
         self._loaded = state.get("scalars")

@@ -108,7 +108,7 @@ def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> St
         between: the four stages between hosts. They start when the sum of the host is complete.
 
     """
-    # The shard of this rank has no elements of the chunk. Longer shards of other positions have.
+    # The shard of this rank may be shorter than those of other positions in its group.
     if not piece.numel():
         for _ in range(_STAGES):
             yield []
@@ -186,10 +186,10 @@ def _quantised_between(
 def _sparse_between(
     piece: Tensor, codec: Codec, errors: Tensor, between: Channel, weight: float
 ) -> Stages:
-    own = torch.empty(codec.bytes_for(len(piece)), dtype=torch.uint8, device=piece.device)
-    received = own.new_empty((between.size, len(own)))
-    codec.encode_(errors, own, plus=piece, weight=weight)
-    gathered = between.all_gather(received.view(-1), own, _KIND)
+    sent = torch.empty(codec.bytes_for(len(piece)), dtype=torch.uint8, device=piece.device)
+    received = sent.new_empty((between.size, len(sent)))
+    codec.encode_(errors, sent, plus=piece, weight=weight)
+    gathered = between.all_gather(received.view(-1), sent, _KIND)
     # Empty stages correspond to those in which a quantised sum communicates.
     yield []
     yield Due([gathered])
