@@ -163,6 +163,7 @@ class BlockMomentumStep(OuterStep):
 
     def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """See :class:`OuterStep`."""
+        # A model is sent as it is. Its squares are for the health report and the norms.
         if not self.from_updates:
             return sum_of_squares(model)
         return self._filter.leave_out_start_(model, *self._at(place))
@@ -174,6 +175,7 @@ class BlockMomentumStep(OuterStep):
 
     def apply_(self, mean: Tensor, place: slice) -> tuple[SumOfSquares, SumOfSquares]:
         """See :class:`OuterStep`."""
+        # From models, W is their mean bit for bit with model averaging and NBM with zeta = 1.
         if self.from_updates:
             return self._filter.advance_by_(mean, *self._at(place))
         return self._filter.advance_(mean, *self._at(place))
