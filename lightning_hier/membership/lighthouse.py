@@ -125,7 +125,7 @@ class Lighthouse:
                 hostname=host,
                 bind=f"[{host}]:0" if ":" in host else f"{host}:0",
                 store_addr=store,
-                world_size=1,
+                world_size=1,  # rank 0 alone talks to torchft, for all ranks of the group
                 heartbeat_interval=timedelta(seconds=_HEARTBEAT_S),
                 connect_timeout=timeout,
                 quorum_retries=0,
@@ -150,10 +150,12 @@ class Lighthouse:
             time.sleep(_HEARTBEATS_KNOWN_S)
             found = self._until_answered(lambda timeout: self._request(entry, timeout), until)
         seconds, nanos = found.created.seconds, found.created.nanos
+        # Members that are no groups of this version end a start, but not groups that train.
         strict = entry.phase == "start"
         entries = [
             own for member in found.participants if (own := _entry_of(member, strict=strict))
         ]
+        # With its time, because a Lighthouse that has restarted counts from the beginning.
         return Quorum(
             f"{found.quorum_id}.{seconds}.{nanos:09d}",
             seconds + nanos * 1e-9,
@@ -267,6 +269,7 @@ def newest(entries: Sequence[Entry]) -> Entry | None:
 
     def rank(entry: Entry) -> tuple[float, int, bool, int, str]:
         trains = entry.phase == "block"
+        # The identifier decides at last, so that all groups choose the same model.
         return -entry.begun, entry.commits, trains, same[entry.last_commit], entry.last_commit
 
     return max(trained, key=rank, default=None)

@@ -30,6 +30,7 @@ class Progress:
 
 def members_of(quorum: Quorum, last_commit: str) -> list[Entry]:
     """Groups that exchange in a quorum, in order of their numbers: those with this last commit."""
+    # Groups that start exchange with each other only if none trains. Otherwise they join.
     exchanging = quorum.within("block") or quorum.within("start", "init")
     return [entry for entry in exchanging if entry.last_commit == last_commit]
 
@@ -48,8 +49,10 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry]) -> bool:
     """
     numbers = {entry.group for entry in members}
     present = [entry for entry in vote.entries if entry.group in numbers]
+    # A member that has gone on from this synchronisation has seen that it counts.
     if any(entry.last_commit == quorum.identifier for entry in present):
         return True
+    # A member that was lost after the exchange has no vote. The others have its update.
     return all(entry.votes_for == quorum.identifier for entry in present)
 
 

@@ -76,6 +76,7 @@ class TorchFT:
 
 
 def _has_port(address: SplitResult) -> bool:
+    # urlsplit checks the port only when it is read.
     try:
         return address.port is not None
     except ValueError:  # not a number, or out of range
@@ -89,6 +90,7 @@ def check_torchft() -> None:
         ValueError: it is not.
 
     """
+    # Its import takes a second, so it is imported where it is needed, by Lighthouse.
     if find_spec("torchft") is None:
         raise ValueError(
             f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"

@@ -21,7 +21,8 @@ from lightning_hier.membership.connections import (
     wait_for_all,
 )
 
-# Bytes that are read and sent at once.
+# Bytes that are read and sent at once. The time limit holds for each piece, however large the
+# state is.
 _PIECE = 16 << 20
 
 
@@ -76,6 +77,7 @@ def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout:
         length = _received(torch.empty(1, dtype=torch.int64), peer)
         header = _received(torch.empty(int(length), dtype=torch.uint8), peer)
         for relative, size in json.loads(header.numpy().tobytes()).items():
+            # A path with ".." would overwrite files of this user.
             path = (folder / relative).resolve()
             if not path.is_relative_to(folder.resolve()):
                 raise ValueError(f"another group has sent the path {relative!r}")
@@ -104,6 +106,7 @@ def share_folder(folder: Path, source: int, *, writes: bool, device: torch.devic
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         pieces = _pieces(path) if own else iter(())
+        # All ranks receive every piece, and one rank of each other host writes it.
         with path.open("wb") if writes and not own else nullcontext() as file:
             for start in range(0, size, _PIECE):
                 empty = torch.empty(min(_PIECE, size - start), dtype=torch.uint8)
