@@ -70,6 +70,7 @@ class Pending:
             with self._channel.explaining(self._kind):
                 result = done.value()[0]
             # In the callback, because the backward pass still waits. Later would be a race.
+            # Callbacks run in threads, in different orders on ranks, and start no collectives.
             self._count(waiting_since=begun if nothing_left else None)
             return result
 
@@ -136,13 +137,14 @@ class Channel:
         return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
-        """Sum ``tensor`` over the group on the first rank. Those of other ranks are overwritten."""
+        """Sum ``tensor`` over the group into that of the first rank. Others become undefined."""
         with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
             pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
         return pending
 
     def broadcast_(self, tensor: Tensor, kind: str, source: int = 0) -> Pending:
         """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
+        # The optimal broadcast sends it once. What other ranks forward is not counted.
         sends = self.size > 1 and self.position == source
         with self._starting(kind, tensor.nbytes if sends else 0) as pending:
             pending.work = dist.broadcast(tensor, group=self.group, group_src=source, async_op=True)
@@ -168,6 +170,7 @@ class Channel:
     @contextmanager
     def _starting(self, kind: str, payload_bytes: float) -> Iterator[Pending]:
         """Context in which a collective is started."""
+        # Before the start, so that the time in flight includes it.
         pending = Pending(self, kind, payload_bytes)
         with self.explaining(kind):
             yield pending

@@ -37,6 +37,7 @@ class WorkerLayout:
             ValueError: a group would start or end in the middle of a rank with several groups.
 
         """
+        # Either a rank has workers of one group only, or it has whole groups.
         if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
             raise ValueError(
                 f"virtual_workers must divide group_size or be a multiple of it, got "
@@ -81,6 +82,11 @@ class RankLayout:
     @classmethod
     def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
         """Groups of ``group_size`` ranks, or workers; the size must divide the world.
+
+        Args:
+            group_size: number of ranks in a group.
+            world_size: number of ranks.
+            of: what is counted, for the message.
 
         Raises:
             ValueError: it does not divide the world; the message lists the sizes that do.
@@ -131,16 +137,17 @@ def build_mesh(
         process_groups: keeps the groups for later fits.
 
     """
-    own: list[dist.ProcessGroup] = []
+    groups: list[dist.ProcessGroup] = []
     rank = dist.get_rank()
+    # All groups of both tiers in one order: torch creates a group on all ranks together.
     for tier, name in enumerate(TIERS):
         for ranks in layout.groups(tier):
             group = process_groups.of(ranks, timeout, name)
             if rank in ranks:
-                own.append(group)
+                groups.append(group)
     # A DeviceMesh has its outermost dimension first: each row of the grid is a group.
     return DeviceMesh.from_group(
-        list(reversed(own)),
+        list(reversed(groups)),
         device_type,
         mesh=layout.grid(),
         mesh_dim_names=tuple(reversed(TIERS)),

@@ -113,6 +113,7 @@ class GTC(GradientSync):
 
     def compresses(self, elements: int) -> bool:
         """Whether a tensor of this number of elements is compressed."""
+        # At least 1, because the density of an empty tensor is undefined.
         return max(self.dense_below, 1) <= elements <= MOST_ELEMENTS
 
     @override

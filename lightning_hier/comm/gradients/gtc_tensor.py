@@ -71,10 +71,12 @@ class CompressedTensor:
         tensor = cls(flats, memories)
         for flat, memory, missing in zip(flats, memories, absent, strict=True):
             if memory.threshold is None:
+                # No residual is added: without a threshold, nothing has been withheld yet.
                 if scale != 1.0:
                     flat.div_(scale)
                 norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
                 rms = norm / math.sqrt(max(flat.numel(), 1))
+                # The sign carries the second fact, so each tensor needs one number of each worker.
                 fact, finite = -rms if missing else rms, math.isfinite(norm)
             else:
                 words, finite = kernels_for(flat, memory.residual).encode_(
@@ -104,6 +106,7 @@ class CompressedTensor:
     def add_facts(self, facts: Tensor) -> None:
         """Add the facts of every worker of the group."""
         if self.is_first_step:
+            # Also if all gradients are zero: they give no threshold, so the first step comes later.
             self.skipped = bool((facts <= 0.0).all())
             self._group_rms = float(facts.square().mean().sqrt())
         else:
@@ -145,7 +148,7 @@ class CompressedTensor:
                 bitmaps=self.is_bitmap,
             )
             rows = []  # the mean is written for the first worker only
-        self.payloads = []
+        self.payloads = []  # freed here, and not only when all buckets are finished
 
     def adapt_threshold(self, density: float) -> None:
         """Set the threshold of the next step, the same on all workers of the group.
