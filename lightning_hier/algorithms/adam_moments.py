@@ -59,6 +59,7 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     """
     if steps.ahead == 0.0 or steps.local == 0.0:
         return
+    # An estimate: the gradient with which this block would have moved `previous` to `mean`.
     kept = beta**steps.local
     gradient = previous.mul(-kept).add_(mean).div_(1.0 - kept)
     mean.lerp_(gradient, 1.0 - beta**steps.ahead)
@@ -102,12 +103,14 @@ def merge_square_(
 ) -> None:
     """:func:`merge_moment_` for the second moment, whose own contributions are at least 0."""
     kept = beta**steps
+    # Clamped before the start is added, so that the result is at least beta^steps * start.
     _clamp_(moment.sub_(sent, alpha=kept))
     moment.add_(start, alpha=kept)
 
 
 def _clamp_(square: Tensor) -> None:
     """Set negative values to 0, in place."""
+    # torch.optim keeps the squares of real and imaginary part as one complex number.
     real = torch.view_as_real(square) if square.is_complex() else square
     real.clamp_(min=0.0)
 
@@ -127,6 +130,7 @@ def nadam_product(step: float, steps: float, *, beta1: float, momentum_decay: fl
 
     """
     whole = math.floor(steps)
+    # The last one is the fractional step. Its power is 0 if there is none.
     counts = step + torch.arange(1, whole + 2, dtype=torch.float64)
     mu = beta1 * (1.0 - 0.5 * _NADAM_BASE ** (counts * momentum_decay))
     return float(mu[:-1].prod() * mu[-1] ** (steps - whole))

@@ -72,15 +72,17 @@ def add_bitmap_(target: Tensor, bitmap: Tensor) -> None:
     table = _signs_of_a_byte(target.dtype, target.device)
     length = chunk_length(packed, _CHUNK)
     for start in range(0, packed.numel(), length):
-        found = functional.embedding(packed[start : start + length].int(), table).view(-1)
-        part = target[4 * start : 4 * start + found.numel()]
-        part.add_(found[: part.numel()])
+        signs = functional.embedding(packed[start : start + length].int(), table).view(-1)
+        part = target[4 * start : 4 * start + signs.numel()]
+        # The last word of a bitmap may have bits for elements beyond the end of the tensor.
+        part.add_(signs[: part.numel()])
 
 
 def add_payloads_(
     target: Tensor, rows: Sequence[Tensor], factors: Sequence[float], *, bitmaps: bool
 ) -> None:
     """Add the signs of all workers to zeros, then multiply by each of ``factors``, in place."""
+    # Signs first, because sums of whole numbers are exact in any order. Each factor rounds once.
     add_ = add_bitmap_ if bitmaps else add_words_
     for row in rows:
         add_(target, row)
@@ -92,6 +94,7 @@ def add_payloads_(
 @lru_cache
 def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Table of the four signs that each byte of a bitmap encodes, (256, 4)."""
+    # The lowest two bits of a byte are its first element, as in words_to_bitmap.
     shifts = torch.tensor([0, 2, 4, 6], device=device)
     codes = torch.arange(256, device=device)[:, None] >> shifts & 3
     return (codes == 1).to(dtype) - (codes == 2).to(dtype)

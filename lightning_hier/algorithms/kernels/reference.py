@@ -82,7 +82,7 @@ class TorchKernels:
 
         """
         limit, integer = magnitude_bits(threshold, values.dtype), INTEGER[values.itemsize]
-        found = [torch.empty(0, dtype=torch.int32, device=values.device)]
+        words = [torch.empty(0, dtype=torch.int32, device=values.device)]
         start, finite = 0, True
         for chunk, kept in chunks(values, residual):
             if scale != 1.0:
@@ -93,9 +93,9 @@ class TorchKernels:
             selected = chunk[index]
             finite = finite and bool(selected.isfinite().all())
             # index - 2**31 is the two's complement form of "sign bit set, then the index".
-            found.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
+            words.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
             start += chunk.numel()
-        return torch.cat(found), finite
+        return torch.cat(words), finite
 
     def decode_(
         self,
@@ -132,6 +132,7 @@ class TorchKernels:
         """Sum of the squared magnitudes in double precision; NaN or inf if a value is."""
         flat = torch.view_as_real(values).flatten() if values.is_complex() else values
         if flat.device.type != "cpu":
+            # One kernel, and no wait for the device.
             norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
             return norm.square()
         total = 0.0
@@ -164,6 +165,7 @@ class TorchKernels:
         for weights, model, delta in chunks(mean, global_model, update):
             of_mean += self.sum_of_squares(weights)
             start = model.add(delta, alpha=by.eta) if by.ahead else model
+            # A new tensor, because `start` may be W, which is overwritten next.
             moved = weights - start
             if by.zeta == 1.0:
                 model.copy_(weights)
@@ -196,6 +198,7 @@ class TorchKernels:
                 if by.inside:
                     moved = values.add_(delta, alpha=by.eta)
             model.add_(moved)
+            # Before the start model overwrites `values`, which `moved` may be.
             of_update += self.sum_of_squares(moved)
             _write_start(values, model, delta, by)
         return of_gradient, of_update
@@ -233,6 +236,7 @@ class TorchKernels:
             rows, scale, packed = groups(chunk, start, scales, out, INT4_GROUP)
             rounded, wide = quantise(rows, scale, LARGEST_INT4)
             lower, upper = rounded.chunk(2, dim=1)
+            # 16 * (upper + INT4_ZERO) + lower + INT4_ZERO
             packed.copy_((upper * 16).add_(lower).add_(17 * INT4_ZERO))
             rows.sub_(rounded.mul_(wide))
 
@@ -254,8 +258,8 @@ class TorchKernels:
             Their offsets in their rows (int16), row by row and in ascending order.
 
         """
-        found = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
-        return found.sort(dim=1).values.view(-1).to(torch.int16)
+        offsets = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
+        return offsets.sort(dim=1).values.view(-1).to(torch.int16)
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor

@@ -56,6 +56,7 @@ def runs_on(device: torch.device) -> bool:
     """
     values, residual = torch.ones(2, 1, device=device)
     try:
+        # Both files of kernels: one may compile where the other does not.
         words, _ = _encode_(values, residual, 0.5)
         _decode_(values, residual, 0.5, [words], [1.0])
         subtract_start = _jit("triton_block_kernels").subtract_start
@@ -102,7 +103,7 @@ class TritonKernels(TorchKernels):
             super().decode_(values, residual, sent, threshold, rows, factors, bitmaps=bitmaps)
             return
         _decode_(values, residual, threshold, [] if bitmaps else rows, factors)
-        if bitmaps:
+        if bitmaps:  # plain torch: the kernel reads words only
             add_payloads_(values, rows, factors, bitmaps=True)
 
     def sum_of_squares(self, values: Tensor) -> SumOfSquares:
@@ -235,6 +236,7 @@ def _decode_(
     if blocks == 0:
         return
     words, begins = _by_block(rows, values, blocks)
+    # A missing factor is 1, which changes no bits.
     first, second = (_bits64(factor) for factor in (*factors, 1.0, 1.0)[:2])
     _jit().decode[(blocks,)](
         values, residual, words, begins, values.numel(), magnitude_bits(threshold, values.dtype),
@@ -258,5 +260,6 @@ def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor
 
 def _bits64(number: float) -> int:
     """Bits of a float64 as an integer."""
+    # Triton would pass a Python float to a kernel as float32.
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return bits
