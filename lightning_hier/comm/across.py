@@ -25,7 +25,7 @@ class AcrossRoute:
     Attributes:
         between: ranks that exchange between hosts. None if another rank of this host is one of
             them, or if there is only one model.
-        host: averaging ranks of this host. None if every host has one, or if there is one host.
+        host: averaging ranks of this host. None if this host has one, or if there is one host.
         inter_host_ranks: number of ranks that exchange between hosts, also on ranks that do not.
             It changes if groups come and go.
         hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.

@@ -22,8 +22,8 @@ class Offer:
     """The address that a rank offers to the other ranks.
 
     Attributes:
-        host: :func:`host_identity`.
-        address: address of its interface to the job; None if there is a problem.
+        host: result of :func:`host_identity` on this rank.
+        address: address of its network interface for the job; None if there is a problem.
         master: address of the job's master as resolved on this rank; None if the user has named the
             interface.
         problem: why there is no address. It matters only for a job of several hosts.
@@ -37,7 +37,14 @@ class Offer:
 
 
 def make_offer(environment: Mapping[str, str]) -> Offer:
-    """Offer of this rank: the interface that the user has named, or the one to the master."""
+    """The address of this rank at the interface that the user has named, or towards the master.
+
+    Does not raise: an :class:`Offer` without an address contains the problem.
+
+    Args:
+        environment: environment variables of this process.
+
+    """
     host = host_identity()
     try:
         named = named_interface_address(environment)
@@ -154,5 +161,5 @@ def is_loopback(address: str) -> bool:
 
 
 def tcp_endpoint(address: str) -> str:
-    """Endpoint to bind to, on a port that the kernel chooses."""
+    """Endpoint of ZeroMQ to bind to, on a port that the kernel chooses."""
     return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"

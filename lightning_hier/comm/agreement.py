@@ -65,6 +65,7 @@ def gather_where_different(value: Any, device: torch.device, *, place: str) -> l
     """
     # Keys are sorted, because ranks may have added them in different orders.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    # All ranks have all digests, so they take the same branch.
     if len(set(gather_json(digest, device, place=place))) == 1:
         return None
     return gather_json(value, device, place=place)
@@ -118,12 +119,12 @@ def _exact(value: Any, where: str) -> Any:
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
         return path
     if type(value) is list:
-        return [_exact(one, f"{where}[{index}]") for index, one in enumerate(value)]
+        return [_exact(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
                 raise TypeError(_named(key, f"a key{where and f' of {where}'}"))
-        return {key: _exact(one, f"{where}[{key!r}]") for key, one in value.items()}
+        return {key: _exact(item, f"{where}[{key!r}]") for key, item in value.items()}
     raise TypeError(_named(value, where))
 
 

@@ -55,6 +55,7 @@ class Pending:
         begun = time.perf_counter()
         with self._channel.explaining(self._kind), profiler_range("hier/wait"):
             self.work.wait()
+        # Only this wait blocks training. The rest of the time in flight overlaps with computation.
         self._count(waiting_since=begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
@@ -106,6 +107,7 @@ class Channel:
 
     def use(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """Communicate over ``group`` from now on, whose ranks have these numbers in errors."""
+        # In place, because synchronisers and routes keep the channel when groups come and go.
         self.group = group
         self.size, self.position = group.size(), group.rank()
         self.ranks = list(ranks)

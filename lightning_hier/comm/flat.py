@@ -36,6 +36,7 @@ class FlatView:
 
         Yields each tensor, the range in the tensor, and the range relative to ``start``.
         """
+        # From the last tensor that begins at `start` or before. Empty ones before it do not matter.
         for number in range(max(bisect_right(self._offsets, start) - 1, 0), len(self.tensors)):
             tensor, first = self.tensors[number], self._offsets[number]
             if first >= stop:

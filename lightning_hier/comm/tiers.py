@@ -67,6 +67,9 @@ class RankLayout:
     A rank has two coordinates: its position in its group, and the number of its group. The process
     groups of tier 0 are the groups; those of tier 1 are the ranks at one position in all groups.
 
+    Launchers number the ranks of a host consecutively, so the collectives of a group stay on one
+    host if its size divides that of a host.
+
     Attributes:
         sizes: P and M.
 

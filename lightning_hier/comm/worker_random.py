@@ -61,6 +61,7 @@ class WorkerRandom:
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore the states of all workers from :meth:`states`."""
         for worker, state in enumerate(states):
+            # At its end, the context saves what was set.
             with self.of(worker):
                 set_random_state(state, self._device)
 

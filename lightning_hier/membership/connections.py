@@ -68,6 +68,7 @@ class GroupConnections:
         # Process groups of this job alone, which the channels use until the groups are connected.
         self._alone = own.across.group, own.world.group
         loss = LossOfGroups()
+        # Channels of their own: in those of the job, a failure would name ranks of this job only.
         self.across = Channel(own.across.group, "across", own.traffic, loss)
         self.world = Channel(own.world.group, "across", own.traffic, loss)
         self.layout = own.layout

@@ -114,15 +114,15 @@ class Quorums:
         return None if quorum is None else Quorum.of(quorum)
 
     def _start(self) -> dict[str, Any] | None:
-        own, settings, begun = self.progress, self._settings, monotonic()
+        progress, settings, begun = self.progress, self._settings, monotonic()
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
             present, best = len(quorum.entries), newest(quorum.entries)
-            is_newest = best is None or best.last_commit == own.last_commit
+            is_newest = best is None or best.last_commit == progress.last_commit
             trains = bool(quorum.within("block", "vote", "init"))
             # A group whose model all must take does not join: those that train restart first.
-            if trains and not (own.last_commit and is_newest):
+            if trains and not (progress.last_commit and is_newest):
                 return None
             # All start if one of them has waited long enough, because all must decide the same.
             enough = present >= settings.min_groups and any(e.waited for e in quorum.entries)
@@ -151,15 +151,15 @@ class Quorums:
         return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase))))
 
     def _gathered(self, phase: Phase) -> Quorum:
-        own, settings = self.progress, self._settings
+        progress, settings = self.progress, self._settings
         until = monotonic() + self._limit.total_seconds()
         while True:
             quorum = self._request(phase)
             best = newest(quorum.within("block", "start", "join"))
-            if best is not None and best.last_commit != own.last_commit:
-                raise PeerError(missed(settings.group, own, best))
+            if best is not None and best.last_commit != progress.last_commit:
+                raise PeerError(missed(settings.group, progress, best))
             # Groups in a vote may be about to commit this block. Only the next quorum shows it.
-            undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
+            undecided = any(e.commits >= progress.commits for e in quorum.within("vote"))
             if not undecided and len(quorum.entries) >= settings.min_groups:
                 self._logged = ""
                 self._log_refused(quorum)

@@ -14,7 +14,7 @@ from lightning_hier.membership.torchft import TorchFT
 
 @dataclass
 class Progress:
-    """What the global model of a group contains.
+    """What the global model of a group contains. Its fields are also fields of :class:`Entry`.
 
     Attributes:
         begun: time at which its run started, as in :class:`Entry`.
@@ -48,6 +48,7 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry]) -> bool:
 
     """
     numbers = {entry.group for entry in members}
+    # Groups that join are in the vote as well, and do not decide.
     present = [entry for entry in vote.entries if entry.group in numbers]
     # A member that has gone on from this synchronisation has seen that it counts.
     if any(entry.last_commit == quorum.identifier for entry in present):
@@ -134,5 +135,5 @@ def absent(settings: TorchFT, quorum: Quorum) -> list[int]:
 
 
 def named_groups(groups: Sequence[int]) -> str:
-    """Groups in a message."""
+    """Numbers of groups in a message, such as "groups 0, 2"."""
     return f"group{'s' * (len(groups) > 1)} {', '.join(map(str, groups))}"

@@ -100,14 +100,14 @@ def share_folder(folder: Path, source: int, *, writes: bool, device: torch.devic
         device: device of collectives.
 
     """
-    own = dist.get_rank() == source
-    sizes = broadcast_json(_sizes(folder) if own else None, source, device)
+    is_source = dist.get_rank() == source
+    sizes = broadcast_json(_sizes(folder) if is_source else None, source, device)
     for relative, size in sizes.items():
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pieces = _pieces(path) if own else iter(())
+        pieces = _pieces(path) if is_source else iter(())
         # All ranks receive every piece, and one rank of each other host writes it.
-        with path.open("wb") if writes and not own else nullcontext() as file:
+        with path.open("wb") if writes and not is_source else nullcontext() as file:
             for start in range(0, size, _PIECE):
                 empty = torch.empty(min(_PIECE, size - start), dtype=torch.uint8)
                 piece = next(pieces, empty).to(device)

@@ -62,8 +62,8 @@ def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
 def add_words_(target: Tensor, words: Tensor, unit: float = 1.0) -> None:
     """Add ``unit`` with the sign of each word to ``target`` at the word's index, in place."""
     index, negative = split_words(words)
-    one = torch.full((), unit, dtype=target.dtype, device=target.device)
-    target.index_add_(0, index, torch.where(negative, -one, one))
+    plus = torch.full((), unit, dtype=target.dtype, device=target.device)
+    target.index_add_(0, index, torch.where(negative, -plus, plus))
 
 
 def add_bitmap_(target: Tensor, bitmap: Tensor) -> None:

@@ -91,6 +91,7 @@ class TorchKernels:
             # In place, because torch vectorises comparisons with integer results, not with bool.
             index = chunk.abs().view(integer).gt_(limit).nonzero().view(-1)
             selected = chunk[index]
+            # Values that are not finite are always selected (magnitude_bits).
             finite = finite and bool(selected.isfinite().all())
             # index - 2**31 is the two's complement form of "sign bit set, then the index".
             words.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
@@ -122,6 +123,7 @@ class TorchKernels:
             bitmaps: whether the payloads are bitmaps instead of words.
 
         """
+        # The signs are summed in `values`, so that no tensor of its size is allocated.
         for chunk, kept in chunks(values, residual):
             kept.copy_(chunk)
             chunk.zero_()
@@ -151,6 +153,7 @@ class TorchKernels:
             The sum of squares of the difference.
 
         """
+        # Two operations in this order, which round as those of the other backends.
         model.sub_(global_model)
         if update is not None:
             model.sub_(update, alpha=eta)
@@ -159,7 +162,7 @@ class TorchKernels:
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_``."""
+        """``BlockFilter.advance_``, in place, with the coefficients ``by``."""
         of_mean: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for weights, model, delta in chunks(mean, global_model, update):
@@ -167,7 +170,7 @@ class TorchKernels:
             start = model.add(delta, alpha=by.eta) if by.ahead else model
             # A new tensor, because `start` may be W, which is overwritten next.
             moved = weights - start
-            if by.zeta == 1.0:
+            if by.zeta == 1.0:  # W is Wbar bit for bit, as BlockFilter.advance_ promises
                 model.copy_(weights)
             else:
                 moved.mul_(by.zeta)
@@ -183,7 +186,7 @@ class TorchKernels:
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_by_``."""
+        """``BlockFilter.advance_by_``, in place, with the coefficients ``by``."""
         of_gradient: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for values, model, delta in chunks(gradient, global_model, update):

@@ -119,6 +119,7 @@ class GTC(GradientSync):
     @override
     def advice(self, optimizer: Optimizer) -> str | None:
         """Advise against Adam, which divides by magnitudes that GTC makes equal in a tensor."""
+        # Optimizers that BMUFAdam supports are those with Adam's moments.
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (

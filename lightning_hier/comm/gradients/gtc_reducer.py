@@ -129,14 +129,14 @@ class GTCReducer(Reducer):
         if bucket.is_first:
             self._open.clear()  # an interrupted backward pass leaves its buckets
         with profiler_range("hier/gtc/encode"):
-            begun = self._encode(bucket)
-        self._open.append(begun)
+            encoded = self._encode(bucket)
+        self._open.append(encoded)
         if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
             self._send(self._open[-2])
         if bucket.is_last:
-            self._send(begun)
+            self._send(encoded)
             self._finish()
-        return begun.future
+        return encoded.future
 
     @override
     def metrics(self) -> dict[str, float]:
@@ -149,9 +149,10 @@ class GTCReducer(Reducer):
         return values
 
     def _encode(self, bucket: GradientBucket) -> _Bucket:
+        """Add residuals, select elements, and start to exchange facts and exact gradients."""
         mean, workers = bucket.buffers[0], self.channel.size * len(bucket.buffers)
         # Read once for a bucket: the mean is scaled by the factor by which it was divided.
-        begun = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
+        encoded = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
         memories = [self._memories[worker] for worker in bucket.workers]
         fixed = None if self._config.threshold == "auto" else self._config.threshold
         exact: list[Sequence[Tensor]] = []
@@ -161,33 +162,33 @@ class GTCReducer(Reducer):
             if workers > 1 and self._config.compresses(flats[0].numel()):
                 pairs = zip(memories, flats, strict=True)
                 states = [memory.of(parameter, flat, fixed) for memory, flat in pairs]
-                tensor = CompressedTensor.encode_(flats, states, absent, begun.scale)
-                begun.compressed.append(tensor)
+                tensor = CompressedTensor.encode_(flats, states, absent, encoded.scale)
+                encoded.compressed.append(tensor)
                 continue
             exact.append(flats)
             for memory, flat, missing in zip(memories, flats, absent, strict=True):
                 # Added here, but removed only in `finish`: the step may fail on another rank.
                 if parameter in memory.tensors and not missing:
-                    flat.add_(memory.tensors[parameter].residual, alpha=begun.scale)
-                    begun.returned.append((memory, parameter))
+                    flat.add_(memory.tensors[parameter].residual, alpha=encoded.scale)
+                    encoded.returned.append((memory, parameter))
         # The exact gradients of each worker, one after the other.
         gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
         # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
-        for own_gradients in gradients if begun.scale != 1.0 else ():
-            own_gradients.div_(begun.scale)
-        finite = all(tensor.finite for tensor in begun.compressed) and all(
+        for own_gradients in gradients if encoded.scale != 1.0 else ():
+            own_gradients.div_(encoded.scale)
+        finite = all(tensor.finite for tensor in encoded.compressed) and all(
             bool(own_gradients.isfinite().all()) for own_gradients in gradients
         )
         # One row for each worker. float64 represents every count of up to 2**53 exactly.
         columns = [
             [float(not finite)] * len(memories),
-            *(tensor.facts for tensor in begun.compressed),
+            *(tensor.facts for tensor in encoded.compressed),
         ]
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
-        begun.facts = rows.new_empty(self.channel.size * rows.numel())
-        begun.pending = self.channel.all_gather(begun.facts, rows, "gradient_counts")
-        self._average_exact(begun, gradients, [first for first, *_ in exact])
-        return begun
+        encoded.facts = rows.new_empty(self.channel.size * rows.numel())
+        encoded.pending = self.channel.all_gather(encoded.facts, rows, "gradient_counts")
+        self._average_exact(encoded, gradients, [first for first, *_ in exact])
+        return encoded
 
     def _average_exact(
         self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
@@ -237,6 +238,7 @@ class GTCReducer(Reducer):
         bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
 
     def _finish(self) -> None:
+        """Complete the buckets of this step, and change residuals and thresholds if it counts."""
         # One failed bucket fails the step: thresholds and residuals of all must change together.
         failed = any(bucket.failed for bucket in self._open)
         for bucket in self._open:

@@ -29,9 +29,9 @@ class CompressedTensor:
         flats: residual plus gradient of each worker of this rank, as its part of the bucket.
         memories: residual and threshold of each of these workers.
         words: elements that each of them sends. Empty in the first step.
-        facts: a number of each of them for the group: the number of words, or ``-1 - number`` if
-            the worker has no gradient for the tensor. In the first step, the root mean square of
-            its gradient, negated if it has none.
+        facts: for each of them, a number that the group exchanges: its number of words, or ``-1 -
+            number`` if the worker has no gradient for the tensor. In the first step, the root mean
+            square of its gradient, negated if it has none.
         finite: whether all values are finite.
         skipped: whether no worker of the group has a gradient.
         counts: number of words of every worker of the group.

@@ -52,7 +52,7 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
     # DDP does not write back the gradient of a parameter that no rank has used, so it must not be
     # sent.
     absent = state.reached.missing_of(parameters)
-    begun = GradientBucket(
+    gradients = GradientBucket(
         parameters,
         [buffer],
         [absent],
@@ -61,8 +61,8 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
         of_ddp=bucket,
     )
     with profiler_range("hier/gradients/exchange"):
-        future = state.reducer.reduce(begun)
-    if begun.is_last:
+        future = state.reducer.reduce(gradients)
+    if gradients.is_last:
         state.reached.end_step()
     return future
 

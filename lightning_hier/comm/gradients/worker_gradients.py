@@ -69,7 +69,7 @@ class WorkerGradients:
         futures = []
         for bucket in buckets:
             absent = [set(bucket) - by_parameter.keys() for by_parameter in gradients]
-            begun = GradientBucket(
+            flat_gradients = GradientBucket(
                 bucket,
                 [_taken_flat(bucket, by_parameter) for by_parameter in gradients],
                 absent,
@@ -78,7 +78,7 @@ class WorkerGradients:
                 is_last=bucket is buckets[-1],
             )
             with profiler_range("hier/gradients/exchange"):
-                futures.append(self._reducer.reduce(begun))
+                futures.append(self._reducer.reduce(flat_gradients))
         self._reached.end_step()
         for bucket, future in zip(buckets, futures, strict=True):
             # Not before all buckets are started, so that their collectives overlap.
