@@ -84,6 +84,7 @@ class BlockFilter:
 
     @property
     def _looks_ahead(self) -> bool:
+        # With includes_ahead, W is the start model itself, and nothing is added to it.
         return self.nesterov and self.keeps_update and not self.includes_ahead
 
     @property

@@ -38,6 +38,8 @@ def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
     relative = [count / largest for count in samples]
     total = math.fsum(relative)
     squares = math.fsum(share * share for share in relative)
+    # Rounded, they do not sum to exactly 1. Groups therefore average local updates: a mean of
+    # models would shrink or grow them in every block (docs/algorithms.md, weighting by samples).
     return [share / total for share in relative], total * total / squares
 
 

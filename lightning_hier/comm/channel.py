@@ -56,6 +56,7 @@ class Pending:
         with self._channel.explaining(self._kind), profiler_range("hier/wait"):
             self.work.wait()
         # Only this wait blocks training. The rest of the time in flight overlaps with computation.
+        # With NCCL, the stream waits and not the host, so little is counted (docs/metrics.md).
         self._count(waiting_since=begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:

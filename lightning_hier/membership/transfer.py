@@ -35,7 +35,7 @@ def send_folder(
         folder: folder of the checkpoint.
         store: store of this group.
         address: ``host:port`` of the store of the other group.
-        name: name of the transfer, the same on both sides.
+        name: name of the transfer, the same on both sides, and another one for each transfer.
         host: IP address of this rank.
         timeout: time limit of the connection, and of every piece.
 
@@ -61,7 +61,7 @@ def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout:
     Args:
         folder: folder of the checkpoint.
         address: ``host:port`` of the store of the other group.
-        name: name of the transfer.
+        name: name of the transfer, the same on both sides.
         host: IP address of this rank.
         timeout: time limit of the connection, and of every piece.
 

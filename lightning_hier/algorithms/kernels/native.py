@@ -47,7 +47,8 @@ _TYPES: dict[str, Any] = {
     "p": c_void_p,
     "v": None,
 }
-# For each function: type of the result, a colon, types of the arguments.
+# For each function: type of the result, a colon, types of the arguments. They must be those of the
+# C sources: a difference is no error, but corrupts memory.
 _SIGNATURES = {
     "encode": "l:pplfflpp",
     "decode": "v:pplfplppplpli",

@@ -96,6 +96,7 @@ class CompressedTensor:
     @property
     def is_bitmap(self) -> bool:
         """Whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts."""
+        # The longest list of words decides, because all rows are padded to the longest one.
         return max(self.counts) > bitmap_words(len(self.flats[0]))
 
     @property
