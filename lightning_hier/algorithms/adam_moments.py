@@ -39,7 +39,7 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     """Turn the mean of the workers' moments into the moment for the next start model, in place.
 
     The workers' mean belongs to the mean of the models, and the next block starts ``ahead`` steps
-    later. If the gradient is stationary, these steps change the moment like those of this block
+    later. If the gradient is stationary, these steps change the moment like the steps of this block
     (bmuf_adam eq. 16 and 17)::
 
         g      = (mean - beta^tau * previous) / (1 - beta^tau)
@@ -78,7 +78,7 @@ def advance_square_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
 def merge_moment_(
     moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
 ) -> None:
-    """Replace the past of a moment by that of the start model, some steps later, in place.
+    """Replace the past of a moment by the past of the start model, some steps later, in place.
 
     A moment is linear in its past: ``steps`` after a value ``sent`` it is ``beta^steps * sent``
     plus the contributions of its own gradients. With these, an optimizer that started from

@@ -27,7 +27,7 @@ class NamedArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the names of keyword arguments before the constructor is called."""
-        # Not in __init__, because dataclasses generate one that does not call that of their base.
+        # Not in __init__: a dataclass generates one that does not call the __init__ of its base.
         _, *parameters = signature(cls.__init__).parameters.values()
         if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
             known = [parameter.name for parameter in parameters]

@@ -56,7 +56,7 @@ def build_route(
     """
     if layout.sizes[1] == 1:
         return AcrossRoute(None, None, 1)
-    # All routes, also those of other ranks: torch creates a process group on all ranks together.
+    # Also the routes of other ranks: torch creates a process group on all ranks together.
     routes = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
     return next(route for route in routes if route is not None)
 

@@ -80,7 +80,7 @@ def broadcast_tensors_(
 
 
 def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
-    """Average tensors over ``channel``, in place. Integers become those of its first rank.
+    """Average tensors over ``channel``, in place. Integers take the values of its first rank.
 
     A collective of the channel. The tensors must be on the device of collectives.
     """

@@ -16,7 +16,7 @@ from lightning_hier.comm.traffic import Tier, Traffic
 
 
 class ExplainsFailures(Protocol):
-    """Raises errors that name what is missing, such as a
+    """Raises errors that name the missing ranks or groups, such as a
     :class:`~lightning_hier.comm.progress_record.ProgressRecord`."""
 
     def explaining(self, ranks: Sequence[int], doing: str = "") -> AbstractContextManager[None]:
@@ -140,7 +140,7 @@ class Channel:
         return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
-        """Sum ``tensor`` over the group into that of the first rank. Others become undefined."""
+        """Sum ``tensor`` over the group, in place on the first rank, undefined on other ranks."""
         with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
             pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
         return pending

@@ -36,7 +36,7 @@ class Communicators:
         device: device of tensors in collectives.
         models_per_rank: models of different groups that every rank trains, one after the other.
         most_groups: if groups come and go, their largest number. Every job is then a group, and
-            ``layout`` and ``world`` are those of this group, except while groups synchronise.
+            ``layout`` and ``world`` have this group only, except while groups synchronise.
 
     """
 
@@ -54,7 +54,7 @@ class Communicators:
 
     @property
     def models(self) -> int:
-        """Number of averaged models, those of all groups."""
+        """Number of models that a synchronisation of all groups averages."""
         # With groups that come and go, `layout` has only those that are connected now.
         return self.most_groups or self.layout.sizes[1] * self.models_per_rank
 

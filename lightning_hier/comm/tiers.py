@@ -64,8 +64,8 @@ class WorkerLayout:
 class RankLayout:
     """Numbering of ranks: ``RankLayout((P, M))`` has M groups of P consecutive ranks.
 
-    A rank has two coordinates: its position in its group, and the number of its group. The process
-    groups of tier 0 are the groups; those of tier 1 are the ranks at one position in all groups.
+    A rank has two coordinates: its position in its group, and the number of its group. A process
+    group of tier 0 is a group, and one of tier 1 has the ranks at one position in all groups.
 
     Launchers number the ranks of a host consecutively, so the collectives of a group stay on one
     host if its size divides that of a host.
@@ -89,7 +89,7 @@ class RankLayout:
         Args:
             group_size: number of ranks in a group.
             world_size: number of ranks.
-            of: what is counted, for the message.
+            of: plural noun of what is counted, for the message.
 
         Raises:
             ValueError: it does not divide the world; the message lists the sizes that do.

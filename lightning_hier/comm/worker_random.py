@@ -12,7 +12,7 @@ import torch
 
 
 class WorkerRandom:
-    """Generator states of each worker of a rank. Those of worker 0 are active.
+    """Generator states of each worker of a rank. The states of worker 0 are active.
 
     All workers start from the state that is active when one of them first draws, like the ranks of
     a job with one seed.

@@ -68,7 +68,7 @@ class GroupConnections:
         # Process groups of this job alone, which the channels use until the groups are connected.
         self._alone = own.across.group, own.world.group
         loss = LossOfGroups()
-        # Channels of their own: in those of the job, a failure would name ranks of this job only.
+        # New channels: with the channels of the job, a failure would name ranks of this job only.
         self.across = Channel(own.across.group, "across", own.traffic, loss)
         self.world = Channel(own.world.group, "across", own.traffic, loss)
         self.layout = own.layout
@@ -100,7 +100,7 @@ class GroupConnections:
         self.layout = RankLayout((size, len(members)))
         groups = [entry.group for entry in members]
         with LossOfGroups().explaining((), f"connecting the groups {groups}"):
-            # The jobs of the groups share no store, so all ranks use that of the first group.
+            # The jobs of the groups share no store, so all ranks use the store of the first group.
             store = open_store(members[0].address, timeout)
             ends = store, host, timeout
             rank, total = number * size + position, len(members) * size

@@ -26,17 +26,17 @@ MOST_ATTEMPTS = 10
 class GroupExchange:
     """Synchronisations of this group with those that are present.
 
-    A synchronisation has two phases. In the quorum of the phase ``"block"``, all groups learn who
-    takes part, and exchange their updates. In that of the phase ``"vote"``, they learn whether it
-    has succeeded everywhere: it counts in all groups or in none, and then they repeat it with those
-    that are left. No group writes a result before.
+    A synchronisation has two phases. The quorum of the phase ``"block"`` lists the groups that take
+    part, and these exchange their updates. The quorum of the phase ``"vote"`` shows whether the
+    exchange has succeeded everywhere. It counts in all groups or in none. If it does not count, the
+    groups that are left repeat it. No group writes a result before the vote.
 
     Unless stated otherwise, methods are collectives of the group: all its ranks must call them.
 
     Args:
         settings: settings of the user.
-        own: channels of this rank. While groups synchronise, its ``layout`` and ``world`` are
-            those of the groups that are present, and otherwise those of this group.
+        own: channels of this rank. Its ``layout`` and ``world`` have all groups that are present
+            while they synchronise, and otherwise this group only.
         limit: as in :class:`Quorums`.
         log: logs a line, on one rank.
         position: returns epoch and used batches of this group.
@@ -115,7 +115,7 @@ class GroupExchange:
             broadcast: copies the model of the first rank of a channel to the others, in place.
 
         """
-        if not self.quorums.progress.last_commit:  # otherwise it is that of a checkpoint
+        if not self.quorums.progress.last_commit:  # otherwise a checkpoint had the model
             # Nothing to undo: the next attempt overwrites the model again.
             self._exchange("init", lambda: broadcast(self.across), lambda: None, self._together)
 
@@ -156,7 +156,7 @@ class GroupExchange:
             if attempts == MOST_ATTEMPTS:
                 raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
             self._log(f"The groups repeat a synchronisation: {why}.")
-            quorum = None  # that of the start served for the first attempt
+            quorum = None  # the quorum of the start serves for the first attempt only
         if failed:  # this group was late, and has no complete result
             raise PeerError(
                 f"group {self.settings.group} must restart: a synchronisation has failed here and "

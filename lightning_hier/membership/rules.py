@@ -83,7 +83,7 @@ def check_start(own: Entry, quorum: Quorum) -> None:
 
 
 def different_settings(own: Entry, other: Entry) -> str:
-    """Settings of another group that are not those of this one; empty if there are none."""
+    """Settings in which another group differs from this one, as text; empty if in none."""
     return " | ".join(
         f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"
         for name, value in other.settings.items()
@@ -106,7 +106,7 @@ def two_jobs(group: int) -> str:
 
 
 def missed(group: int, own: Progress, best: Entry) -> str:
-    """Message of a group whose model is not the one of the others."""
+    """Message of a group whose model differs from the model of the others."""
     if best.begun != own.begun:
         why = f"group {best.group} belongs to a run that started earlier"
     else:

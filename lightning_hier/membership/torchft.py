@@ -19,7 +19,7 @@ class TorchFT:
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
     groups synchronise at the ends of blocks, through a Lighthouse that all of them reach
-    (``lightning-hier lighthouse``). The mean is that of the groups that are present. See
+    (``lightning-hier lighthouse``). The mean is taken over the groups that are present. See
     ``docs/elastic.md``.
 
     Args:

@@ -247,7 +247,7 @@ void decode_int4(float *restrict values, int64_t numel, const float *restrict sc
     }
 }
 
-/* BFloat16Codec.encode_: to the nearest, ties to even. NaN becomes the one of torch. */
+/* BFloat16Codec.encode_: to the nearest, ties to even. Every NaN becomes 0x7fc0, as in torch. */
 void encode_bfloat16(float *restrict values, int64_t numel, const float *restrict plus,
                      int64_t plus_numel, float weight, uint16_t *restrict out) {
     for (int64_t from = 0; from < numel; from += PIECE) {

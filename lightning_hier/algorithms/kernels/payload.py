@@ -23,7 +23,7 @@ SIGN_BIT = 1 << 31
 
 _ELEMENTS_PER_WORD = 16
 
-# The order of floating-point magnitudes is that of their bits as integers.
+# Magnitudes of floating-point numbers have the same order as their bits as integers.
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Bytes of a bitmap that are decoded at a time, so that the decoded signs stay in the cache.

@@ -153,7 +153,7 @@ class TorchKernels:
             The sum of squares of the difference.
 
         """
-        # Two operations in this order, which round as those of the other backends.
+        # Two operations in this order: the other backends round in the same way.
         model.sub_(global_model)
         if update is not None:
             model.sub_(update, alpha=eta)

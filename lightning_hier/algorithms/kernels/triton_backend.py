@@ -1,16 +1,16 @@
 """The Triton backend: passes of GTC and of block momentum on CUDA devices. Others use plain torch.
 
 Each pass goes through its tensors in device memory once. A program processes a block of elements.
-Those of GTC are::
+The kernels of GTC are::
 
     add_and_select   v <- g + r; two bits per sent element, the number of sent elements in each
                      block, and whether all values are finite     reads g, r; writes v
     (torch)          cumulative sum of these numbers: end of the words of each block
     write_words      the words of each block, in ascending order of index, from the two bits
-    find_begins      the first word of each block among those of one worker
+    find_begins      the first word of each block, in the words of each worker
     decode           r <- v - sent; mean over all workers         reads v; writes r, v
 
-Those of block momentum have the names of the functions in :class:`TorchKernels`.
+The kernels of block momentum have the names of the functions in :class:`TorchKernels`.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor
         values, residual, codes, counts, numel, limit, infinity, BLOCK=BLOCK
     )
     ends = counts.cumsum(0)
-    # The only wait for the device: the size of the result must be known here.
+    # The only wait for the device: the host allocates the result, and needs its size.
     found = int(ends[-1])
     if found >= kernels.UNSOUND:
         return values.new_empty(0, dtype=torch.int32), False

@@ -26,7 +26,7 @@ class GradientBucket:
         parameters: in the order in which their gradients follow each other.
         buffers: one for each worker. The first becomes the mean; the others are overwritten.
         absent: for each worker, the parameters without a gradient there.
-        workers: their numbers among those of this rank.
+        workers: numbers of these workers on this rank.
         is_first: whether it is the first bucket of a step.
         is_last: whether it is the last.
         of_ddp: DDP's own bucket, which hooks of users get; None for virtual workers.
@@ -152,7 +152,7 @@ def mean_of_workers_(gradients: Sequence[Tensor], workers: int) -> Tensor:
 
 def open_future(like: Tensor) -> Future:
     """A future that will hold a tensor on the device of ``like``."""
-    # With its device, so that wait() synchronises the current stream with that of the result.
+    # With its device, so that a wait orders the streams of the GPU and does not block the host.
     return torch.futures.Future(devices=[like.device] if like.is_cuda else None)
 
 

@@ -57,7 +57,7 @@ class WorkerGradients:
             self._put({})
 
     def reduce(self, workers: Sequence[int]) -> None:
-        """Set ``.grad`` to the mean over these workers and those of the other ranks.
+        """Set ``.grad`` to the mean over these workers and the workers of the other ranks.
 
         A parameter without a gradient on any worker gets None. A collective of the channel of the
         reducer; all ranks must pass the same number of workers.
