@@ -74,7 +74,7 @@ def broadcast_tensors_(
     for same in by_dtype(distinct).values():
         view = FlatView(same)
         flat = view.copied()
-        # As bytes, because gloo and NCCL do not support int16, uint16 and float8.
+        # As bytes, because no backend supports all dtypes, such as int16, uint16 and float8.
         channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
         view.write_from(flat)
 

@@ -67,7 +67,7 @@ class GradientMemory:
         for name, residual in state["residuals"].items():
             if name in parameters:
                 parameter = parameters[name]
-                # A copy, because residuals are changed in place, and the checkpoint is not ours.
+                # A copy, because residuals change in place, and the state belongs to the caller.
                 flat = residual.to(parameter.device, parameter.dtype, copy=True)
                 self.tensors[parameter] = TensorMemory(flat, state["thresholds"][name])
 

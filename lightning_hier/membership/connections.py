@@ -193,9 +193,14 @@ def has_ended(address: str) -> bool:
 
 
 def without_ended(quorum: Quorum, own: Entry) -> Quorum:
-    """The quorum without former processes of the group of ``own``, whose process runs.
+    """The quorum without former processes of this group.
 
     The Lighthouse lists a process that was killed until its heartbeats have expired.
+
+    Args:
+        quorum: quorum of this process.
+        own: entry of this process.
+
     """
     entries = [
         entry

@@ -269,7 +269,7 @@ def newest(entries: Sequence[Entry]) -> Entry | None:
 
     def rank(entry: Entry) -> tuple[float, int, bool, int, str]:
         trains = entry.phase == "block"
-        # The identifier decides at last, so that all groups choose the same model.
+        # The identifier comes last, so that all groups choose the same model.
         return -entry.begun, entry.commits, trains, same[entry.last_commit], entry.last_commit
 
     return max(trained, key=rank, default=None)

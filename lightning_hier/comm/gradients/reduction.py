@@ -1,6 +1,6 @@
 """Averages the gradients of a rank while a Trainer fits."""
 
-# No postponed evaluation of annotations in this file, because DDP checks those of a hook.
+# No postponed evaluation of annotations in this file: DDP checks the annotations of a hook.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
