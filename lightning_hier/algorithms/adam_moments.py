@@ -39,7 +39,7 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     """Turn the mean of the workers' moments into the moment for the next start model, in place.
 
     The workers' mean belongs to the mean of the models, and the next block starts ``ahead`` steps
-    later. If the gradient is stationary, these steps change the moment like those of this block
+    later. If the gradient is stationary, these steps change the moment like the steps of this block
     (bmuf_adam eq. 16 and 17)::
 
         g      = (mean - beta^tau * previous) / (1 - beta^tau)
@@ -59,6 +59,7 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     """
     if steps.ahead == 0.0 or steps.local == 0.0:
         return
+    # An estimate: the gradient with which this block would have moved `previous` to `mean`.
     kept = beta**steps.local
     gradient = previous.mul(-kept).add_(mean).div_(1.0 - kept)
     mean.lerp_(gradient, 1.0 - beta**steps.ahead)
@@ -77,7 +78,7 @@ def advance_square_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
 def merge_moment_(
     moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
 ) -> None:
-    """Replace the past of a moment by that of the start model, some steps later, in place.
+    """Replace the past of a moment by the past of the start model, some steps later, in place.
 
     A moment is linear in its past: ``steps`` after a value ``sent`` it is ``beta^steps * sent``
     plus the contributions of its own gradients. With these, an optimizer that started from
@@ -102,12 +103,14 @@ def merge_square_(
 ) -> None:
     """:func:`merge_moment_` for the second moment, whose own contributions are at least 0."""
     kept = beta**steps
+    # Clamped before the start is added, so that the result is at least beta^steps * start.
     _clamp_(moment.sub_(sent, alpha=kept))
     moment.add_(start, alpha=kept)
 
 
 def _clamp_(square: Tensor) -> None:
     """Set negative values to 0, in place."""
+    # torch.optim keeps the squares of real and imaginary part as one complex number.
     real = torch.view_as_real(square) if square.is_complex() else square
     real.clamp_(min=0.0)
 
@@ -127,6 +130,7 @@ def nadam_product(step: float, steps: float, *, beta1: float, momentum_decay: fl
 
     """
     whole = math.floor(steps)
+    # The last one is the fractional step. Its power is 0 if there is none.
     counts = step + torch.arange(1, whole + 2, dtype=torch.float64)
     mu = beta1 * (1.0 - 0.5 * _NADAM_BASE ** (counts * momentum_decay))
     return float(mu[:-1].prod() * mu[-1] ** (steps - whole))

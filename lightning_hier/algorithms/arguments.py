@@ -27,6 +27,7 @@ class NamedArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the names of keyword arguments before the constructor is called."""
+        # Not in __init__: a dataclass generates one that does not call the __init__ of its base.
         _, *parameters = signature(cls.__init__).parameters.values()
         if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
             known = [parameter.name for parameter in parameters]
@@ -45,6 +46,7 @@ class NamedArguments:
 
 def check_whole(name: str, value: object, *, least: int = 1) -> None:
     """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
+    # bool is a subclass of int: block_size=True would be a block of one step.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 

@@ -32,6 +32,7 @@ def auto_block_size(run_steps: float, num_models: int | None = None) -> int:
             them. This rule does not make a block shorter than 4 steps.
 
     """
+    # A run of unknown length (infinity) has the longest blocks.
     longest = min(run_steps / _BLOCKS_PER_RUN, _LONGEST_BLOCK)
     if num_models is not None:
         longest = min(longest, max(run_steps / (_BLOCKS_PER_MODEL * num_models), _SHORTEST_BLOCK))
@@ -57,5 +58,6 @@ def auto_density(run_steps: float) -> float:
         run_steps: steps of one optimizer in the run, or infinity.
 
     """
+    # A run of unknown length (infinity) gets the lowest density.
     density = _STEPS_OF_AN_ELEMENT / max(1.0, run_steps)
     return min(_LARGEST_DENSITY, max(_LEAST_DENSITY, density))

@@ -79,10 +79,12 @@ class BlockFilter:
     @property
     def keeps_update(self) -> bool:
         """Whether Delta is state that must be kept between blocks."""
+        # With eta = 0, the next Delta does not depend on the last one.
         return self.eta != 0.0
 
     @property
     def _looks_ahead(self) -> bool:
+        # With includes_ahead, W is the start model itself, and nothing is added to it.
         return self.nesterov and self.keeps_update and not self.includes_ahead
 
     @property
@@ -91,7 +93,7 @@ class BlockFilter:
         return self.keeps_update and not (self.nesterov and self.update_from == "global")
 
     def start_model(self, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W_g from W and Delta (bmuf eq. 5 or 6); W itself if there is no look-ahead."""
+        """W_g from W and Delta (bmuf eq. 5 or 6), a new tensor; W itself without a look-ahead."""
         if update is None or not self._looks_ahead:
             return global_model
         return global_model.add(update, alpha=self.eta)
@@ -131,6 +133,7 @@ class BlockFilter:
             The sums of squares of Wbar(t) and of Delta(t).
 
         """
+        # Without W_g(t-1), which follows from W and Delta: it would be one more model in memory.
         by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, self._adds_old_update)
         return kernels_for(mean, global_model, update).advance_(mean, global_model, update, by)
 
@@ -152,6 +155,7 @@ class BlockFilter:
             look-ahead.
 
         """
+        # Delta(t) is then added to W_g(t-1), which is W(t-1) + eta * Delta(t-1).
         from_start = self._looks_ahead and self.update_from == "start"
         inside = self.nesterov and self.includes_ahead
         by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, from_start, inside)

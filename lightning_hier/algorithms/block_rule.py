@@ -70,6 +70,7 @@ class QSR(NamedArguments):
         """
         self.check_least(least)
         check_not_negative("learning_rate", learning_rate)
+        # Schedules may end at a rate of 0.
         ratio = self.coefficient / learning_rate if learning_rate > 0.0 else math.inf
         # 0.3 / 0.1 is a little below 3 in float64, but its square means 9 steps, not 8.
         steps = ratio * ratio * (1.0 + _ROUNDING)

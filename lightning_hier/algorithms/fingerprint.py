@@ -39,6 +39,7 @@ def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _fingerprint(tensor: Tensor, scratch: dict[torch.device, Tensor]) -> Tensor:
+    # Elements of 8 bytes and more are read as several of 4.
     bits = tensor.reshape(-1).view(_NARROW.get(tensor.itemsize, torch.int32))
     weights = _weights(bits.device)
     if bits.device not in scratch:
@@ -47,8 +48,9 @@ def _fingerprint(tensor: Tensor, scratch: dict[torch.device, Tensor]) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, len(bits), len(weights)):
         part = bits[start : start + len(weights)]
-        own = wide[: len(part)].copy_(part).mul_(weights[: len(part)])
-        total.mul_(_FACTOR).add_(own.sum())
+        weighted = wide[: len(part)].copy_(part).mul_(weights[: len(part)])
+        # Chunks have the same weights. The factor makes their order count.
+        total.mul_(_FACTOR).add_(weighted.sum())
     return total
 
 

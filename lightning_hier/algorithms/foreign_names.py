@@ -52,12 +52,13 @@ def unknown_argument(
 
     """
     written = name.lower().replace("-", "_")
-    ours = [own for own, names in _NAMES.items() if written in names.split()]
-    if here := [own for own in ours if own in known]:
+    # A name may mean several of ours: tau is a length of a block or of a delay.
+    ours = [our for our, names in _NAMES.items() if written in names.split()]
+    if here := [our for our in ours if our in known]:
         return f": it is called {' or '.join(map(repr, here))} here."
     if name in elsewhere:
         return f": it is an argument of {elsewhere[name]}."
-    if there := next((own for own in ours if own in elsewhere), None):
+    if there := next((our for our in ours if our in elsewhere), None):
         return f": it is called {there!r} here, and is an argument of {elsewhere[there]}."
     return did_you_mean(name, known)
 

@@ -17,7 +17,10 @@ class Codec:
     """
 
     def bytes_for(self, numel: int) -> int:
-        """Number of bytes for ``numel`` elements, a multiple of 8."""
+        """Number of bytes for ``numel`` elements, a multiple of 8.
+
+        Consecutive rows of this length in a buffer are therefore aligned for every dtype.
+        """
         raise NotImplementedError
 
     def encode_(
@@ -51,7 +54,7 @@ class ExactCodec(Codec):
         self._dtype = dtype
 
     def bytes_for(self, numel: int) -> int:
-        """Those of the dtype, rounded up to a multiple of 8."""
+        """Bytes of ``numel`` elements of the dtype, rounded up to a multiple of 8."""
         return -(-self._dtype.itemsize * numel // 8) * 8
 
     def encode_(
@@ -61,6 +64,7 @@ class ExactCodec(Codec):
         if plus is not None:
             values[: plus.numel()].add_(plus, alpha=weight)
         sent = out.view(self._dtype)[: values.numel()].copy_(values)
+        # Zeros, unless the dtype is shorter than that of the values.
         values.sub_(sent)
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
@@ -142,5 +146,6 @@ class Int4Codec(Codec):
 
 def _parts(data: Tensor, groups: int, length: int) -> tuple[Tensor, Tensor]:
     """Views of the scales (float32) and of the bytes of the elements in the encoded bytes."""
+    # Scales first, because float32 must be aligned and bytes need not be.
     end = 4 * groups
     return data[:end].view(torch.float32), data[end : end + length]

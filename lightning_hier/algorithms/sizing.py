@@ -37,6 +37,7 @@ class Cluster:
     def __post_init__(self) -> None:
         """Check that all values are positive."""
         for name, value in vars(self).items():
+            # Not `value <= 0`, which is False for NaN.
             if not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
 

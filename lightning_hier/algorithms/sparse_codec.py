@@ -12,6 +12,7 @@ from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP
 from lightning_hier.algorithms.quantisation import Codec
 
+# Short enough that every part of a model sends its share, and that a position fits into int16.
 SELECTION_BLOCK = 4096
 """Elements of which the largest are selected together."""
 
@@ -56,10 +57,12 @@ class SparseCodec(Codec):
         if plus is not None:
             values[: plus.numel()].add_(plus, alpha=weight)
         offsets, positions = self._largest(values)
+        # Padded with zeros, which change the scale of no group.
         sent = values.new_zeros(_padded(positions.numel()))
         selected = sent[: positions.numel()].copy_(values[positions])
         encoded, places = self._parts(out, values.numel())
         self._values.encode_(sent, encoded)
+        # `selected` is a view of `sent`, in which encode_ has left the errors.
         values[positions] = selected
         places.copy_(offsets)
 
@@ -80,15 +83,16 @@ class SparseCodec(Codec):
     def _largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Positions in their blocks (int16), and positions, of the elements to send."""
         kernels = kernels_for(values)
-        found = [
+        offsets_of_blocks = [
             kernels.largest(values[start : start + rows * length], length, self._of_block(length))
             for start, rows, length in _blocks(values.numel())
         ]
-        offsets = torch.cat(found)
+        offsets = torch.cat(offsets_of_blocks)
         return offsets, offsets + self._block_starts(values.numel(), values.device)
 
     def _block_starts(self, numel: int, device: torch.device) -> Tensor:
         """Position of the first element of its block, for each element that is sent."""
+        # The number of elements of a block follows from its length, so starts need not be sent.
         starts = [
             torch.arange(start, start + rows * length, length, device=device).repeat_interleave(
                 self._of_block(length)

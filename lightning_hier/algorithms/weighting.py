@@ -28,17 +28,19 @@ def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
         ValueError: a number is negative or not finite, or no group has samples.
 
     """
-    if not all(math.isfinite(own) and own >= 0 for own in samples) or not any(samples):
+    if not all(math.isfinite(count) and count >= 0 for count in samples) or not any(samples):
         raise ValueError(
             "samples must be finite numbers of at least 0, with at least one above 0, got "
             f"{list(samples)}"
         )
     # Divided by the largest, so that neither sums nor squares overflow.
     largest = max(samples)
-    relative = [own / largest for own in samples]
+    relative = [count / largest for count in samples]
     total = math.fsum(relative)
-    squares = math.fsum(own * own for own in relative)
-    return [own / total for own in relative], total * total / squares
+    squares = math.fsum(share * share for share in relative)
+    # Rounded, they do not sum to exactly 1. Groups therefore average local updates: a mean of
+    # models would shrink or grow them in every block (docs/algorithms.md, weighting by samples).
+    return [share / total for share in relative], total * total / squares
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ def group_weights(samples: Sequence[float], excluded: Collection[int] = ()) -> l
         excluded: numbers of the groups that are not averaged, and have no weight.
 
     """
-    own = [0.0 if group in excluded else number for group, number in enumerate(samples)]
-    if not any(own):
+    counted = [0.0 if group in excluded else count for group, count in enumerate(samples)]
+    if not any(counted):
         # Only buffers can differ, for example in an evaluation at the end of a block.
-        own = [float(group not in excluded) for group in range(len(samples))]
-    weights, effective = sample_weights(own)
+        counted = [float(group not in excluded) for group in range(len(samples))]
+    weights, effective = sample_weights(counted)
     return [GroupWeight(weight, effective) for weight in weights]
 
 

@@ -25,9 +25,9 @@ class AcrossRoute:
     Attributes:
         between: ranks that exchange between hosts. None if another rank of this host is one of
             them, or if there is only one model.
-        host: averaging ranks of this host. None if every host has one, or if there is one host.
-        inter_host_ranks: number of ranks in ``between``, also if it is None on this rank. It
-            changes if groups come and go.
+        host: averaging ranks of this host. None if this host has one, or if there is one host.
+        inter_host_ranks: number of ranks that exchange between hosts, also on ranks that do not.
+            It changes if groups come and go.
         hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.
         in_flight: overlapped synchronisations of all blocks.
 
@@ -56,8 +56,9 @@ def build_route(
     """
     if layout.sizes[1] == 1:
         return AcrossRoute(None, None, 1)
-    found = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
-    return next(route for route in found if route is not None)
+    # Also the routes of other ranks: torch creates a process group on all ranks together.
+    routes = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
+    return next(route for route in routes if route is not None)
 
 
 def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
@@ -73,6 +74,7 @@ def _build(
     hosts: Sequence[Sequence[int]],
     make: Callable[[Sequence[int], str], Channel | None],
 ) -> AcrossRoute | None:
+    # The first rank of a host exchanges for it, because reduce_ and broadcast_ use position 0.
     between = make([host[0] for host in hosts], "between_hosts")
     shared = [make(host, "on_host") for host in hosts if len(host) > 1]
     host = next((channel for channel in shared if channel is not None), None)

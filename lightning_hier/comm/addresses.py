@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# Request for the IPv4 address of an interface (netdevice(7)). Python has no name for it.
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = Path("/proc/net/if_inet6")
 
@@ -21,8 +22,8 @@ class Offer:
     """The address that a rank offers to the other ranks.
 
     Attributes:
-        host: :func:`host_identity`.
-        address: address of its interface to the job; None if there is a problem.
+        host: result of :func:`host_identity` on this rank.
+        address: address of its network interface for the job; None if there is a problem.
         master: address of the job's master as resolved on this rank; None if the user has named the
             interface.
         problem: why there is no address. It matters only for a job of several hosts.
@@ -36,7 +37,14 @@ class Offer:
 
 
 def make_offer(environment: Mapping[str, str]) -> Offer:
-    """Offer of this rank: the interface that the user has named, or the one to the master."""
+    """The address of this rank at the interface that the user has named, or towards the master.
+
+    Does not raise: an :class:`Offer` without an address contains the problem.
+
+    Args:
+        environment: environment variables of this process.
+
+    """
     host = host_identity()
     try:
         named = named_interface_address(environment)
@@ -56,22 +64,24 @@ def job_address(rank: int, offers: Sequence[Offer]) -> str:
     that the other hosts have resolved.
 
     Args:
-        rank: rank whose address is stored.
+        rank: rank that serves.
         offers: offers of all ranks.
 
     Raises:
         OSError: there is no address.
 
     """
-    own = offers[rank]
-    if own.address is None:
-        raise OSError(own.problem)
-    if own.master is None or not is_loopback(own.address):
-        return own.address
+    offer = offers[rank]
+    if offer.address is None:
+        raise OSError(offer.problem)
+    # A loopback interface that the user has named is used as it is.
+    if offer.master is None or not is_loopback(offer.address):
+        return offer.address
     resolved = [
-        offer.master for offer in offers if offer.host != own.host and offer.master is not None
+        other.master for other in offers if other.host != offer.host and other.master is not None
     ]
-    return next((address for address in resolved if not is_loopback(address)), own.address)
+    # If all of them are loopback addresses, one machine only looks like several hosts.
+    return next((address for address in resolved if not is_loopback(address)), offer.address)
 
 
 def host_identity() -> str:
@@ -83,7 +93,7 @@ def host_identity() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.stat(f"/proc/self/ns/{space}").st_ino for space in ("net", "mnt")]
-    except OSError:
+    except OSError:  # unique, because TCP works in any case, and a socket file might not
         boot, spaces = secrets.token_hex(8), []
     return "/".join([boot, *map(str, spaces), str(os.getuid())])
 
@@ -102,10 +112,10 @@ def named_interface_address(environment: Mapping[str, str]) -> str | None:
             continue
         # In NCCL, "eth" is a prefix and "=eth0" is an exact name.
         prefix, exact = wanted, wanted.removeprefix("=")
-        found = exact if exact in names else next((n for n in names if n.startswith(prefix)), None)
-        if found is None:
+        name = exact if exact in names else next((n for n in names if n.startswith(prefix)), None)
+        if name is None:
             raise OSError(f"{variable}={wanted} must be one of the interfaces {', '.join(names)}")
-        return interface_address(found)
+        return interface_address(name)
     return None
 
 
@@ -117,6 +127,7 @@ def interface_address(name: str) -> str:
 
     """
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # struct ifreq: 16 bytes of name, then family and port (4 bytes), then the address.
         request = struct.pack("256s", name.encode()[:15])
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
         return socket.inet_ntoa(answer[20:24])
@@ -137,6 +148,7 @@ def routed_address(host: str) -> tuple[str, str]:
         OSError: the name is unknown or there is no route to it.
 
     """
+    # The kernel chooses the route when a datagram socket connects. Any port will do.
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)
@@ -149,5 +161,5 @@ def is_loopback(address: str) -> bool:
 
 
 def tcp_endpoint(address: str) -> str:
-    """Endpoint to bind to, on a port that the kernel chooses."""
+    """Endpoint of ZeroMQ to bind to, on a port that the kernel chooses."""
     return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from lightning_hier.comm.progress_record import named_ranks, progress_record
 
+# By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
 _EXACT = (type(None), bool, int, float, str)
 
 
@@ -36,6 +37,7 @@ def gather_json(
     """
     text = json.dumps(value).encode()
     if not dist.is_initialized():
+        # Through JSON as well, so that one process gets lists for tuples, too.
         return [json.loads(text)]
     with progress_record().at(place):
         # Lengths first, because gloo gathers tensors of equal length only.
@@ -46,13 +48,13 @@ def gather_json(
     return [json.loads(row[:count].tobytes()) for row, count in zip(rows, lengths, strict=True)]
 
 
-def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Tensors of all ranks, in order of rank, in host memory."""
+def _gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Concatenate the 1-D tensors of all ranks, in order of rank, in host memory."""
     # Not by a channel: settings are compared before there are any.
-    own = own.to(device)
-    rows = own.new_empty(dist.get_world_size() * own.numel())
-    dist.all_gather_into_tensor(rows, own)
-    return rows.cpu()
+    values = values.to(device)
+    gathered = values.new_empty(dist.get_world_size() * values.numel())
+    dist.all_gather_into_tensor(gathered, values)
+    return gathered.cpu()
 
 
 def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:
@@ -61,7 +63,9 @@ def gather_where_different(value: Any, device: torch.device, *, place: str) -> l
     If they are equal, only a hash of each rank is exchanged. A collective of the world: every rank
     must call it.
     """
+    # Keys are sorted, because ranks may have added them in different orders.
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    # All ranks have all digests, so they take the same branch.
     if len(set(gather_json(digest, device, place=place))) == 1:
         return None
     return gather_json(value, device, place=place)
@@ -77,8 +81,8 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
         PeerError: a rank did not take part within the time limit; names it.
 
     """
-    own = not dist.is_initialized() or dist.get_rank() == source
-    rows = gather_json(sealed(value) if own else None, device, place="a broadcast")
+    is_source = not dist.is_initialized() or dist.get_rank() == source
+    rows = gather_json(sealed(value) if is_source else None, device, place="a broadcast")
     return opened(rows[source if len(rows) > source else 0], source)
 
 
@@ -115,12 +119,12 @@ def _exact(value: Any, where: str) -> Any:
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
         return path
     if type(value) is list:
-        return [_exact(one, f"{where}[{index}]") for index, one in enumerate(value)]
+        return [_exact(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if type(value) is dict:
         for key in value:
             if type(key) is not str:
                 raise TypeError(_named(key, f"a key{where and f' of {where}'}"))
-        return {key: _exact(one, f"{where}[{key!r}]") for key, one in value.items()}
+        return {key: _exact(item, f"{where}[{key!r}]") for key, item in value.items()}
     raise TypeError(_named(value, where))
 
 
@@ -141,8 +145,8 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
     problems = []
     for name in names:
         holders: defaultdict[str, list[int]] = defaultdict(list)
-        for rank, own in enumerate(settings):
-            holders[json.dumps(own.get(name), sort_keys=True)].append(rank)
+        for rank, values_of_rank in enumerate(settings):
+            holders[json.dumps(values_of_rank.get(name), sort_keys=True)].append(rank)
         if len(holders) > 1:
             values = "; ".join(
                 f"{value} on {named_ranks(ranks)}" for value, ranks in holders.items()
@@ -194,10 +198,11 @@ def raise_everywhere(
         yield
     except error as caught:
         failed = caught
+    # A rank without a problem takes part as well: the others wait for it here.
     problems: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, own in enumerate(gather_json(failed and str(failed), device, place=place)):
-        if own is not None:
-            problems[own].append(rank)
+    for rank, problem in enumerate(gather_json(failed and str(failed), device, place=place)):
+        if problem is not None:
+            problems[problem].append(rank)
     if len(problems) == 1:
         raise error(next(iter(problems))) from failed
     if problems:

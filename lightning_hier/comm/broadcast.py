@@ -11,6 +11,7 @@ from torch.nn import Module
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 
+# Dtypes that neither gloo nor NCCL sends. DDP broadcasts tensors as they are, not as bytes.
 _NEVER_SENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -45,6 +46,7 @@ def is_direction(name: str, buffer: Tensor) -> bool:
 
     These are singular vectors of ``spectral_norm``. The mean of unit vectors is shorter.
     """
+    # By name and length, a rule that users can follow with vectors of their own.
     if not name.endswith(("_u", "_v")) or buffer.dim() != 1 or not is_averaged(buffer):
         return False
     return abs(float(torch.linalg.vector_norm(buffer)) - 1.0) < 0.01
@@ -52,6 +54,7 @@ def is_direction(name: str, buffer: Tensor) -> bool:
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     """Tensors grouped by dtype, in an order that is equal on all ranks."""
+    # Sorted, because each dtype is a collective, and all ranks must start them in the same order.
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
         groups.setdefault(tensor.dtype, []).append(tensor)
@@ -61,7 +64,7 @@ def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 def broadcast_tensors_(
     tensors: Sequence[Tensor], channel: Channel, kind: str, *, source: int = 0
 ) -> None:
-    """Copy the values of the rank at position ``source`` to every rank of ``channel``.
+    """Copy the values of the rank at position ``source`` to every rank of ``channel``, in place.
 
     A collective of the channel. Tensors that occur twice are sent once.
     """
@@ -71,13 +74,13 @@ def broadcast_tensors_(
     for same in by_dtype(distinct).values():
         view = FlatView(same)
         flat = view.copied()
-        # As bytes, because gloo and NCCL do not support int16, uint16 and float8.
+        # As bytes, because no backend supports all dtypes, such as int16, uint16 and float8.
         channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
         view.write_from(flat)
 
 
 def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
-    """Average tensors over ``channel``. Integers become those of its first rank.
+    """Average tensors over ``channel``, in place. Integers take the values of its first rank.
 
     A collective of the channel. The tensors must be on the device of collectives.
     """

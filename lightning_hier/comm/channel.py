@@ -16,7 +16,7 @@ from lightning_hier.comm.traffic import Tier, Traffic
 
 
 class ExplainsFailures(Protocol):
-    """Raises errors that name what is missing, such as a
+    """Raises errors that name the missing ranks or groups, such as a
     :class:`~lightning_hier.comm.progress_record.ProgressRecord`."""
 
     def explaining(self, ranks: Sequence[int], doing: str = "") -> AbstractContextManager[None]:
@@ -55,6 +55,8 @@ class Pending:
         begun = time.perf_counter()
         with self._channel.explaining(self._kind), profiler_range("hier/wait"):
             self.work.wait()
+        # Only this wait blocks training. The rest of the time in flight overlaps with computation.
+        # With NCCL, the stream waits and not the host, so little is counted (docs/metrics.md).
         self._count(waiting_since=begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
@@ -70,6 +72,7 @@ class Pending:
             with self._channel.explaining(self._kind):
                 result = done.value()[0]
             # In the callback, because the backward pass still waits. Later would be a race.
+            # Callbacks run in threads, in different orders on ranks, and start no collectives.
             self._count(waiting_since=begun if nothing_left else None)
             return result
 
@@ -105,6 +108,7 @@ class Channel:
 
     def use(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """Communicate over ``group`` from now on, whose ranks have these numbers in errors."""
+        # In place, because synchronisers and routes keep the channel when groups come and go.
         self.group = group
         self.size, self.position = group.size(), group.rank()
         self.ranks = list(ranks)
@@ -136,13 +140,14 @@ class Channel:
         return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
-        """Sum ``tensor`` over the group on the first rank. Those of other ranks are overwritten."""
+        """Sum ``tensor`` over the group, in place on the first rank, undefined on other ranks."""
         with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
             pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
         return pending
 
     def broadcast_(self, tensor: Tensor, kind: str, source: int = 0) -> Pending:
         """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
+        # The optimal broadcast sends it once. What other ranks forward is not counted.
         sends = self.size > 1 and self.position == source
         with self._starting(kind, tensor.nbytes if sends else 0) as pending:
             pending.work = dist.broadcast(tensor, group=self.group, group_src=source, async_op=True)
@@ -168,6 +173,7 @@ class Channel:
     @contextmanager
     def _starting(self, kind: str, payload_bytes: float) -> Iterator[Pending]:
         """Context in which a collective is started."""
+        # Before the start, so that the time in flight includes it.
         pending = Pending(self, kind, payload_bytes)
         with self.explaining(kind):
             yield pending

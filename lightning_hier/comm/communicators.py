@@ -34,9 +34,9 @@ class Communicators:
         traffic: traffic counts of this rank.
         progress: progress record of all ranks, for errors that name missing ranks.
         device: device of tensors in collectives.
-        models_per_rank: models of different groups that every rank trains in turn.
+        models_per_rank: models of different groups that every rank trains, one after the other.
         most_groups: if groups come and go, their largest number. Every job is then a group, and
-            ``layout`` and ``world`` are those of this group, except while groups synchronise.
+            ``layout`` and ``world`` have this group only, except while groups synchronise.
 
     """
 
@@ -54,7 +54,8 @@ class Communicators:
 
     @property
     def models(self) -> int:
-        """Number of averaged models, those of all groups."""
+        """Number of models that a synchronisation of all groups averages."""
+        # With groups that come and go, `layout` has only those that are connected now.
         return self.most_groups or self.layout.sizes[1] * self.models_per_rank
 
     def replicas(self, module: Module) -> Channel:
@@ -98,11 +99,13 @@ class Communicators:
         def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
             return Channel(group, tier, traffic, progress)
 
-        # torch creates a group on all ranks of the world, also on those that are not members.
+        # torch creates a group on all ranks of the world, also on those that are not members. The
+        # route counts as "across", also its ranks of one host.
         def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
             group = groups.of(ranks, timeout, name)
             return channel(group, "across") if rank in ranks else None
 
+        # A world of one group crosses no tier.
         world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"
         with progress.at("the creation of process groups"):
             mesh = build_mesh(

@@ -23,6 +23,7 @@ class FlatView:
         """Use the tensors in the given order."""
         self.tensors = list(tensors)
         self._offsets = [0]
+        # One more than there are tensors: the last one is the length.
         for tensor in self.tensors:
             self._offsets.append(self._offsets[-1] + local_tensor(tensor).numel())
 
@@ -35,6 +36,7 @@ class FlatView:
 
         Yields each tensor, the range in the tensor, and the range relative to ``start``.
         """
+        # From the last tensor that begins at `start` or before. Empty ones before it do not matter.
         for number in range(max(bisect_right(self._offsets, start) - 1, 0), len(self.tensors)):
             tensor, first = self.tensors[number], self._offsets[number]
             if first >= stop:
@@ -47,15 +49,16 @@ class FlatView:
         """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, of this length)."""
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
+            # Of a tensor that is not contiguous, reshape makes a copy, which is enough to read it.
             sources.append(local_tensor(tensor).reshape(-1)[inside])
             targets.append(out[place])
-        if sources:
+        if sources:  # one call for all tensors, because a model has many small ones
             torch._foreach_copy_(targets, sources)
 
     def copied(self) -> Tensor:
         """A new flat tensor with the values of all elements. There must be tensors."""
-        own = self.tensors[0]
-        flat = torch.empty(len(self), dtype=own.dtype, device=own.device)
+        first = self.tensors[0]
+        flat = torch.empty(len(self), dtype=first.dtype, device=first.device)
         self.read_(0, len(self), flat)
         return flat
 
@@ -67,9 +70,9 @@ class FlatView:
         """
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
-            own = local_tensor(tensor)
-            if own.is_contiguous():
-                targets.append(own.view(-1)[inside])
+            local = local_tensor(tensor)
+            if local.is_contiguous():
+                targets.append(local.view(-1)[inside])
                 sources.append(flat[start:stop][place])
         if sources:
             torch._foreach_copy_(targets, sources)
@@ -77,9 +80,9 @@ class FlatView:
     def write_scattered(self, flat: Tensor) -> None:
         """Copy ``flat`` (all elements) into the tensors that are not contiguous."""
         for tensor, first in zip(self.tensors, self._offsets, strict=False):
-            own = local_tensor(tensor)
-            if not own.is_contiguous():
-                own.copy_(flat[first : first + own.numel()].view(own.shape))
+            local = local_tensor(tensor)
+            if not local.is_contiguous():
+                local.copy_(flat[first : first + local.numel()].view(local.shape))
 
     def write_from(self, flat: Tensor) -> None:
         """Copy ``flat`` (all elements) into the tensors, in place."""

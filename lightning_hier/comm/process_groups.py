@@ -42,9 +42,11 @@ class ProcessGroups:
         """
         world = dist.distributed_c10d._get_default_group()
         progress = progress_record()
-        own = [progress.number, self._in_doubt or self._world is not world]
-        numbers, doubts = zip(*gather_json(own, device, place="the start of a run"), strict=True)
+        state = [progress.number, self._in_doubt or self._world is not world]
+        numbers, doubts = zip(*gather_json(state, device, place="the start of a run"), strict=True)
+        # Ranks may have failed at different collectives of an earlier fit.
         progress.align(numbers)
+        # On all ranks or on none: a group is created by all ranks together.
         if any(doubts):
             self._groups.clear()
             self._generation += 1
@@ -66,7 +68,7 @@ class ProcessGroups:
         """
         key = (tuple(ranks), timeout, name)
         if key not in self._groups:
-            # A group does not inherit the time limit of the world.
+            # A group does not inherit the time limit of the world, but has torch's own default.
             self._groups[key] = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
         return self._groups[key]
 
@@ -110,6 +112,7 @@ def destroy_groups_at_exit(holder: HoldsGroups) -> None:
     # DDP imports this module later, and an import while a default group exists would keep a
     # reference to this group.
     importlib.import_module("torch._dynamo")
+    # Once, whatever number of strategies and fits this process has.
     atexit.unregister(_destroy_groups)
     _holders.add(holder)
     atexit.register(_destroy_groups)
@@ -126,6 +129,7 @@ def keep_groups_at_exit() -> None:
 
 
 def _destroy_groups() -> None:
+    # References first: a thread of gloo is joined only when the last one is dropped.
     for holder in list(_holders):
         holder.forget_groups()
     SHARED.forget()

@@ -66,10 +66,11 @@ class ProgressRecord:
         self._store = store
         self._rank = rank
         self._everyone = range(world_size)
+        # The store keeps the records of earlier fits. Their numbers are below the first one.
         self._first = self.number = number
         self._place: str | None = None
         self._last = "the start of the job"
-        self._found: str | None = None
+        self._reported: str | None = None
         self.grace_s = grace_s
 
     @contextmanager
@@ -86,6 +87,7 @@ class ProgressRecord:
         if self._place is not None:
             yield
             return
+        # Recorded before the wait: a rank that never comes has an older number than the others.
         self._place = place
         self.number += 1
         try:
@@ -114,13 +116,14 @@ class ProgressRecord:
         except PeerError:
             raise
         except RuntimeError as error:
-            if self._found is not None and self._found in str(error):
+            if self._reported is not None and self._reported in str(error):
                 # The error was raised in a hook or a callback, and C++ wrapped it in another.
-                raise PeerError(self._found) from error
+                raise PeerError(self._reported) from error
             if not is_lost_peer(error):
                 if doing:
                     _add_note(error, f"raised in {doing}, {self._where}")
                 raise
+            # At a collective of all ranks, a group may fail because a rank of another one is lost.
             raise self._report(self._everyone if self._place else ranks, error) from error
 
     def align(self, numbers: Sequence[int]) -> None:
@@ -128,6 +131,7 @@ class ProgressRecord:
 
         All ranks must call it in the same collective.
         """
+        # Above, and not at it: the rank with the highest number has a record with this number.
         self._first = self.number = max(numbers) + 1
 
     @property
@@ -136,13 +140,14 @@ class ProgressRecord:
 
     def _report(self, ranks: Sequence[int], cause: Exception) -> PeerError:
         try:
-            self._found = self._message(*self._missing(ranks), cause)
-        except RuntimeError as unreachable:
-            self._found = self._unreachable(unreachable, cause)
-        return PeerError(self._found)
+            self._reported = self._message(*self._missing(ranks), cause)
+        except RuntimeError as unreachable:  # the store is on rank 0's host
+            self._reported = self._unreachable(unreachable, cause)
+        return PeerError(self._reported)
 
     def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
         """Missing ranks, and whether they had reached the collective."""
+        # Ranks that wait in the same collective fail with this one, and each of them records it.
         self._record("failed", "")
         silent, until = list(ranks), time.monotonic() + self.grace_s
         while True:
@@ -186,6 +191,7 @@ class ProgressRecord:
 
     def _read(self, kind: str, rank: int) -> tuple[int, str]:
         key = f"hier/{kind}/{rank}"
+        # `get` alone would wait for the key up to the time limit of the store.
         if not self._store.check([key]):
             return -1, ""
         number, _, text = self._store.get(key).decode().partition("|")
@@ -239,6 +245,7 @@ def call_naming_missing(function: Callable[..., Any], *args: Any, **kwargs: Any)
     except RuntimeError as error:
         if not dist.is_initialized():
             raise
+        # The group of the user's collective is not known here, so any rank may be missing.
         with progress_record().explaining(range(dist.get_world_size())):
             raise error
 

@@ -14,8 +14,9 @@ def local_tensor(tensor: Tensor) -> Tensor:
     It has the storage of ``tensor``, so writing to it changes ``tensor`` in place. It does not
     communicate.
     """
-    own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
+    # Arithmetic on DTensors may redistribute them, which would be a hidden collective.
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def sharded_like(local: Tensor, tensor: Tensor) -> Tensor:
@@ -32,7 +33,8 @@ def sharded_like(local: Tensor, tensor: Tensor) -> Tensor:
         local.to(tensor.device),
         tensor.device_mesh,
         tensor.placements,
-        run_check=False,
+        run_check=False,  # the check is a collective
+        # Without these, the global shape would be computed as if all shards were equal.
         shape=tensor.shape,
         stride=tensor.stride(),
     )

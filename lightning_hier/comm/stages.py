@@ -76,6 +76,7 @@ class Pipeline:
         """
         waited = 0
         while self._round or self._begin_round():
+            # Before the chunk is taken, so that the next run begins with it.
             scheduled = isinstance(self._round[0].awaited, Due)
             if scheduled and due is not None and waited >= due:
                 break
@@ -90,6 +91,7 @@ class Pipeline:
         """Give up the chunks, and wait until their collectives have failed or completed."""
         for chunk in self._active:
             for pending in chunk.awaited or ():
+                # Not pending.wait(), which would wait for the records of missing ranks each time.
                 with suppress(RuntimeError):
                     pending.work.wait()
             chunk.stages.close()
@@ -98,6 +100,7 @@ class Pipeline:
 
     def _begin_round(self) -> bool:
         """Begin a round; returns whether there is a chunk left for it."""
+        # New chunks first: they start collectives, and the older ones wait for theirs.
         new = [_Chunk(stages) for stages in islice(self._chunks, self._at_once)]
         self._active = [*new, *(chunk for chunk in self._active if chunk.awaited is not None)]
         self._round.extend(self._active)
@@ -109,6 +112,7 @@ class _Chunk:
     """A chunk, and the collectives of its last stage, or None after all stages."""
 
     stages: Stages
+    # Empty and not None at the start: a chunk whose first stage has not begun waits for nothing.
     awaited: Sequence[Pending] | None = ()
 
 
@@ -121,6 +125,7 @@ class _Plan:
     begin: int
 
     def until(self, step: int) -> int:
+        # From the total, and not step by step, so that no rounding adds up: all are due at the end.
         return self.due * min(step - self.begin, self.steps) // self.steps
 
 
@@ -140,6 +145,7 @@ class OverlapQueue:
         self._waiting: deque[Pipeline] = deque()
         self._plans: list[_Plan] = []
         self._past = 0  # due of plans whose steps are over
+        # Steps and waits since the queue was last empty.
         self._step = self._waited = 0
 
     def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> Pipeline:
@@ -178,6 +184,7 @@ class OverlapQueue:
             PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
+        # Earlier pipelines first, because all ranks finish them in the order in which they began.
         while self._waiting and (last is None or last in self._waiting):
             self._waited += self._waiting[0].run()
             self._waiting.popleft()
@@ -206,6 +213,7 @@ class OverlapQueue:
                 self._waited += first.run(planned - self._waited)
             if not first.finished:
                 return
+            # What is left of the plan at this step goes to the next pipeline.
             self._waiting.popleft()
         self._reset_plans()
 
@@ -215,7 +223,11 @@ class OverlapQueue:
 
 
 def side_by_side(parts: Iterable[Stages]) -> Stages:
-    """Combine several chunks with the same number of stages into one."""
+    """Combine several chunks with the same number of stages into one.
+
+    It yields lists, also where the chunks yield :class:`Due`, so an :class:`OverlapQueue` does not
+    schedule their collectives.
+    """
     running = list(parts)
     while running:
         awaited: list[Pending] = []

@@ -37,6 +37,7 @@ class WorkerLayout:
             ValueError: a group would start or end in the middle of a rank with several groups.
 
         """
+        # Either a rank has workers of one group only, or it has whole groups.
         if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
             raise ValueError(
                 f"virtual_workers must divide group_size or be a multiple of it, got "
@@ -63,8 +64,11 @@ class WorkerLayout:
 class RankLayout:
     """Numbering of ranks: ``RankLayout((P, M))`` has M groups of P consecutive ranks.
 
-    A rank has two coordinates: its position in its group, and the number of its group. The process
-    groups of tier 0 are the groups; those of tier 1 are the ranks at one position in all groups.
+    A rank has two coordinates: its position in its group, and the number of its group. A process
+    group of tier 0 is a group, and one of tier 1 has the ranks at one position in all groups.
+
+    Launchers number the ranks of a host consecutively, so the collectives of a group stay on one
+    host if its size divides that of a host.
 
     Attributes:
         sizes: P and M.
@@ -81,6 +85,11 @@ class RankLayout:
     @classmethod
     def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
         """Groups of ``group_size`` ranks, or workers; the size must divide the world.
+
+        Args:
+            group_size: number of ranks in a group.
+            world_size: number of ranks.
+            of: plural noun of what is counted, for the message.
 
         Raises:
             ValueError: it does not divide the world; the message lists the sizes that do.
@@ -131,16 +140,17 @@ def build_mesh(
         process_groups: keeps the groups for later fits.
 
     """
-    own: list[dist.ProcessGroup] = []
+    groups: list[dist.ProcessGroup] = []
     rank = dist.get_rank()
+    # All groups of both tiers in one order: torch creates a group on all ranks together.
     for tier, name in enumerate(TIERS):
         for ranks in layout.groups(tier):
             group = process_groups.of(ranks, timeout, name)
             if rank in ranks:
-                own.append(group)
+                groups.append(group)
     # A DeviceMesh has its outermost dimension first: each row of the grid is a group.
     return DeviceMesh.from_group(
-        list(reversed(own)),
+        list(reversed(groups)),
         device_type,
         mesh=layout.grid(),
         mesh_dim_names=tuple(reversed(TIERS)),

@@ -67,6 +67,7 @@ class Traffic:
         """Count a collective or message that completes now, after ``seconds`` in flight."""
         with self._lock:
             count = self._counts[tier, kind]
+            # Shares of a ring are fractions. Whole bytes add up exactly in a long run.
             count.payload_bytes += round(payload_bytes)
             count.seconds += seconds
             count.calls += 1
@@ -78,6 +79,7 @@ class Traffic:
 
     def waited_seconds(self, tier: Tier) -> float:
         """Seconds in which training waited for ranks of ``tier`` without computing."""
+        # Without the lock: reading one float is atomic, and the metric may be a moment old.
         return self._waited_s[tier]
 
     def total(self, tier: Tier) -> Count:
@@ -89,6 +91,7 @@ class Traffic:
         return dict(self._present()).get((tier, kind), Count())
 
     def _present(self) -> list[tuple[tuple[Tier, str], Count]]:
+        # Copies, because other threads change the counts after the lock is released.
         with self._lock:
             return sorted((key, replace(count)) for key, count in self._counts.items())
 

@@ -18,7 +18,7 @@ class TensorMemory:
     Attributes:
         residual: part of the gradient that has not been sent yet, flat, in units of the unscaled
             gradient.
-        threshold: T of the next step. None before the first gradient.
+        threshold: T of the next step, in the same units. None before the first gradient.
 
     """
 
@@ -49,6 +49,7 @@ class GradientMemory:
             memory = TensorMemory(torch.zeros_like(flat), threshold)
             self.tensors[parameter] = memory
         elif threshold is not None:
+            # The residual of a run with another threshold stays valid: it is not in units of T.
             memory.threshold = threshold
         return memory
 
@@ -65,9 +66,10 @@ class GradientMemory:
         """Load :meth:`state` for the parameters that exist."""
         for name, residual in state["residuals"].items():
             if name in parameters:
-                own = parameters[name]
-                flat = residual.to(own.device, own.dtype, copy=True)
-                self.tensors[own] = TensorMemory(flat, state["thresholds"][name])
+                parameter = parameters[name]
+                # A copy, because residuals change in place, and the state belongs to the caller.
+                flat = residual.to(parameter.device, parameter.dtype, copy=True)
+                self.tensors[parameter] = TensorMemory(flat, state["thresholds"][name])
 
     def forget(self, parameters: Iterable[Parameter]) -> None:
         """Reset residuals and thresholds of these parameters."""
@@ -79,6 +81,7 @@ class GradientMemory:
 
     def residual_norm(self) -> float:
         """Euclidean norm of all residuals of this worker."""
+        # In float64, because the squares of small float16 residuals would be zero.
         squares = sum(
             float(torch.linalg.vector_norm(memory.residual, dtype=torch.float64)) ** 2
             for memory in self.tensors.values()
@@ -139,5 +142,6 @@ class Worker:
 
     def count_optimizers(self, number: int) -> None:
         """Start the counts of ``number`` optimizers at zero."""
+        # In place, because the workers of a rank share these lists.
         self.samples[:] = [0.0] * number
         self.steps[:] = [StepCount() for _ in range(number)]

@@ -12,7 +12,7 @@ import torch
 
 
 class WorkerRandom:
-    """Generator states of each worker of a rank. Those of worker 0 are active.
+    """Generator states of each worker of a rank. The states of worker 0 are active.
 
     All workers start from the state that is active when one of them first draws, like the ranks of
     a job with one seed.
@@ -40,6 +40,7 @@ class WorkerRandom:
         if worker == 0:
             yield
             return
+        # Worker 0 has no saved state: between two workers, its state is that of the process.
         first = self._read()
         self._write(self._saved[worker])
         try:
@@ -60,6 +61,7 @@ class WorkerRandom:
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore the states of all workers from :meth:`states`."""
         for worker, state in enumerate(states):
+            # At its end, the context saves what was set.
             with self.of(worker):
                 set_random_state(state, self._device)
 
@@ -69,9 +71,9 @@ class WorkerRandom:
         return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device
 
     def _write(self, state: Any) -> None:
-        python, own, cpu, on_device = state
+        python, numpy, cpu, on_device = state
         random.setstate(python)
-        np.random.set_state(own)
+        np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, self._device)
@@ -102,17 +104,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Set all generators to a state of :func:`random_state` on a device of this type."""
-    python, own = state["python"], state["numpy"]
+    python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(
         (
-            own["name"],
-            own["keys"].numpy().astype(np.uint32),
-            own["position"],
-            own["has_gauss"],
-            own["cached"],
+            numpy["name"],
+            numpy["keys"].numpy().astype(np.uint32),
+            numpy["position"],
+            numpy["has_gauss"],
+            numpy["cached"],
         )
     )
     torch.set_rng_state(state["torch"])
+    # A state that was saved on the CPU has none: the generator of the device stays as it is.
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from time import monotonic, sleep
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from lightning_hier.comm.addresses import routed_address
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError, is_lost_peer
 from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.membership.lighthouse import Entry
+from lightning_hier.membership.lighthouse import Entry, Quorum
 
 # Seconds between two checks of the store, and between two checks of the other groups.
 _POLL_S = 0.02
@@ -62,8 +65,10 @@ class GroupConnections:
 
     def __init__(self, own: Communicators) -> None:
         self._own = own.group
+        # Process groups of this job alone, which the channels use until the groups are connected.
         self._alone = own.across.group, own.world.group
         loss = LossOfGroups()
+        # New channels: with the channels of the job, a failure would name ranks of this job only.
         self.across = Channel(own.across.group, "across", own.traffic, loss)
         self.world = Channel(own.world.group, "across", own.traffic, loss)
         self.layout = own.layout
@@ -95,6 +100,7 @@ class GroupConnections:
         self.layout = RankLayout((size, len(members)))
         groups = [entry.group for entry in members]
         with LossOfGroups().explaining((), f"connecting the groups {groups}"):
+            # The jobs of the groups share no store, so all ranks use the store of the first group.
             store = open_store(members[0].address, timeout)
             ends = store, host, timeout
             rank, total = number * size + position, len(members) * size
@@ -142,7 +148,7 @@ def wait_for_all(
     begun = checked = monotonic()
     while not store.check(keys):
         if monotonic() - checked > _CHECK_EVERY_S:
-            for address in addresses:
+            for address in addresses:  # a lost group costs half a second, not the time limit
                 _require_alive(address)
             checked = monotonic()
         if monotonic() - begun > timeout.total_seconds():
@@ -153,6 +159,7 @@ def wait_for_all(
 
 def serve_store(host: str) -> TCPStore:
     """Start the store of this group, on any free port of ``host``."""
+    # Other groups connect when they need it, and none does so at the start.
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
@@ -178,11 +185,45 @@ def has_ended(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CHECK_EVERY_S).close()
-    except ConnectionRefusedError:
+    except ConnectionRefusedError:  # the host is there, and nothing listens at the port
         return True
     except OSError:
         pass  # it may only be slow: the time limit decides
     return False
+
+
+def without_ended(quorum: Quorum, own: Entry) -> Quorum:
+    """The quorum without former processes of this group.
+
+    The Lighthouse lists a process that was killed until its heartbeats have expired.
+
+    Args:
+        quorum: quorum of this process.
+        own: entry of this process.
+
+    """
+    entries = [
+        entry
+        for entry in quorum.entries
+        if entry.group != own.group or entry.address == own.address or not has_ended(entry.address)
+    ]
+    return replace(quorum, entries=entries)
+
+
+def own_address(lighthouse: str) -> str:
+    """Address of this host on the route to the Lighthouse.
+
+    Raises:
+        ValueError: there is no route to it.
+
+    """
+    try:
+        return routed_address(urlsplit(lighthouse).hostname or "")[0]
+    except OSError as error:
+        raise ValueError(
+            f"lighthouse={lighthouse!r} has no address that this host can reach ({error}): pass "
+            "the address of the host on which `lightning-hier lighthouse` runs"
+        ) from error
 
 
 def process_group(
@@ -193,9 +234,11 @@ def process_group(
     A collective of its ``size`` ranks, which connect through ``store`` under ``name``. gloo carries
     tensors on accelerators through host memory.
     """
+    # Not by dist.new_group, whose ranks must all belong to the default group of one job.
     prefixed = PrefixStore(name, store)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
+    # By default, gloo uses the address of the host's name, which other hosts may not reach.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     backend = dist.ProcessGroupGloo(prefixed, rank, size, options)
     group = dist.ProcessGroup(prefixed, rank, size)

@@ -26,17 +26,17 @@ MOST_ATTEMPTS = 10
 class GroupExchange:
     """Synchronisations of this group with those that are present.
 
-    A synchronisation has two phases. In the quorum of the phase ``"block"``, all groups learn who
-    takes part, and exchange their updates. In that of the phase ``"vote"``, they learn whether it
-    has succeeded everywhere: it counts in all groups or in none, and then they repeat it with those
-    that are left. No group writes a result before.
+    A synchronisation has two phases. The quorum of the phase ``"block"`` lists the groups that take
+    part, and these exchange their updates. The quorum of the phase ``"vote"`` shows whether the
+    exchange has succeeded everywhere. It counts in all groups or in none. If it does not count, the
+    groups that are left repeat it. No group writes a result before the vote.
 
     Unless stated otherwise, methods are collectives of the group: all its ranks must call them.
 
     Args:
         settings: settings of the user.
-        own: channels of this rank in its group, which take the place of those between groups
-            outside of synchronisations.
+        own: channels of this rank. Its ``layout`` and ``world`` have all groups that are present
+            while they synchronise, and otherwise this group only.
         limit: as in :class:`Quorums`.
         log: logs a line, on one rank.
         position: returns epoch and used batches of this group.
@@ -115,7 +115,8 @@ class GroupExchange:
             broadcast: copies the model of the first rank of a channel to the others, in place.
 
         """
-        if not self.quorums.progress.last_commit:  # otherwise it is that of a checkpoint
+        if not self.quorums.progress.last_commit:  # otherwise a checkpoint had the model
+            # Nothing to undo: the next attempt overwrites the model again.
             self._exchange("init", lambda: broadcast(self.across), lambda: None, self._together)
 
     def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
@@ -142,10 +143,11 @@ class GroupExchange:
     ) -> None:
         progress = self.quorums.progress
         for attempts in count(1):
-            found = quorum or self.quorums.gathered(phase)
-            members = members_of(found, progress.last_commit)
-            failed = self._attempted(found, members, attempt)
-            if self.quorums.vote(found, members, ok=not failed):
+            current = quorum or self.quorums.gathered(phase)
+            members = members_of(current, progress.last_commit)
+            failed = self._attempted(current, members, attempt)
+            # A group that has failed votes as well: without its vote, the others would wait.
+            if self.quorums.vote(current, members, ok=not failed):
                 break
             undo()
             # In all groups, so that they connect anew together.
@@ -154,18 +156,19 @@ class GroupExchange:
             if attempts == MOST_ATTEMPTS:
                 raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
             self._log(f"The groups repeat a synchronisation: {why}.")
-            quorum = None
+            quorum = None  # the quorum of the start serves for the first attempt only
         if failed:  # this group was late, and has no complete result
             raise PeerError(
                 f"group {self.settings.group} must restart: a synchronisation has failed here and "
                 f"succeeded in the other groups ({failed}). It then continues from their model"
             )
-        progress.begun = progress.begun or found.time
-        progress.last_commit = found.identifier
+        # By the clock of the Lighthouse, so that all groups of a run have the same time.
+        progress.begun = progress.begun or current.time
+        progress.last_commit = current.identifier
         self._positions |= {entry.group: entry.position for entry in members}
         groups = [entry.group for entry in members]
         # Each member has the joiners that count it as their source, see Quorums.join.
-        joiners = found.within("join") if phase == "block" else ()
+        joiners = current.within("join") if phase == "block" else ()
         self.joiners = joiners[groups.index(self.settings.group) :: len(members)]
         self._report(groups)
 
@@ -175,6 +178,7 @@ class GroupExchange:
         """Connect the groups and exchange. Returns why it failed on a rank of this group, or ""."""
         failed, addresses = "", [entry.address for entry in members]
         try:
+            # A group that was started again has a store at another address.
             if self._connected != addresses:
                 self._connections.close()
                 self._connections.connect(
@@ -188,12 +192,13 @@ class GroupExchange:
                 attempt()
         except GroupLostError as error:
             failed = str(error)
-        found = [text for text in gather_json(failed, self._own.device) if text]
+        # The group votes as one, so a failure on any of its ranks is one of all.
+        failures = [text for text in gather_json(failed, self._own.device) if text]
         self._connected = addresses
-        if found:
+        if failures:
             # Other groups that still wait for this one then fail at once.
             self._disconnect()
-        return found[0] if found else ""
+        return failures[0] if failures else ""
 
     def _disconnect(self) -> None:
         self._connected = ()
@@ -202,6 +207,7 @@ class GroupExchange:
     @contextmanager
     def _with_channels(self, groups: int) -> Iterator[None]:
         own = self._own
+        # `across` and the route have the channel of the connections all the time (ElasticFit).
         before = own.layout, own.world
         own.layout, own.world = self._connections.layout, self._connections.world
         own.route.inter_host_ranks = groups

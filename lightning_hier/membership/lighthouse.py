@@ -125,7 +125,7 @@ class Lighthouse:
                 hostname=host,
                 bind=f"[{host}]:0" if ":" in host else f"{host}:0",
                 store_addr=store,
-                world_size=1,
+                world_size=1,  # rank 0 alone talks to torchft, for all ranks of the group
                 heartbeat_interval=timedelta(seconds=_HEARTBEAT_S),
                 connect_timeout=timeout,
                 quorum_retries=0,
@@ -144,20 +144,22 @@ class Lighthouse:
             PeerError: there was no quorum until then.
 
         """
-        found = self._until_answered(lambda timeout: self._request(entry, timeout), until)
-        while self._has_restarted(found):
-            # It does not know yet who is alive, and would let a group go on without the others.
+        answer = self._until_answered(lambda timeout: self._request(entry, timeout), until)
+        while self._has_restarted(answer):
+            # It has no heartbeats of the others yet, and this group would go on without them.
             time.sleep(_HEARTBEATS_KNOWN_S)
-            found = self._until_answered(lambda timeout: self._request(entry, timeout), until)
-        seconds, nanos = found.created.seconds, found.created.nanos
+            answer = self._until_answered(lambda timeout: self._request(entry, timeout), until)
+        seconds, nanos = answer.created.seconds, answer.created.nanos
+        # Members that are no groups of this version end a start, but not groups that train.
         strict = entry.phase == "start"
         entries = [
-            own for member in found.participants if (own := _entry_of(member, strict=strict))
+            valid for member in answer.participants if (valid := _entry_of(member, strict=strict))
         ]
+        # With its time, because a Lighthouse that has restarted counts from the beginning.
         return Quorum(
-            f"{found.quorum_id}.{seconds}.{nanos:09d}",
+            f"{answer.quorum_id}.{seconds}.{nanos:09d}",
             seconds + nanos * 1e-9,
-            sorted(entries, key=lambda own: own.group),
+            sorted(entries, key=lambda valid: valid.group),
         )
 
     def _has_restarted(self, quorum: Any) -> bool:
@@ -267,6 +269,7 @@ def newest(entries: Sequence[Entry]) -> Entry | None:
 
     def rank(entry: Entry) -> tuple[float, int, bool, int, str]:
         trains = entry.phase == "block"
+        # The identifier comes last, so that all groups choose the same model.
         return -entry.begun, entry.commits, trains, same[entry.last_commit], entry.last_commit
 
     return max(trained, key=rank, default=None)

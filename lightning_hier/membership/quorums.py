@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from math import inf
 from time import monotonic, sleep
 from typing import Any
-from urllib.parse import urlsplit
 
 from torch.distributed.distributed_c10d import Store
 
-from lightning_hier.comm.addresses import routed_address
 from lightning_hier.comm.agreement import broadcast_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership.connections import has_ended, open_store, serve_store
-from lightning_hier.membership.lighthouse import (
-    Entry,
-    Lighthouse,
-    Phase,
-    Quorum,
-    newest,
+from lightning_hier.membership.connections import (
+    open_store,
+    own_address,
+    serve_store,
+    without_ended,
 )
+from lightning_hier.membership.lighthouse import Entry, Lighthouse, Phase, Quorum, newest
 from lightning_hier.membership.rules import (
     Progress,
     absent,
@@ -80,6 +77,7 @@ class Quorums:
     ) -> None:
         self._settings = settings
         self._own = own
+        # A wait for groups takes up to two of these thirds, so rank 0 gives up before its ranks do.
         self._limit = limit / 3
         self._log = log
         self._logged = ""
@@ -87,7 +85,7 @@ class Quorums:
         self.required = {"ranks": own.group.size, **required}
         self.progress = Progress()
         with raise_everywhere(own.device, place="the search for the Lighthouse"):
-            self.host = _own_address(settings.lighthouse)
+            self.host = own_address(settings.lighthouse)
         self.store: Store | None = None
         self._lighthouse: Lighthouse | None = None
         self._address = ""
@@ -112,21 +110,21 @@ class Quorums:
             ValueError: this group does not suit the others.
 
         """
-        found = self.on_first(self._start)
-        return None if found is None else Quorum.of(found)
+        quorum = self.on_first(self._start)
+        return None if quorum is None else Quorum.of(quorum)
 
     def _start(self) -> dict[str, Any] | None:
-        own, settings, begun = self.progress, self._settings, monotonic()
+        progress, settings, begun = self.progress, self._settings, monotonic()
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
             present, best = len(quorum.entries), newest(quorum.entries)
-            is_newest = best is None or best.last_commit == own.last_commit
+            is_newest = best is None or best.last_commit == progress.last_commit
             trains = bool(quorum.within("block", "vote", "init"))
-            # If those that train have a newer run, they must restart first.
-            if trains and not (own.last_commit and is_newest):
+            # A group whose model all must take does not join: those that train restart first.
+            if trains and not (progress.last_commit and is_newest):
                 return None
-            # All groups of a quorum decide the same.
+            # All start if one of them has waited long enough, because all must decide the same.
             enough = present >= settings.min_groups and any(e.waited for e in quorum.entries)
             if not trains and (present == settings.groups or enough):
                 return asdict(quorum) if is_newest else None
@@ -143,16 +141,6 @@ class Quorums:
             self._logged = text
             self._log(text)
 
-    def _without_ended(self, quorum: Quorum) -> Quorum:
-        """The quorum without former processes of this group, whose heartbeats have just ended."""
-        own = self._settings.group, self._address
-        entries = [
-            entry
-            for entry in quorum.entries
-            if entry.group != own[0] or entry.address == own[1] or not has_ended(entry.address)
-        ]
-        return replace(quorum, entries=entries)
-
     def gathered(self, phase: Phase) -> Quorum:
         """Wait for the quorum of the groups that exchange.
 
@@ -163,15 +151,15 @@ class Quorums:
         return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase))))
 
     def _gathered(self, phase: Phase) -> Quorum:
-        own, settings = self.progress, self._settings
+        progress, settings = self.progress, self._settings
         until = monotonic() + self._limit.total_seconds()
         while True:
             quorum = self._request(phase)
             best = newest(quorum.within("block", "start", "join"))
-            if best is not None and best.last_commit != own.last_commit:
-                raise PeerError(missed(settings.group, own, best))
-            # The outcome of a vote is not known here yet.
-            undecided = any(entry.commits >= own.commits for entry in quorum.within("vote"))
+            if best is not None and best.last_commit != progress.last_commit:
+                raise PeerError(missed(settings.group, progress, best))
+            # Groups in a vote may be about to commit this block. Only the next quorum shows it.
+            undecided = any(e.commits >= progress.commits for e in quorum.within("vote"))
             if not undecided and len(quorum.entries) >= settings.min_groups:
                 self._logged = ""
                 self._log_refused(quorum)
@@ -211,6 +199,7 @@ class Quorums:
 
     def _join(self) -> list[str]:
         group, begun, limit = self._settings.group, monotonic(), self._limit.total_seconds()
+        # A third for the end of a block, and a third until the state is ready (docs/elastic.md).
         until = begun + 2 * limit
         while monotonic() < begun + limit:
             quorum = self._request("join", until)
@@ -220,6 +209,7 @@ class Quorums:
                 continue
             members = members_of(quorum, best.last_commit)
             joiners = [entry.group for entry in quorum.within("join")]
+            # The members divide the joiners by the same rule, see GroupExchange._exchange.
             source = members[joiners.index(group) % len(members)]
             # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
             vote = self._request("join", until)
@@ -257,8 +247,10 @@ class Quorums:
         until = min(until, monotonic() + self._limit.total_seconds())
         while True:
             quorum = self._lighthouse.quorum(self._entry(phase, **values), until)
+            # First, so that a job whose number is taken ends at once and not after the limit.
             if phase == "start":
-                check_start(self._entry(phase), self._without_ended(quorum))
+                own = self._entry(phase)
+                check_start(own, without_ended(quorum, own))
             twice = twice_in(quorum)
             if not twice:
                 return quorum
@@ -278,34 +270,26 @@ class Quorums:
         )
 
     def on_first(self, function: Callable[[], Any]) -> Any:
-        """Call a function on rank 0. Return its JSON value, or raise its error, on all ranks."""
-        found: dict[str, Any] = {}
+        """Call a function on rank 0. Return its JSON value, or raise its error, on all ranks.
+
+        On the other ranks, a ValueError is raised as a ValueError, and any other as a PeerError.
+        """
+        message: dict[str, Any] = {}
         failed: Exception | None = None
         if self._own.group.position == 0:
             try:
-                found["value"] = function()
+                message["value"] = function()
             except Exception as error:  # whatever it is, the other ranks must not wait
                 failed = error
-                found = {"error": str(error), "is_value": isinstance(error, ValueError)}
-        found = broadcast_json(found, 0, self._own.device)
+                message = {"error": str(error), "is_value": isinstance(error, ValueError)}
+        message = broadcast_json(message, 0, self._own.device)
         if failed is not None:
             raise failed
-        if "error" in found:
-            raise (ValueError if found["is_value"] else PeerError)(found["error"])
-        return found["value"]
+        if "error" in message:
+            raise (ValueError if message["is_value"] else PeerError)(message["error"])
+        return message["value"]
 
     def close(self) -> None:
         """Stop the heartbeats. Does not communicate with other ranks."""
         if self._lighthouse is not None:
             self._lighthouse.close()
-
-
-def _own_address(lighthouse: str) -> str:
-    """Address of this host on the route to the Lighthouse."""
-    try:
-        return routed_address(urlsplit(lighthouse).hostname or "")[0]
-    except OSError as error:
-        raise ValueError(
-            f"lighthouse={lighthouse!r} has no address that this host can reach ({error}): pass "
-            "the address of the host on which `lightning-hier lighthouse` runs"
-        ) from error

@@ -14,7 +14,7 @@ from lightning_hier.membership.torchft import TorchFT
 
 @dataclass
 class Progress:
-    """What the global model of a group contains.
+    """What the global model of a group contains. Its fields are also fields of :class:`Entry`.
 
     Attributes:
         begun: time at which its run started, as in :class:`Entry`.
@@ -30,6 +30,7 @@ class Progress:
 
 def members_of(quorum: Quorum, last_commit: str) -> list[Entry]:
     """Groups that exchange in a quorum, in order of their numbers: those with this last commit."""
+    # Groups that start exchange with each other only if none trains. Otherwise they join.
     exchanging = quorum.within("block") or quorum.within("start", "init")
     return [entry for entry in exchanging if entry.last_commit == last_commit]
 
@@ -47,9 +48,12 @@ def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry]) -> bool:
 
     """
     numbers = {entry.group for entry in members}
+    # Groups that join are in the vote as well, and do not decide.
     present = [entry for entry in vote.entries if entry.group in numbers]
+    # A member that has gone on from this synchronisation has seen that it counts.
     if any(entry.last_commit == quorum.identifier for entry in present):
         return True
+    # A member that was lost after the exchange has no vote. The others have its update.
     return all(entry.votes_for == quorum.identifier for entry in present)
 
 
@@ -79,7 +83,7 @@ def check_start(own: Entry, quorum: Quorum) -> None:
 
 
 def different_settings(own: Entry, other: Entry) -> str:
-    """Settings of another group that are not those of this one; empty if there are none."""
+    """Settings in which another group differs from this one, as text; empty if in none."""
     return " | ".join(
         f"{name}: {own.settings.get(name)} here, {value} in group {other.group}"
         for name, value in other.settings.items()
@@ -102,7 +106,7 @@ def two_jobs(group: int) -> str:
 
 
 def missed(group: int, own: Progress, best: Entry) -> str:
-    """Message of a group whose model is not the one of the others."""
+    """Message of a group whose model differs from the model of the others."""
     if best.begun != own.begun:
         why = f"group {best.group} belongs to a run that started earlier"
     else:
@@ -131,5 +135,5 @@ def absent(settings: TorchFT, quorum: Quorum) -> list[int]:
 
 
 def named_groups(groups: Sequence[int]) -> str:
-    """Groups in a message."""
+    """Numbers of groups in a message, such as "groups 0, 2"."""
     return f"group{'s' * (len(groups) > 1)} {', '.join(map(str, groups))}"

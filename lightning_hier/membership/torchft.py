@@ -19,7 +19,7 @@ class TorchFT:
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
     groups synchronise at the ends of blocks, through a Lighthouse that all of them reach
-    (``lightning-hier lighthouse``). The mean is that of the groups that are present. See
+    (``lightning-hier lighthouse``). The mean is taken over the groups that are present. See
     ``docs/elastic.md``.
 
     Args:
@@ -76,6 +76,7 @@ class TorchFT:
 
 
 def _has_port(address: SplitResult) -> bool:
+    # urlsplit checks the port only when it is read.
     try:
         return address.port is not None
     except ValueError:  # not a number, or out of range
@@ -89,6 +90,7 @@ def check_torchft() -> None:
         ValueError: it is not.
 
     """
+    # Its import takes a second, so it is imported where it is needed, by Lighthouse.
     if find_spec("torchft") is None:
         raise ValueError(
             f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"

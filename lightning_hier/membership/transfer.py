@@ -21,7 +21,8 @@ from lightning_hier.membership.connections import (
     wait_for_all,
 )
 
-# Bytes that are read and sent at once.
+# Bytes that are read and sent at once. The time limit holds for each piece, however large the
+# state is.
 _PIECE = 16 << 20
 
 
@@ -34,7 +35,7 @@ def send_folder(
         folder: folder of the checkpoint.
         store: store of this group.
         address: ``host:port`` of the store of the other group.
-        name: name of the transfer, the same on both sides.
+        name: name of the transfer, the same on both sides, and another one for each transfer.
         host: IP address of this rank.
         timeout: time limit of the connection, and of every piece.
 
@@ -60,7 +61,7 @@ def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout:
     Args:
         folder: folder of the checkpoint.
         address: ``host:port`` of the store of the other group.
-        name: name of the transfer.
+        name: name of the transfer, the same on both sides.
         host: IP address of this rank.
         timeout: time limit of the connection, and of every piece.
 
@@ -76,6 +77,7 @@ def receive_folder(folder: Path, address: str, name: str, *, host: str, timeout:
         length = _received(torch.empty(1, dtype=torch.int64), peer)
         header = _received(torch.empty(int(length), dtype=torch.uint8), peer)
         for relative, size in json.loads(header.numpy().tobytes()).items():
+            # A path with ".." would overwrite files of this user.
             path = (folder / relative).resolve()
             if not path.is_relative_to(folder.resolve()):
                 raise ValueError(f"another group has sent the path {relative!r}")
@@ -98,13 +100,14 @@ def share_folder(folder: Path, source: int, *, writes: bool, device: torch.devic
         device: device of collectives.
 
     """
-    own = dist.get_rank() == source
-    sizes = broadcast_json(_sizes(folder) if own else None, source, device)
+    is_source = dist.get_rank() == source
+    sizes = broadcast_json(_sizes(folder) if is_source else None, source, device)
     for relative, size in sizes.items():
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pieces = _pieces(path) if own else iter(())
-        with path.open("wb") if writes and not own else nullcontext() as file:
+        pieces = _pieces(path) if is_source else iter(())
+        # All ranks receive every piece, and one rank of each other host writes it.
+        with path.open("wb") if writes and not is_source else nullcontext() as file:
             for start in range(0, size, _PIECE):
                 empty = torch.empty(min(_PIECE, size - start), dtype=torch.uint8)
                 piece = next(pieces, empty).to(device)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import lightning_hier as lh
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership import group_exchange, quorums, transfer
+from lightning_hier.membership import connections, group_exchange, transfer
 from lightning_hier.membership.connections import GroupLostError, serve_store
 from lightning_hier.strategies.elastic import ElasticFit
 from tests.ranks import run_ranks
@@ -98,4 +98,4 @@ def test_a_path_outside_of_the_folder_is_an_error(tmp_path: Path) -> None:
 
 def test_a_lighthouse_that_has_no_address() -> None:
     with pytest.raises(ValueError, match="lighthouse='http://no-such-host.invalid:29510' has no"):
-        quorums._own_address("http://no-such-host.invalid:29510")
+        connections.own_address("http://no-such-host.invalid:29510")

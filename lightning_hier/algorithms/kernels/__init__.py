@@ -4,8 +4,9 @@
 - :mod:`native`: C loops for float32 on the CPU, compiled if the host has a C compiler.
 - :mod:`triton_backend`: passes of GTC and of block momentum as Triton kernels, for CUDA.
 
-All backends give bit-identical results, except for sums of squares, which are equal up to rounding
-in double precision and do not affect training.
+All backends give bit-identical results, so ranks with different backends stay equal. Exceptions are
+sums of squares, which are equal up to rounding in double precision and do not affect training, and
+the choice among equal magnitudes in ``largest``, which each rank makes for itself.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def kernels_for(first: Tensor, *others: Tensor | None) -> TorchKernels:
 
     """
     # Compiled loops assume one device, one dtype and contiguous memory.
-    for own in (first, *others):
-        if own is not None and not (
-            own.device == first.device and own.dtype == first.dtype and own.is_contiguous()
+    for tensor in (first, *others):
+        if tensor is not None and not (
+            tensor.device == first.device and tensor.dtype == first.dtype and tensor.is_contiguous()
         ):
             return _TORCH
     if first.is_cuda:
@@ -55,6 +56,7 @@ def prepare_kernels(parameters: Iterable[Tensor]) -> None:
 
     Otherwise the first synchronisation would wait for the compiler. Does not wait.
     """
+    # The sum, because parameters of one dtype are synchronised as one flat tensor.
     on_cpu = (p for p in parameters if p.device.type == "cpu" and p.dtype == torch.float32)
     if sum(parameter.numel() for parameter in on_cpu) >= SMALLEST:
         Thread(target=native_kernels, daemon=True).start()

@@ -1,8 +1,11 @@
-/* Block momentum and quantisation of reference.py over tensors of float32; native.py compiles and
-   calls them.
+/* Block momentum and quantisation of reference.py over tensors of float32. native.py compiles and
+   calls these functions.
 
-   The same operations on the same numbers in the same order, hence the same bits, but for the sums
-   of squares, which nothing is trained with. Nothing is allocated here. */
+   They do the same operations in the same order, so results have the same bits. Sums of squares are
+   added in another order; they are only logged and checked. No function allocates memory.
+
+   A change here needs the same change in reference.py and triton_block_kernels.py, and in the
+   signatures of native.py. tests/unit/test_block_kernels.py compares the bits. */
 
 #include <math.h>
 #include <float.h>
@@ -12,14 +15,17 @@
 
 #define MAGNITUDE 0x7fffffffu
 
-/* torch multiplies and adds in one rounding where the processor can. */
+/* torch multiplies and adds with one rounding if the processor can. The compiler must not do this
+   by itself in other places, hence -ffp-contract=off in native.py. */
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define MULTIPLY_ADD(a, b, c) fmaf(a, b, c)
 #else
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* Elements of a quantisation group in int8 and in int4. */
+/* GROUP, GROUP4: elements of a quantisation group in int8 and in int4, as in
+   quantisation_groups.py. SUMS: see add_squares. PIECE: elements that are still in the first-level
+   cache when their squares are added. */
 enum { GROUP = 512, GROUP4 = 128, HALF4 = GROUP4 / 2, SUMS = 32, PIECE = 1024 };
 
 /* zeta = 1, zeta >= 0.5 and zeta < 0.5: torch.lerp rounds each differently. */
@@ -39,7 +45,7 @@ static inline float value_of(uint32_t bits) {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Many sums at once: one alone would wait for itself at each addition. */
+/* Many sums at once: in a single one, each addition would wait for the one before. */
 static inline void add_squares(double *restrict sums, const float *restrict values, int64_t numel) {
     int64_t i = 0;
     for (; i + SUMS <= numel; i += SUMS)
@@ -48,9 +54,9 @@ static inline void add_squares(double *restrict sums, const float *restrict valu
 }
 
 static inline double total_of(const double *sums) {
-    double found = 0;
-    for (int j = 0; j < SUMS; j++) found += sums[j];
-    return found;
+    double total = 0;
+    for (int j = 0; j < SUMS; j++) total += sums[j];
+    return total;
 }
 
 double sum_of_squares(const float *values, int64_t numel) {
@@ -82,6 +88,7 @@ static inline void advanced(float *restrict mean, float *restrict model, float *
     float moved[PIECE];
     for (int64_t from = 0; from < numel; from += PIECE) {
         int64_t count = least(PIECE, numel - from);
+        /* Before the start model overwrites the mean. */
         add_squares(of_mean, mean + from, count);
         for (int64_t k = 0; k < count; k++) {
             int64_t i = from + k;
@@ -157,7 +164,7 @@ void advance_by(float *gradient, float *model, float *update, int64_t numel, flo
 #undef FORM
 }
 
-/* values <- values + weight * plus, for as many as there are of the latter. */
+/* values <- values + weight * plus. */
 static inline void add_weighted(float *restrict values, const float *restrict plus, int64_t numel,
                                 float weight) {
     for (int64_t i = 0; i < numel; i++) values[i] = MULTIPLY_ADD(weight, plus[i], values[i]);
@@ -171,6 +178,7 @@ static inline float scale_of(const float *restrict v, int numel, float largest, 
         most = magnitude > most ? magnitude : most;
     }
     float scale = value_of(most) / largest;
+    /* 0 for groups of zeros and for scales whose reciprocal may overflow. NaN stays NaN. */
     scale *= (float)(scale >= FLT_MIN);
     *factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
     return scale;
@@ -185,7 +193,7 @@ void encode_int8(float *restrict values, int64_t numel, const float *restrict pl
             add_weighted(v, plus + from, least(GROUP, plus_numel - from), weight);
         float scale = scale_of(v, GROUP, 127.0f, &factor);
         for (int i = 0; i < GROUP; i++) {
-            float step = rintf(v[i] * factor);
+            float step = rintf(v[i] * factor); /* ties to even, as torch.round */
             out[from + i] = (int8_t)(int32_t)step;
             v[i] -= step * scale;
         }
@@ -193,7 +201,8 @@ void encode_int8(float *restrict values, int64_t numel, const float *restrict pl
     }
 }
 
-/* Int4Codec.encode_; `numel` is a multiple of GROUP4. A half byte holds a step plus 8. */
+/* Int4Codec.encode_; `numel` is a multiple of GROUP4. A half byte holds a step plus 8, hence
+   136 = 16 * 8 + 8. Byte i of a group holds elements i and i + 64, so both halves are contiguous. */
 void encode_int4(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, uint8_t *restrict out) {
     for (int64_t from = 0; from < numel; from += GROUP4) {
@@ -238,7 +247,7 @@ void decode_int4(float *restrict values, int64_t numel, const float *restrict sc
     }
 }
 
-/* BFloat16Codec.encode_: to the nearest, ties to even. */
+/* BFloat16Codec.encode_: to the nearest, ties to even. Every NaN becomes 0x7fc0, as in torch. */
 void encode_bfloat16(float *restrict values, int64_t numel, const float *restrict plus,
                      int64_t plus_numel, float weight, uint16_t *restrict out) {
     for (int64_t from = 0; from < numel; from += PIECE) {

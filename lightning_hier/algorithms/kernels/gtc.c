@@ -1,7 +1,8 @@
-/* GTC's passes of reference.py over tensors of float32; native.py compiles and calls them.
+/* GTC's passes of reference.py over tensors of float32. native.py compiles and calls these
+   functions.
 
-   The same operations on the same numbers in the same order, hence the same bits. Nothing is
-   allocated here. */
+   They do the same operations in the same order, so results have the same bits. No function
+   allocates memory. tests/unit/test_gtc_kernels.py compares the bits with the equations. */
 
 #include <stdint.h>
 #include <string.h>
@@ -10,6 +11,9 @@
 #define SIGN 0x80000000u
 #define INFINITE 0x7f800000u
 
+/* BLOCK: elements that are selected together. CROWDED: selected elements of a block above which a
+   loop without branches is used. CHUNK: elements of `decode` that stay in the cache for all
+   workers. PER_WORD: elements in a word of a bitmap. */
 enum { BLOCK = 256, CROWDED = 16, CHUNK = 8192, PER_WORD = 16 };
 
 static uint32_t bits_of(float value) {
@@ -30,17 +34,21 @@ static inline int64_t encode_block(float *restrict v, const float *restrict r, i
     for (int i = 0; i < count; i++) exceeds[i] = (bits_of(v[i]) & INDEX) > limit;
     for (int i = count; i < BLOCK; i++) exceeds[i] = 0;
     memcpy(eight, exceeds, sizeof eight);
-    for (int i = 0; i < BLOCK / 8; i++) sum += eight[i]; /* byte by byte: none overflows */
-    if (!sum) return 0;
+    for (int i = 0; i < BLOCK / 8; i++) sum += eight[i]; /* eight sums of at most 32 in a word */
+    if (!sum) return 0; /* most blocks at a low density */
     int64_t found = 0;
+    /* Add the eight bytes of `sum`, in pairs and then by a product. */
     sum = (sum & 0x00ff00ff00ff00ffu) + (sum >> 8 & 0x00ff00ff00ff00ffu);
     if (sum * 0x0001000100010001u >> 48 > CROWDED) {
-        for (int i = 0; i < count; i++) { /* too many for the processor to guess where */
+        /* Without a branch, which would often be mispredicted: each word is written, and kept if
+           it is selected. */
+        for (int i = 0; i < count; i++) {
             words[found] = (int32_t)((base + (uint32_t)i) | (bits_of(v[i]) & SIGN));
             found += exceeds[i];
         }
         return found;
     }
+    /* The lowest set bit is the first selected element, on little-endian processors only. */
     for (int i = 0; i < BLOCK / 8; i++)
         for (uint64_t left = eight[i]; left; left &= left - 1) {
             int j = 8 * i + (__builtin_ctzll(left) >> 3);
@@ -55,7 +63,8 @@ int64_t encode(float *values, const float *residual, int64_t numel, float scale,
                int64_t start, int32_t *words, int *finite) {
     int64_t found = 0, from = 0;
     uint32_t most = 0, limit = bits_of(threshold);
-    if (limit >= INFINITE) limit = INFINITE - 1; /* what is not finite is always selected */
+    /* Values that are not finite are always selected, so it is enough to check selected ones. */
+    if (limit >= INFINITE) limit = INFINITE - 1;
     for (; from + BLOCK <= numel; from += BLOCK)
         found += encode_block(values + from, residual + from, BLOCK, scale, limit,
                               (uint32_t)(start + from), words + found);
@@ -89,7 +98,8 @@ static inline void add_bitmap(float *restrict values, const int32_t *restrict bi
 }
 
 /* residual <- values - sent; values <- the signs of all rows, summed, times each factor.
-   `at` holds a zero for each row. */
+   `at` holds a zero for each row: words are in ascending order, so each chunk goes on where the one
+   before has ended. */
 void decode(float *restrict values, float *restrict residual, int64_t numel, float threshold,
             const int32_t *own, int64_t own_count, const int32_t *const *rows,
             const int64_t *counts, int64_t *at, int64_t workers, const float *factors,

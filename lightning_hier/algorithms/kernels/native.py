@@ -47,7 +47,8 @@ _TYPES: dict[str, Any] = {
     "p": c_void_p,
     "v": None,
 }
-# For each function: type of the result, a colon, types of the arguments.
+# For each function: type of the result, a colon, types of the arguments. They must be those of the
+# C sources: a difference is no error, but corrupts memory.
 _SIGNATURES = {
     "encode": "l:pplfflpp",
     "decode": "v:pplfplppplpli",
@@ -64,6 +65,7 @@ _SIGNATURES = {
 }
 
 
+# lru_cache alone would let two threads compile at the same time.
 _compiling = Lock()
 
 
@@ -81,6 +83,7 @@ def _compiled() -> NativeKernels | None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if os.environ.get("LIGHTNING_HIER_COMPILE") == "0" or compiler is None:
         return None
+    # gtc.c finds elements by the position of bytes in a word.
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
@@ -92,6 +95,7 @@ def _compiled() -> NativeKernels | None:
                 capture_output=True,
                 timeout=_LIMIT_S,
             )
+            # A loaded library stays mapped after its file is deleted.
             return NativeKernels(ctypes.CDLL(str(target)))
     except (OSError, subprocess.SubprocessError):
         return None
@@ -115,7 +119,7 @@ class NativeKernels(TorchKernels):
         """See :class:`TorchKernels`."""
         finite = c_int(1)
         words = torch.empty(min(PIECE, values.numel()), dtype=torch.int32)
-        found = [words[:0]]
+        pieces = [words[:0]]
         for start in range(0, values.numel(), PIECE):
             count = self._library.encode(
                 values.data_ptr() + start * values.itemsize,
@@ -124,8 +128,8 @@ class NativeKernels(TorchKernels):
                 *(scale, threshold, start, words.data_ptr(), ctypes.byref(finite)),
             )
             # A copy, because the next call overwrites the buffer.
-            found.append(words[:count].clone())
-        return torch.cat(found), bool(finite.value)
+            pieces.append(words[:count].clone())
+        return torch.cat(pieces), bool(finite.value)
 
     def decode_(
         self,
@@ -145,7 +149,7 @@ class NativeKernels(TorchKernels):
             *(threshold, sent.data_ptr(), sent.numel()),
             (c_void_p * workers)(*[row.data_ptr() for row in rows]),
             (c_int64 * workers)(*[row.numel() for row in rows]),
-            (c_int64 * workers)(),
+            (c_int64 * workers)(),  # zeros: for each row, the next word to add
             workers,
             (c_float * len(factors))(*factors),
             *(len(factors), bitmaps),
@@ -168,6 +172,7 @@ class NativeKernels(TorchKernels):
         """See :class:`TorchKernels`."""
         squares = (c_double * 2)()
         pointers = _pointers(mean, global_model, update)
+        # Without `inside`, which only advance_by supports.
         self._library.advance(*pointers, mean.numel(), *by[:4], squares)
         return squares[0], squares[1]
 

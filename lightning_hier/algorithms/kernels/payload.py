@@ -23,7 +23,7 @@ SIGN_BIT = 1 << 31
 
 _ELEMENTS_PER_WORD = 16
 
-# The order of floating-point magnitudes is that of their bits as integers.
+# Magnitudes of floating-point numbers have the same order as their bits as integers.
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # Bytes of a bitmap that are decoded at a time, so that the decoded signs stay in the cache.
@@ -62,8 +62,8 @@ def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
 def add_words_(target: Tensor, words: Tensor, unit: float = 1.0) -> None:
     """Add ``unit`` with the sign of each word to ``target`` at the word's index, in place."""
     index, negative = split_words(words)
-    one = torch.full((), unit, dtype=target.dtype, device=target.device)
-    target.index_add_(0, index, torch.where(negative, -one, one))
+    plus = torch.full((), unit, dtype=target.dtype, device=target.device)
+    target.index_add_(0, index, torch.where(negative, -plus, plus))
 
 
 def add_bitmap_(target: Tensor, bitmap: Tensor) -> None:
@@ -72,15 +72,17 @@ def add_bitmap_(target: Tensor, bitmap: Tensor) -> None:
     table = _signs_of_a_byte(target.dtype, target.device)
     length = chunk_length(packed, _CHUNK)
     for start in range(0, packed.numel(), length):
-        found = functional.embedding(packed[start : start + length].int(), table).view(-1)
-        part = target[4 * start : 4 * start + found.numel()]
-        part.add_(found[: part.numel()])
+        signs = functional.embedding(packed[start : start + length].int(), table).view(-1)
+        part = target[4 * start : 4 * start + signs.numel()]
+        # The last word of a bitmap may have bits for elements beyond the end of the tensor.
+        part.add_(signs[: part.numel()])
 
 
 def add_payloads_(
     target: Tensor, rows: Sequence[Tensor], factors: Sequence[float], *, bitmaps: bool
 ) -> None:
     """Add the signs of all workers to zeros, then multiply by each of ``factors``, in place."""
+    # Signs first, because sums of whole numbers are exact in any order. Each factor rounds once.
     add_ = add_bitmap_ if bitmaps else add_words_
     for row in rows:
         add_(target, row)
@@ -92,6 +94,7 @@ def add_payloads_(
 @lru_cache
 def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Table of the four signs that each byte of a bitmap encodes, (256, 4)."""
+    # The lowest two bits of a byte are its first element, as in words_to_bitmap.
     shifts = torch.tensor([0, 2, 4, 6], device=device)
     codes = torch.arange(256, device=device)[:, None] >> shifts & 3
     return (codes == 1).to(dtype) - (codes == 2).to(dtype)

@@ -82,7 +82,7 @@ class TorchKernels:
 
         """
         limit, integer = magnitude_bits(threshold, values.dtype), INTEGER[values.itemsize]
-        found = [torch.empty(0, dtype=torch.int32, device=values.device)]
+        words = [torch.empty(0, dtype=torch.int32, device=values.device)]
         start, finite = 0, True
         for chunk, kept in chunks(values, residual):
             if scale != 1.0:
@@ -91,11 +91,12 @@ class TorchKernels:
             # In place, because torch vectorises comparisons with integer results, not with bool.
             index = chunk.abs().view(integer).gt_(limit).nonzero().view(-1)
             selected = chunk[index]
+            # Values that are not finite are always selected (magnitude_bits).
             finite = finite and bool(selected.isfinite().all())
             # index - 2**31 is the two's complement form of "sign bit set, then the index".
-            found.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
+            words.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
             start += chunk.numel()
-        return torch.cat(found), finite
+        return torch.cat(words), finite
 
     def decode_(
         self,
@@ -122,6 +123,7 @@ class TorchKernels:
             bitmaps: whether the payloads are bitmaps instead of words.
 
         """
+        # The signs are summed in `values`, so that no tensor of its size is allocated.
         for chunk, kept in chunks(values, residual):
             kept.copy_(chunk)
             chunk.zero_()
@@ -132,6 +134,7 @@ class TorchKernels:
         """Sum of the squared magnitudes in double precision; NaN or inf if a value is."""
         flat = torch.view_as_real(values).flatten() if values.is_complex() else values
         if flat.device.type != "cpu":
+            # One kernel, and no wait for the device.
             norm: Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
             return norm.square()
         total = 0.0
@@ -150,6 +153,7 @@ class TorchKernels:
             The sum of squares of the difference.
 
         """
+        # Two operations in this order: the other backends round in the same way.
         model.sub_(global_model)
         if update is not None:
             model.sub_(update, alpha=eta)
@@ -158,14 +162,15 @@ class TorchKernels:
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_``."""
+        """``BlockFilter.advance_``, in place, with the coefficients ``by``."""
         of_mean: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for weights, model, delta in chunks(mean, global_model, update):
             of_mean += self.sum_of_squares(weights)
             start = model.add(delta, alpha=by.eta) if by.ahead else model
+            # A new tensor, because `start` may be W, which is overwritten next.
             moved = weights - start
-            if by.zeta == 1.0:
+            if by.zeta == 1.0:  # W is Wbar bit for bit, as BlockFilter.advance_ promises
                 model.copy_(weights)
             else:
                 moved.mul_(by.zeta)
@@ -181,7 +186,7 @@ class TorchKernels:
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_by_``."""
+        """``BlockFilter.advance_by_``, in place, with the coefficients ``by``."""
         of_gradient: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for values, model, delta in chunks(gradient, global_model, update):
@@ -196,6 +201,7 @@ class TorchKernels:
                 if by.inside:
                     moved = values.add_(delta, alpha=by.eta)
             model.add_(moved)
+            # Before the start model overwrites `values`, which `moved` may be.
             of_update += self.sum_of_squares(moved)
             _write_start(values, model, delta, by)
         return of_gradient, of_update
@@ -233,6 +239,7 @@ class TorchKernels:
             rows, scale, packed = groups(chunk, start, scales, out, INT4_GROUP)
             rounded, wide = quantise(rows, scale, LARGEST_INT4)
             lower, upper = rounded.chunk(2, dim=1)
+            # 16 * (upper + INT4_ZERO) + lower + INT4_ZERO
             packed.copy_((upper * 16).add_(lower).add_(17 * INT4_ZERO))
             rows.sub_(rounded.mul_(wide))
 
@@ -254,8 +261,8 @@ class TorchKernels:
             Their offsets in their rows (int16), row by row and in ascending order.
 
         """
-        found = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
-        return found.sort(dim=1).values.view(-1).to(torch.int16)
+        offsets = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
+        return offsets.sort(dim=1).values.view(-1).to(torch.int16)
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor

@@ -1,16 +1,16 @@
 """The Triton backend: passes of GTC and of block momentum on CUDA devices. Others use plain torch.
 
 Each pass goes through its tensors in device memory once. A program processes a block of elements.
-Those of GTC are::
+The kernels of GTC are::
 
     add_and_select   v <- g + r; two bits per sent element, the number of sent elements in each
                      block, and whether all values are finite     reads g, r; writes v
     (torch)          cumulative sum of these numbers: end of the words of each block
     write_words      the words of each block, in ascending order of index, from the two bits
-    find_begins      the first word of each block among those of one worker
+    find_begins      the first word of each block, in the words of each worker
     decode           r <- v - sent; mean over all workers         reads v; writes r, v
 
-Those of block momentum have the names of the functions in :class:`TorchKernels`.
+The kernels of block momentum have the names of the functions in :class:`TorchKernels`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def runs_on(device: torch.device) -> bool:
     """
     values, residual = torch.ones(2, 1, device=device)
     try:
+        # Both files of kernels: one may compile where the other does not.
         words, _ = _encode_(values, residual, 0.5)
         _decode_(values, residual, 0.5, [words], [1.0])
         subtract_start = _jit("triton_block_kernels").subtract_start
@@ -102,7 +103,7 @@ class TritonKernels(TorchKernels):
             super().decode_(values, residual, sent, threshold, rows, factors, bitmaps=bitmaps)
             return
         _decode_(values, residual, threshold, [] if bitmaps else rows, factors)
-        if bitmaps:
+        if bitmaps:  # plain torch: the kernel reads words only
             add_payloads_(values, rows, factors, bitmaps=True)
 
     def sum_of_squares(self, values: Tensor) -> SumOfSquares:
@@ -210,7 +211,7 @@ def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor
         values, residual, codes, counts, numel, limit, infinity, BLOCK=BLOCK
     )
     ends = counts.cumsum(0)
-    # The only wait for the device: the size of the result must be known here.
+    # The only wait for the device: the host allocates the result, and needs its size.
     found = int(ends[-1])
     if found >= kernels.UNSOUND:
         return values.new_empty(0, dtype=torch.int32), False
@@ -235,6 +236,7 @@ def _decode_(
     if blocks == 0:
         return
     words, begins = _by_block(rows, values, blocks)
+    # A missing factor is 1, which changes no bits.
     first, second = (_bits64(factor) for factor in (*factors, 1.0, 1.0)[:2])
     _jit().decode[(blocks,)](
         values, residual, words, begins, values.numel(), magnitude_bits(threshold, values.dtype),
@@ -258,5 +260,6 @@ def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor
 
 def _bits64(number: float) -> int:
     """Bits of a float64 as an integer."""
+    # Triton would pass a Python float to a kernel as float32.
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return bits

@@ -89,7 +89,7 @@ def add_and_select(
 
 @triton.jit
 def write_words(codes, counts, ends, words, numel, BLOCK: tl.constexpr, CODES: tl.constexpr):
-    """Write the words of some codes behind those of the preceding blocks."""
+    """Write the words of some codes behind the words of the preceding blocks."""
     place = tl.program_id(0) * CODES + tl.arange(0, CODES)
     packed = tl.load(codes + place, mask=place < numel, other=0)
     # One bit per sent element, then a population count by sums of growing width.

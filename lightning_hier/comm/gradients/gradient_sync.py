@@ -113,11 +113,13 @@ class GTC(GradientSync):
 
     def compresses(self, elements: int) -> bool:
         """Whether a tensor of this number of elements is compressed."""
+        # At least 1, because the density of an empty tensor is undefined.
         return max(self.dense_below, 1) <= elements <= MOST_ELEMENTS
 
     @override
     def advice(self, optimizer: Optimizer) -> str | None:
         """Advise against Adam, which divides by magnitudes that GTC makes equal in a tensor."""
+        # Optimizers that BMUFAdam supports are those with Adam's moments.
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (

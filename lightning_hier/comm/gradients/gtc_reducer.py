@@ -123,33 +123,36 @@ class GTCReducer(Reducer):
     def reduce(self, bucket: GradientBucket) -> Future:
         """Encode this bucket and send the previous one. The last bucket finishes all of them."""
         alone = self.channel.size * len(bucket.buffers) == 1
+        # A worker alone goes on below only to add the residuals of a run with larger groups.
         if alone and not self._memories[0].tensors:
             return finished(bucket.buffers[0])
         if bucket.is_first:
             self._open.clear()  # an interrupted backward pass leaves its buckets
         with profiler_range("hier/gtc/encode"):
-            begun = self._encode(bucket)
-        self._open.append(begun)
+            encoded = self._encode(bucket)
+        self._open.append(encoded)
         if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
             self._send(self._open[-2])
         if bucket.is_last:
-            self._send(begun)
+            self._send(encoded)
             self._finish()
-        return begun.future
+        return encoded.future
 
     @override
     def metrics(self) -> dict[str, float]:
         """Density since the last call, and norm of the residuals, of this rank's workers."""
         norms = [memory.residual_norm() for memory in self._memories]
-        found = {"hier/gtc/residual_norm": math.hypot(*norms)}
+        values = {"hier/gtc/residual_norm": math.hypot(*norms)}
         if self._elements:
-            found["hier/gtc/density"] = self._sent / self._elements
+            values["hier/gtc/density"] = self._sent / self._elements
         self._sent = self._elements = 0
-        return found
+        return values
 
     def _encode(self, bucket: GradientBucket) -> _Bucket:
+        """Add residuals, select elements, and start to exchange facts and exact gradients."""
         mean, workers = bucket.buffers[0], self.channel.size * len(bucket.buffers)
-        begun = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
+        # Read once for a bucket: the mean is scaled by the factor by which it was divided.
+        encoded = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
         memories = [self._memories[worker] for worker in bucket.workers]
         fixed = None if self._config.threshold == "auto" else self._config.threshold
         exact: list[Sequence[Tensor]] = []
@@ -158,32 +161,34 @@ class GTCReducer(Reducer):
             _zero_nonfinite_(flats, absent)
             if workers > 1 and self._config.compresses(flats[0].numel()):
                 pairs = zip(memories, flats, strict=True)
-                own = [memory.of(parameter, flat, fixed) for memory, flat in pairs]
-                begun.compressed.append(CompressedTensor.encode_(flats, own, absent, begun.scale))
+                states = [memory.of(parameter, flat, fixed) for memory, flat in pairs]
+                tensor = CompressedTensor.encode_(flats, states, absent, encoded.scale)
+                encoded.compressed.append(tensor)
                 continue
             exact.append(flats)
             for memory, flat, missing in zip(memories, flats, absent, strict=True):
+                # Added here, but removed only in `finish`: the step may fail on another rank.
                 if parameter in memory.tensors and not missing:
-                    flat.add_(memory.tensors[parameter].residual, alpha=begun.scale)
-                    begun.returned.append((memory, parameter))
+                    flat.add_(memory.tensors[parameter].residual, alpha=encoded.scale)
+                    encoded.returned.append((memory, parameter))
         # The exact gradients of each worker, one after the other.
         gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
         # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
-        for own_gradients in gradients if begun.scale != 1.0 else ():
-            own_gradients.div_(begun.scale)
-        finite = all(tensor.finite for tensor in begun.compressed) and all(
+        for own_gradients in gradients if encoded.scale != 1.0 else ():
+            own_gradients.div_(encoded.scale)
+        finite = all(tensor.finite for tensor in encoded.compressed) and all(
             bool(own_gradients.isfinite().all()) for own_gradients in gradients
         )
         # One row for each worker. float64 represents every count of up to 2**53 exactly.
         columns = [
             [float(not finite)] * len(memories),
-            *(tensor.facts for tensor in begun.compressed),
+            *(tensor.facts for tensor in encoded.compressed),
         ]
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
-        begun.facts = rows.new_empty(self.channel.size * rows.numel())
-        begun.pending = self.channel.all_gather(begun.facts, rows, "gradient_counts")
-        self._average_exact(begun, gradients, [first for first, *_ in exact])
-        return begun
+        encoded.facts = rows.new_empty(self.channel.size * rows.numel())
+        encoded.pending = self.channel.all_gather(encoded.facts, rows, "gradient_counts")
+        self._average_exact(encoded, gradients, [first for first, *_ in exact])
+        return encoded
 
     def _average_exact(
         self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
@@ -199,12 +204,13 @@ class GTCReducer(Reducer):
         assert bucket.pending is not None
         bucket.pending.wait()
         bucket.pending = None
+        # Equal on all ranks, so they skip, choose encodings and move thresholds alike.
         facts = bucket.facts.view(bucket.workers, -1).cpu()
         bucket.failed = bool(facts[:, 0].any())
         if bucket.failed:
             return
-        for tensor, own in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
-            tensor.add_facts(own)
+        for tensor, facts_of_tensor in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
+            tensor.add_facts(facts_of_tensor)
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
         self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
         # Without a threshold, tensors are averaged exactly.
@@ -232,12 +238,14 @@ class GTCReducer(Reducer):
         bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
 
     def _finish(self) -> None:
+        """Complete the buckets of this step, and change residuals and thresholds if it counts."""
+        # One failed bucket fails the step: thresholds and residuals of all must change together.
         failed = any(bucket.failed for bucket in self._open)
         for bucket in self._open:
             for pending in (*(exact.pending for exact in bucket.exact), bucket.pending):
                 if pending is not None:
                     pending.wait()
-            if failed:
+            if failed:  # also if this rank's gradients are finite, so that all ranks skip the step
                 bucket.mean.fill_(math.nan)
             else:
                 self._write_mean(bucket)
@@ -250,6 +258,7 @@ class GTCReducer(Reducer):
                 exact.mean.mul_(bucket.scale)
             sizes = [place.numel() for place in exact.places]
             torch._foreach_copy_(list(exact.places), list(exact.mean.split(sizes)))
+        # Residuals that were added to exact gradients have been sent completely.
         for memory, parameter in bucket.returned:
             del memory.tensors[parameter]
         with profiler_range("hier/gtc/decode"):

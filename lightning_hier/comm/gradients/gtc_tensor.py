@@ -29,9 +29,9 @@ class CompressedTensor:
         flats: residual plus gradient of each worker of this rank, as its part of the bucket.
         memories: residual and threshold of each of these workers.
         words: elements that each of them sends. Empty in the first step.
-        facts: a number of each of them for the group: the number of words, or ``-1 - number`` if
-            the worker has no gradient for the tensor. In the first step, the root mean square of
-            its gradient, negated if it has none.
+        facts: for each of them, a number that the group exchanges: its number of words, or ``-1 -
+            number`` if the worker has no gradient for the tensor. In the first step, the root mean
+            square of its gradient, negated if it has none.
         finite: whether all values are finite.
         skipped: whether no worker of the group has a gradient.
         counts: number of words of every worker of the group.
@@ -71,10 +71,12 @@ class CompressedTensor:
         tensor = cls(flats, memories)
         for flat, memory, missing in zip(flats, memories, absent, strict=True):
             if memory.threshold is None:
+                # No residual is added: without a threshold, nothing has been withheld yet.
                 if scale != 1.0:
                     flat.div_(scale)
                 norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
                 rms = norm / math.sqrt(max(flat.numel(), 1))
+                # The sign carries the second fact, so each tensor needs one number of each worker.
                 fact, finite = -rms if missing else rms, math.isfinite(norm)
             else:
                 words, finite = kernels_for(flat, memory.residual).encode_(
@@ -94,6 +96,7 @@ class CompressedTensor:
     @property
     def is_bitmap(self) -> bool:
         """Whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts."""
+        # The longest list of words decides, because all rows are padded to the longest one.
         return max(self.counts) > bitmap_words(len(self.flats[0]))
 
     @property
@@ -104,6 +107,7 @@ class CompressedTensor:
     def add_facts(self, facts: Tensor) -> None:
         """Add the facts of every worker of the group."""
         if self.is_first_step:
+            # Also if all gradients are zero: they give no threshold, so the first step comes later.
             self.skipped = bool((facts <= 0.0).all())
             self._group_rms = float(facts.square().mean().sqrt())
         else:
@@ -145,7 +149,7 @@ class CompressedTensor:
                 bitmaps=self.is_bitmap,
             )
             rows = []  # the mean is written for the first worker only
-        self.payloads = []
+        self.payloads = []  # freed here, and not only when all buckets are finished
 
     def adapt_threshold(self, density: float) -> None:
         """Set the threshold of the next step, the same on all workers of the group.

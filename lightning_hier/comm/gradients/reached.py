@@ -36,7 +36,8 @@ class ReachedParameters:
         self.first_order: list[Parameter] = []
         self._every_step = every_step
         self._seen: dict[Parameter, None] = {}
-        # These hooks run before DDP's hooks, and therefore before a bucket can be complete.
+        # These hooks run before DDP's hooks, and therefore before a bucket can be complete. With
+        # accumulation they run in every pass, and DDP's hook of a bucket only in the last one.
         self._handles = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
 
     def missing_of(self, parameters: Iterable[Parameter]) -> set[Parameter]:
@@ -49,6 +50,7 @@ class ReachedParameters:
         """Reset the record when all gradients of a step are complete."""
         if not self._handles:
             return
+        # The first step only, because DDP forms its buckets anew only once.
         if not self.first_order:
             self.first_order = list(self._seen)
         self._seen.clear()
@@ -76,6 +78,7 @@ def reach(parameters: Iterable[Parameter]) -> None:
     DDP records the parameters of a step by these hooks. If a step is interrupted, the record is
     lost, and parameters that only earlier passes have used would not be reduced.
     """
+    # One element is enough: the hooks of a parameter run whatever its gradient is.
     ends = [parameter.reshape(-1)[:1] for parameter in parameters if parameter.requires_grad]
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
 
@@ -94,7 +97,9 @@ def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None
     chain = torch.zeros((), requires_grad=True)
     for parameter in reversed(order):
         # The backward pass visits the most recent node first.
+        # 0.0 times one element is a gradient of zeros, of a parameter of any size and dtype.
         chain = chain + 0.0 * parameter.reshape(-1)[:1].sum().to(chain.dtype)
+    # As DDP's forward pass does. Here the module is not called.
     model.reducer.prepare_for_backward([])
     chain.backward()
     for parameter in order:

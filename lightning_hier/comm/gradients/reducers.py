@@ -26,7 +26,7 @@ class GradientBucket:
         parameters: in the order in which their gradients follow each other.
         buffers: one for each worker. The first becomes the mean; the others are overwritten.
         absent: for each worker, the parameters without a gradient there.
-        workers: their numbers among those of this rank.
+        workers: numbers of these workers on this rank.
         is_first: whether it is the first bucket of a step.
         is_last: whether it is the last.
         of_ddp: DDP's own bucket, which hooks of users get; None for virtual workers.
@@ -79,6 +79,7 @@ class AllReducer(Reducer):
 
     def reduce(self, bucket: GradientBucket) -> Future:
         """Start to sum the workers' shares of the mean."""
+        # All ranks have the same number of workers, so this is the number of all workers.
         mean = mean_of_workers_(bucket.buffers, self.channel.size * len(bucket.buffers))
         if self.channel.size == 1:
             return finished(mean)
@@ -98,6 +99,7 @@ class HookReducer(Reducer):
         if self._state is None:
             self._state = channel.group
         # Only a state that has the attribute and no group, with which its hook would use the world.
+        # (A state without the attribute yields `self`, which is not None.)
         self._gave_group = getattr(self._state, "process_group", self) is None
         if self._gave_group:
             self._state.process_group = channel.group
@@ -116,6 +118,7 @@ class HookReducer(Reducer):
                 waited = time.perf_counter() - handed_over
                 self.channel.traffic.add_wait(self.channel.tier, waited)
             self.channel.count_all_reduce("gradients", payload_bytes, time.perf_counter() - begun)
+            # Some hooks return the list that is the value of a future of torch's collectives.
             return result[0] if isinstance(result, list) else result
 
         future = self._hook(self._state, bucket.of_ddp)
@@ -149,6 +152,7 @@ def mean_of_workers_(gradients: Sequence[Tensor], workers: int) -> Tensor:
 
 def open_future(like: Tensor) -> Future:
     """A future that will hold a tensor on the device of ``like``."""
+    # With its device, so that a wait orders the streams of the GPU and does not block the host.
     return torch.futures.Future(devices=[like.device] if like.is_cuda else None)
 
 

@@ -1,6 +1,6 @@
 """Averages the gradients of a rank while a Trainer fits."""
 
-# No postponed evaluation of annotations in this file, because DDP checks those of a hook.
+# No postponed evaluation of annotations in this file: DDP checks the annotations of a hook.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -52,7 +52,7 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
     # DDP does not write back the gradient of a parameter that no rank has used, so it must not be
     # sent.
     absent = state.reached.missing_of(parameters)
-    begun = GradientBucket(
+    gradients = GradientBucket(
         parameters,
         [buffer],
         [absent],
@@ -61,8 +61,8 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
         of_ddp=bucket,
     )
     with profiler_range("hier/gradients/exchange"):
-        future = state.reducer.reduce(begun)
-    if begun.is_last:
+        future = state.reducer.reduce(gradients)
+    if gradients.is_last:
         state.reached.end_step()
     return future
 
@@ -144,6 +144,7 @@ class Reduction:
         larger groups.
         """
         ranks = self._world if warming else self._group
+        # DDP expects one backward pass in a step; virtual workers have one each.
         if len(self._workers) > 1:
             return None
         used = self._is_hook or bool(self._workers[0].memory.tensors)
@@ -154,6 +155,7 @@ class Reduction:
         self.close()
         reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.reduced, self.warming = set(reduced), warming
+        # Also in the warm-up, in which only its metrics are used.
         self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
         self._hook = None
@@ -170,6 +172,7 @@ class Reduction:
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""
+        # Channels by identity: two channels of the same ranks have different process groups.
         return (
             self.warming == warming
             and self._over is self._ranks_of_ddp(warming=warming)
@@ -188,6 +191,7 @@ class Reduction:
             return
         if not order or set(order) != self.reduced:
             return
+        # DDP calls the hook here, too. The gradients are zeros, and are not exchanged.
         self._hook.rehearsing = True
         rehearse(model, order)
         self._hook.rehearsing = False

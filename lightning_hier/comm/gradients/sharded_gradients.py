@@ -64,6 +64,9 @@ class ShardedGradients:
         if self._across.size == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if not trained:  # all parameters of an optimizer are frozen, on all ranks alike
+            return
+        # Counted first, because all ranks must average the same gradients in the same order.
         missing = torch.tensor(
             [parameter.grad is None for parameter in trained],
             dtype=torch.int32,
@@ -76,7 +79,7 @@ class ShardedGradients:
             if groups < self._across.size
         ]
         for parameter in used:
-            if parameter.grad is None:
+            if parameter.grad is None:  # some other group has a gradient
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in used if parameter.grad is not None]
         average_tensors_(gradients, self._across, "gradients")

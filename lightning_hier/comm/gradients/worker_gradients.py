@@ -51,23 +51,25 @@ class WorkerGradients:
         try:
             yield
         finally:
-            found = {parameter: parameter.grad for parameter in self._parameters}
-            self._saved[worker] = {p: grad for p, grad in found.items() if grad is not None}
+            grads = {parameter: parameter.grad for parameter in self._parameters}
+            self._saved[worker] = {p: grad for p, grad in grads.items() if grad is not None}
+            # None, so that the next worker does not accumulate into these tensors.
             self._put({})
 
     def reduce(self, workers: Sequence[int]) -> None:
-        """Set ``.grad`` to the mean over these workers and those of the other ranks.
+        """Set ``.grad`` to the mean over these workers and the workers of the other ranks.
 
         A parameter without a gradient on any worker gets None. A collective of the channel of the
         reducer; all ranks must pass the same number of workers.
         """
         gradients = [self._saved.pop(worker) for worker in workers]
+        # Before the buckets, which take the gradients out of the mappings.
         reached = self._reached_by_any(gradients)
         buckets = list(_buckets(self._parameters))
         futures = []
         for bucket in buckets:
             absent = [set(bucket) - by_parameter.keys() for by_parameter in gradients]
-            begun = GradientBucket(
+            flat_gradients = GradientBucket(
                 bucket,
                 [_taken_flat(bucket, by_parameter) for by_parameter in gradients],
                 absent,
@@ -76,7 +78,7 @@ class WorkerGradients:
                 is_last=bucket is buckets[-1],
             )
             with profiler_range("hier/gradients/exchange"):
-                futures.append(self._reducer.reduce(begun))
+                futures.append(self._reducer.reduce(flat_gradients))
         self._reached.end_step()
         for bucket, future in zip(buckets, futures, strict=True):
             # Not before all buckets are started, so that their collectives overlap.
@@ -90,7 +92,7 @@ class WorkerGradients:
 
     def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """Parameters that have a gradient on any worker of the channel."""
-        here = [any(parameter in held for held in gradients) for parameter in self._parameters]
+        here = [any(p in of_worker for of_worker in gradients) for p in self._parameters]
         if self._reducer.channel.size > 1:
             counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
             self._reducer.channel.all_reduce_(counts, "gradient_counts").wait()
@@ -99,7 +101,9 @@ class WorkerGradients:
 
 
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
-    """Consecutive parameters of one dtype, about 25 MB at a time."""
+    """Consecutive parameters of one dtype and device, about 25 MB at a time."""
+    # In the order of the module, not of the gradients, so it is the same on all ranks and after a
+    # resume.
     for _, same in groupby(parameters, key=lambda parameter: (parameter.dtype, parameter.device)):
         bucket: list[Parameter] = []
         for parameter in same:
@@ -114,13 +118,14 @@ def _taken_flat(
     parameters: Sequence[Parameter], gradients: MutableMapping[Parameter, Tensor]
 ) -> Tensor:
     """Concatenate gradients and remove them from the mapping. Missing ones are zeros."""
-    found = [gradients.pop(parameter, None) for parameter in parameters]
+    # Removed, so that a step never holds all gradients of all workers twice.
+    taken = [gradients.pop(parameter, None) for parameter in parameters]
     return torch.cat(
         [
             parameter.new_zeros(parameter.numel())
             if gradient is None
             else flattened(gradient, parameter)
-            for parameter, gradient in zip(parameters, found, strict=True)
+            for parameter, gradient in zip(parameters, taken, strict=True)
         ]
     )
 
@@ -138,7 +143,10 @@ def shaped(flat: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _dimensions(parameter: Tensor) -> list[int]:
-    """Dimensions in descending order of stride."""
+    """Dimensions in descending order of stride, as DDP orders the elements in its buckets.
+
+    Residuals are flat, so a run that resumes with other virtual workers needs the same order.
+    """
     dimensions = list(range(parameter.dim()))
     order = sorted(dimensions, key=parameter.stride, reverse=True)
     # If elements overlap or have gaps, DDP uses the order of their indices.
