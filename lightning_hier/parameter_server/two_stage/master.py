@@ -115,12 +115,14 @@ class MasterPart:
         for node, push in list(self._pending.items()):
             if push.due <= now:
                 missing = self._absent_from_turn()
+                # The node ends with an error, so its push must not be applied later.
                 del self._pending[node]
                 waiting = "for the push of a node"
                 report = missing_report(self._block, push.timestamp, missing, waiting)
                 self._replies.send(push.address, report)
 
     def _fits(self, push: Push) -> bool:
+        # In the warm-up, a node without a finite gradient pushes too: all make the step together.
         if push.count == 0:
             return not push.total.numel()
         return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
@@ -148,8 +150,9 @@ class MasterPart:
         self.order.skip(self._idle_nodes() - self._pending.keys())
         together = {node for node, push in self._pending.items() if push.together}
         if together and self.order.active <= together:
-            return sorted(together)
+            return sorted(together)  # the sum must not depend on the order of arrival
         for node in self._pending:
+            # A step of the warm-up waits for the other active nodes.
             if node in together:
                 continue
             if not self._settings.order_locking or self.order.may_push(node):
@@ -177,6 +180,7 @@ class MasterPart:
         if not totals:
             return False
         count = sum(push.count for push in pushes)
+        # The update takes the mean gradient. Times the count, it is that of the sum (gamma = eta).
         mean = self._settings.hierarchical_lr or pushes[0].together
         done = self._model.apply(
             totals[0] if len(totals) == 1 else sum(totals[1:], totals[0]),
@@ -256,6 +260,7 @@ class Master:
         self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)
+            # A node is idle now if all its other ranks wait in a collective.
             part.apply_pending()
 
     def _idle_nodes(self) -> set[int]:

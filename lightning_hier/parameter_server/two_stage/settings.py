@@ -45,5 +45,6 @@ class TwoStageSettings:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
     def after(self, steps_made: int) -> TwoStageSettings:
-        """The settings for the rest of a run that is resumed."""
+        """The settings for the rest of a run that is resumed after so many steps."""
+        # Devices count their steps from the start of this process.
         return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))

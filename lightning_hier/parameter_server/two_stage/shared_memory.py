@@ -20,6 +20,7 @@ from torch import Tensor
 
 FOLDER = Path("/dev/shm")
 Counters = TypeVar("Counters", bound=Structure)
+# Pauses between two attempts to lock. A lock is held for a pass or two over a sum.
 _FIRST_PAUSE_S = 2e-5
 _LONGEST_PAUSE_S = 1e-3
 
