@@ -69,6 +69,7 @@ class Settings:
             )
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
+        # A block has a step for each fragment, and an exchange arrives before the next one is sent.
         for name in ("fragments", "overlap"):
             if int(getattr(self, name)) > self.block_size:
                 raise ValueError(
