@@ -18,6 +18,7 @@ from zmq.utils import z85
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 
 ZAP_DOMAIN = b"lightning_hier"
+# Endpoint and version are fixed by ZeroMQ.
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 _MONITOR_ENDPOINT = "inproc://handshakes"

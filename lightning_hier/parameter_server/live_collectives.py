@@ -119,6 +119,7 @@ class LiveCollectives:
             TypeError: JSON cannot represent the value. Other objects would have to be unpickled.
 
         """
+        # An all-gather, because the source may be lost during the call. Values are small.
         gathered = self.all_gather(value)
         return gathered[source if source in gathered else min(gathered)].value
 

@@ -164,6 +164,7 @@ def agree(exchange: AllGather, act: Callable[[], Any], failure: str) -> list[Any
         RuntimeError: ``act`` failed on a rank. The error names the ranks and their errors.
 
     """
+    # Each rank must take part in the exchange, also if it has failed.
     try:
         row = {"result": act()}
     except (OSError, zmq.ZMQError) as error:

@@ -44,6 +44,7 @@ class Settings:
     block_sync: BlockSyncName = "bmuf"
     block_size: int = 50
     group_size: int = 1
+    # The lowest density that GTC(density="auto") takes.
     density: float | None = 0.01
     across_dtype: AcrossDtype = "same"
     across_density: float = 1.0

@@ -63,6 +63,7 @@ def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]
 
 
 def _padded(tensor: Tensor) -> list[Tensor]:
+    # As bytes, because the tensors of one message have different dtypes.
     raw = tensor.reshape(-1).view(torch.uint8)
     return [raw, torch.zeros(-raw.numel() % _ALIGNMENT, dtype=torch.uint8)]
 

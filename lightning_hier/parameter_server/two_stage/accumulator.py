@@ -11,12 +11,12 @@ from lightning_hier.parameter_server.two_stage.shared_memory import ByteLock
 
 
 class DeviceCounters(Structure):
-    """Counters of one device.
+    """Counters of one device, in shared memory. They are written by the device, unless noted.
 
     Attributes:
         steps: steps, including those without a gradient.
         added: gradients added to the accumulator.
-        adding: 1 while a gradient is being added.
+        adding: 1 while a gradient is being added; reset by the node if the device has died.
         arrived: rendezvous at which the device has arrived.
         finished: rendezvous after which it has copied the model.
         taken: gradients that the node has taken; written by the node.

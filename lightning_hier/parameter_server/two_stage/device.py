@@ -66,6 +66,9 @@ class Device:
         parameters: copies on this rank, whose values are written in place.
         settings: settings of the run.
 
+    Attributes:
+        counts: totals of this device.
+
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Device:
         present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
             self.counts.nonfinite += 1
+            # As any other step: in the warm-up, the other devices wait for it.
             self._end_step()
             return
         if not self._warming_up:

@@ -80,6 +80,7 @@ class MasterPart:
             return
         if push.number <= self._applied[node]:
             # The push was applied, but the answer was lost.
+            # With the current W, because that of the first answer is not kept.
             send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
         # Not for a repeated push: its node may still wait for the model at the end of an epoch.
@@ -212,6 +213,10 @@ class Master:
         nodes: the ranks of every node, by its first rank.
         replies: port of the rank.
         settings: settings of the run.
+
+    Attributes:
+        models: W of every optimizer.
+        parts: pushes and counts of every optimizer.
 
     """
 

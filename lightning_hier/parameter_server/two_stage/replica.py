@@ -127,6 +127,7 @@ class Replica:
             total = file.tensor(shape.dtype, shape.numel, start)
             present = file.tensor(torch.uint8, shape.parameters, start + shape.values_bytes)
             self.devices.append(counters)
+            # The byte only identifies the lock. What the file contains there does not matter.
             self.accumulators.append(Accumulator(total, present, counters, file.lock(device)))
 
     @property
@@ -175,10 +176,12 @@ def open_replicas(
 
     """
     first = rank - rank % group_size
+    # Of the files that this rank has created. Other ranks of the group get them from it.
     paths: list[Path] = []
     replicas: list[Replica] = []
 
     def create() -> dict[str, Any]:
+        # Each path is stored at once, so that files are removed if a later one cannot be created.
         for tensors in parts if rank == first else ():
             paths.append(shared_memory.create_file(file_size(group_size, Shape.of(tensors))))
         names = [str(path) for path in paths]

@@ -41,7 +41,7 @@ class TwoStageSettings:
             check_whole(name, getattr(self, name), least=least)
         for name in ("order_locking", "double_buffering", "hierarchical_lr"):
             check_flag(name, getattr(self, name))
-        if not self.timeout_s > 0:
+        if not self.timeout_s > 0:  # NaN is refused too
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
     def after(self, steps_made: int) -> TwoStageSettings:
