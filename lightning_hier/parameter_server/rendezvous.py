@@ -62,6 +62,7 @@ class Rendezvous:
 
     def missing(self, live: Set[int]) -> Set[int]:
         """Live ranks that have not arrived at the latest rendezvous."""
+        # A rank that waits at an earlier rendezvous needs that answer before it can arrive.
         latest = self.latest
         return live - {rank for rank, arrival in self.arrived.items() if arrival.number == latest}
 

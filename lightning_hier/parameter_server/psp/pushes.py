@@ -135,5 +135,6 @@ class ServerCounts:
 
 
 def _copy_wide(gradient: Tensor) -> Tensor:
+    # Always a copy, because the memory of a received gradient is read-only.
     dtype = torch.float32 if gradient.dtype in _HALF else gradient.dtype
     return gradient.to(dtype, copy=True)

@@ -131,6 +131,7 @@ class ShardServer:
         self._gone.add(rank)
         for served in self.served.values():
             served.leave(rank, now)
+        # Copies may have arrived before this rank has detected the loss.
         self._start_takeovers(now)
 
     def _serve(
@@ -157,6 +158,7 @@ class ShardServer:
     def _take_copy(self, received: Received, now: float) -> None:
         """Store a worker's copy of a shard whose server is lost, unless it is not finite."""
         shard = self._shards[received.message.block]
+        # The copy counts as missing, so the takeover waits for its time limit.
         if not all_finite(received.message.payload):
             number = shard.number
             _log.warning("rank %d sent no finite copy of shard %d", received.sender, number)

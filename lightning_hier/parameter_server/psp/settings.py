@@ -160,6 +160,7 @@ class PSPSettings:
 
     def warming(self, optimizer: int, version: int) -> bool:
         """Whether the step of an optimizer from this version is part of the warm-up."""
+        # Versions count the updates of this run from 0.
         made = self.steps_made[optimizer] if self.steps_made else 0
         return made + version < self.warmup_steps
 

@@ -165,6 +165,7 @@ class Worker:
     def skip(self) -> None:
         """Skip a step that other workers have made."""
         self.behind = max(0, self.behind - 1)
+        # Schedulers advance in a skipped step too, and servers use the most advanced settings.
         self._steps += 1
 
     def is_pulled(self, now: float) -> bool:
@@ -185,6 +186,7 @@ class Worker:
         the next pull uses it unless a newer one has arrived. In the published algorithm it is
         dropped, so a shard whose server is always slightly late would never be updated.
         """
+        # Of all shards, because this worker would be late for servers that have the newest version.
         newest = self.timestamp
         for shard in self.shards.values():
             if shard.fresh is not None:
