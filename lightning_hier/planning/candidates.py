@@ -136,6 +136,7 @@ def _fitted(
 ) -> Candidate:
     """The shortest delay that hides an exchange, and the shortest block that is cheap enough."""
     step_s = step_between_s(workload, network, settings)
+    # Computed once, because it does not depend on the lengths of block and delay.
     block, parts = synchronise(workload, network, settings), settings.fragments
     longest = fixed.get("block_size", _LONGEST)
     shortest = fixed.get("block_size", max(_SHORTEST, parts, int(settings.overlap)))
