@@ -65,7 +65,7 @@ class Updater:
             tensors: by increasing index of the parameter in the user's optimizer. Updated in place.
 
         """
-        # A shallow copy: the state at the start and the hyperparameters are those of this one.
+        # A shallow copy shares the state at the start and the latest hyperparameters.
         other = copy.copy(self)
         other._copy = _copied(self._copy, {id(p): Parameter(torch.empty(0)) for p in self._own})
         other._hold({index: Parameter(tensor) for index, tensor in tensors.items()})

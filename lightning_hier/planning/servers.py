@@ -103,6 +103,7 @@ def _push_s(workload: Workload, network: Network) -> float:
     """From a push to its reply: T_trans of eq. 6, latency, and encryption at both ends."""
     if network.hosts == 1:
         return 0.0
+    # A push and its reply, each encrypted at one end and decrypted at the other.
     ends = Load(copied_bytes=4 * _ENCRYPTION_COPIES * workload.gradient_bytes)
     transmission_s = cluster_of(workload, network).transmission_seconds()
     return transmission_s + 2 * network.between.latency_s + ends.processor_s(network)

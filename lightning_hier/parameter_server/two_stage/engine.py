@@ -119,8 +119,8 @@ class TwoStageASGD(Engine):
 
     @override
     def wait_in_collective(self, number: int) -> None:
-        # The master skips a node while all its ranks wait. Without order locking, and with double
-        # buffering, no rank waits for another node's turn. Then the order is kept.
+        # The master skips a node while all its ranks wait. Without order locking, or with double
+        # buffering, no rank waits for another node's turn, so the order is kept.
         if self._settings.order_locking and not self._settings.double_buffering:
             self._channel.send(MASTER, Message(Kind.WAITING, 0, number))
 
