@@ -8,7 +8,8 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.workload import Workload
 
-# Encryption and decryption of messages between hosts (docs/reports/transport.md).
+# Copies that take as long as one end needs to encrypt or to decrypt a message to another host
+# (docs/reports/transport.md).
 _ENCRYPTION_COPIES = 4.0
 # A PSP server adds the gradients of all workers for its shard, in total one model. A worker copies
 # its gradient out and the new parameters in.
