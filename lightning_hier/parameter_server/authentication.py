@@ -18,6 +18,7 @@ from zmq.utils import z85
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 
 ZAP_DOMAIN = b"lightning_hier"
+# Endpoint and version are fixed by ZeroMQ.
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 _MONITOR_ENDPOINT = "inproc://handshakes"
@@ -101,6 +102,7 @@ class Register:
             Refused: the sender is not a rank, or uses the name of another rank.
 
         """
+        # A stranger may send any bytes, and latin-1 decodes all of them.
         token, _, rest = address.decode("latin-1").partition("/")
         number = rest.partition("/")[0]
         # int() accepts other digits too, and refuses very long numbers by an exception.
@@ -132,6 +134,7 @@ class Authenticator:
         self._ranks: Mapping[str, int] = {}
         self._known = threading.Event()
         self._requests = context.socket(zmq.REP)
+        # The context must not wait at its end for an answer that nobody reads.
         self._requests.linger = 0
         self._requests.bind(_ZAP_ENDPOINT)
         self._handshakes = context.socket(zmq.PAIR)
@@ -139,7 +142,7 @@ class Authenticator:
         self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
 
     def start(self, server: zmq.Socket[bytes]) -> None:
-        """Start the thread. Must be called before ``server`` is bound."""
+        """Start the thread. Must be called before ``server`` is bound, to count all handshakes."""
         server.monitor(_MONITOR_ENDPOINT, _FAILED_HANDSHAKES)
         self._handshakes.connect(_MONITOR_ENDPOINT)
         self._thread.start()
@@ -154,6 +157,7 @@ class Authenticator:
         poller.register(self._requests, zmq.POLLIN)
         poller.register(self._handshakes, zmq.POLLIN)
         try:
+            # Without a time limit: the end of the context ends the wait by an exception.
             while True:
                 for socket, _ in poller.poll():
                     if socket is self._requests:
@@ -167,9 +171,11 @@ class Authenticator:
             self._handshakes.close()
 
     def _answer(self, request: list[bytes]) -> None:
+        # ZAP (ZeroMQ RFC 27): version, request, domain, address, routing id, mechanism, public key.
         version, number, _, address, _, mechanism, *proof = request
         rank = None
         if version == _ZAP_VERSION and mechanism == b"CURVE" and len(proof) == 1:
+            # Other ranks may connect before this one has received the keys.
             self._known.wait(_ADMISSION_LIMIT_S)
             rank = self._ranks.get(z85.encode(proof[0]).decode())
         if rank is None:

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class BufferPool:
     def take(self, nbytes: int) -> memoryview:
         """Memory of ``nbytes`` bytes for one tensor and its views."""
         block = self._find(nbytes)
+        # A tensor on this view keeps it alive, so the view ends with the last tensor. Not at exit,
+        # when nobody needs the block.
         view = memoryview(block)
         weakref.finalize(view, self._give_back, block).atexit = False
         return view
@@ -63,7 +66,8 @@ class BufferPool:
     def _give_back(self, block: bytearray) -> None:
         self._free.append(block)
         while sum(map(len, tuple(self._free))) > self._kept_bytes:
-            self._free.popleft()
+            with suppress(IndexError):  # another thread has taken the last one
+                self._free.popleft()
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class Connection:
         if tracked and not self._has_room(nbytes):
             return False
         for header, facts, raw in parts:
+            # Also if the part cannot be sent: the peer requires increasing numbers and allows gaps.
             self._sent += 1
             payload = zmq.Frame(raw, track=tracked, copy=copied)
             try:
@@ -170,6 +175,7 @@ class Connection:
                 detail = f"{part.message.kind.name} {part.sequence} after {self._received}"
                 raise Refused("replayed", self._name, detail)
             self._received = part.sequence
+            # Counted but not refused: the part itself starts a valid message.
             cut = self._reassembler.cut_by(part)
             if cut is not None:
                 self._context.refusals.add(Refused("truncated", self._name, cut))
@@ -234,7 +240,7 @@ class Reassembler:
 
 
 def _complete(part: Part, raw: memoryview) -> Message:
-    if not raw.nbytes:
+    if not raw.nbytes:  # torch.frombuffer refuses an empty buffer
         return replace(part.message, payload=torch.empty(0, dtype=part.dtype))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")

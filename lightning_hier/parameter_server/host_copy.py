@@ -40,16 +40,17 @@ class HostCopy:
             The individual gradients, as views of ``out``.
 
         """
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for parameter, flat in zip(self._parameters, out.split(self._sizes), strict=True):
             piece = flat.view(parameter.shape)
             if parameter.grad is None:
+                # Buffers are not initialised, and servers add whole buffers.
                 piece.zero_()
             else:
                 piece.copy_(parameter.grad, non_blocking=True)
-            found.append(None if parameter.grad is None else piece)
+            gradients.append(None if parameter.grad is None else piece)
         self._wait()
-        return found
+        return gradients
 
     @torch.no_grad()
     def read_values(self) -> Tensor:
@@ -76,5 +77,6 @@ class HostCopy:
         self._wait()
 
     def _wait(self) -> None:
+        # The copies are only queued on the stream, and the host may read or reuse the buffer next.
         if self._device is not None:
             torch.cuda.current_stream(self._device).synchronize()

@@ -26,6 +26,7 @@ from lightning_hier.parameter_server.server_loop import Replies
 # Most collectives end earlier, and servers do not have to be notified of them.
 _NOTIFY_AFTER_S = 0.1
 
+# Means in double precision, because torch has no mean of integers.
 _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda stacked: stacked.sum(0),
     "avg": lambda stacked: stacked.double().mean(0),
@@ -95,6 +96,7 @@ class LiveCollectives:
         self._number += 1
         now = time.monotonic()
         self._notify_at = now + _NOTIFY_AFTER_S
+        # Numbered by call: all ranks call the same collectives in the same order.
         contribution = Message(Kind.CONTRIBUTION, 0, self._number, {"value": value}, payload)
         self._request.put(contribution, now)
         self._channel.wait(
@@ -117,6 +119,7 @@ class LiveCollectives:
             TypeError: JSON cannot represent the value. Other objects would have to be unpickled.
 
         """
+        # An all-gather, because the source may be lost during the call. Values are small.
         gathered = self.all_gather(value)
         return gathered[source if source in gathered else min(gathered)].value
 
@@ -167,6 +170,7 @@ class LiveCollectives:
         return min(set(range(self._world_size)).difference(gone))
 
     def _take_result(self, received: Received, now: float) -> None:
+        # Not a second answer to a repeated contribution, nor the result of an earlier collective.
         if received.message.timestamp == self._number and self._request.message is not None:
             self._latest = received.message
             self._request.acknowledge(now)
@@ -210,6 +214,7 @@ class CollectiveLeader:
             self._rendezvous.arrive(received, number, now)
             self._end_if_complete()
         elif number > self._rendezvous.number:
+            # Ranks without this result must not get another one, computed by this leader.
             self._rendezvous.end(number, message)
 
     def deadline(self) -> float:

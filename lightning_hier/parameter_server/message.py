@@ -44,17 +44,20 @@ TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
 }
 
 
+# An empty tensor, so that senders and receivers need no case for a message without one.
 NO_PAYLOAD = torch.empty(0, dtype=torch.uint8)
 
 
+# Without equality, because == of two payloads is a tensor.
 @dataclass(frozen=True, eq=False)
 class Message:
     """A message.
 
     Attributes:
         kind: purpose of the message.
-        block: number of a shard, 0 to 2^32 - 1.
-        timestamp: version of the shard, or number of a round. A signed 64-bit number.
+        block: number of a shard (PSP-SGD) or of an optimizer (two-stage ASGD), 0 to 2^32 - 1.
+        timestamp: version of the values, or number of a collective, of a rendezvous or of a state
+            request. A signed 64-bit number.
         facts: small values by name that JSON can represent, up to ``Limits.facts_bytes``.
         payload: 1-D contiguous tensor in host memory. A port sends it without a copy, so it must
             not be changed afterwards. A received payload is read-only: it is a view of a frame, or

@@ -54,7 +54,7 @@ class Ports:
         watched = {
             contact.rank: transport.client_socket(register, contact, _WATCH_NAME, heartbeat_s)
             for contact in register.contacts
-            if contact.rank != register.rank
+            if contact.rank != register.rank  # a rank does not lose itself
         }
         self.watch = Watch(transport.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
         self.server = ServerPort(transport.server, register, context, self.watch)
@@ -91,6 +91,7 @@ class Ports:
         if self._closed:
             return
         self._closed = True
+        # The transport last, because its context does not end before all sockets are closed.
         for client in self._clients.values():
             client.close()
         self.watch.close()
@@ -163,6 +164,7 @@ def agree(exchange: AllGather, act: Callable[[], Any], failure: str) -> list[Any
         RuntimeError: ``act`` failed on a rank. The error names the ranks and their errors.
 
     """
+    # Each rank must take part in the exchange, also if it has failed.
     try:
         row = {"result": act()}
     except (OSError, zmq.ZMQError) as error:

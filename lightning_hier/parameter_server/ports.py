@@ -91,6 +91,8 @@ class ServerPort:
     def _read(self) -> Received | None:
         address_frame, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         address, authenticated = address_frame.bytes, _authenticated(frames)
+        # Checked once for each pair. The key is part of it, because every rank knows all tokens and
+        # could use the address of another rank, whose messages have been accepted before.
         rank = self._senders.get((address, authenticated))
         if rank is None:
             rank = self._register.sender(address, authenticated)
@@ -121,6 +123,7 @@ class ClientPort:
         self._poller = zmq.Poller()
         for socket in sockets.values():
             self._poller.register(socket, zmq.POLLIN)
+        # One poll may read a message from every socket, so that no server has to wait for another.
         self._inbox: deque[Received] = deque()
 
     def send(self, rank: int, message: Message) -> bool:

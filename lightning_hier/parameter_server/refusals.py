@@ -50,6 +50,7 @@ class Refusals:
             if (reason, peer) in self._logged or len(self._logged) >= _MOST_LOGGED:
                 return
             self._logged.add((reason, peer))
+        # Without the lock: a slow log must not stop the other threads.
         _log.warning("refused from %s: %s%s", peer, reason, f" ({detail})" if detail else "")
 
     def counts(self) -> dict[str, int]:

@@ -49,6 +49,7 @@ class Rendezvous:
             if self._answer is not None:
                 send_again(self._replies, request.address, self._answer)
             return False
+        # The limit starts with the first rank that waits, and repeated requests do not extend it.
         if not self.arrived:
             self._since = now
         self.arrived[request.sender] = Arrival(number, request)
@@ -61,6 +62,7 @@ class Rendezvous:
 
     def missing(self, live: Set[int]) -> Set[int]:
         """Live ranks that have not arrived at the latest rendezvous."""
+        # A rank that waits at an earlier rendezvous needs that answer before it can arrive.
         latest = self.latest
         return live - {rank for rank, arrival in self.arrived.items() if arrival.number == latest}
 
@@ -114,6 +116,7 @@ class WaitingRanks:
     def note(self, received: Received) -> None:
         """Read the number of a collective from a message."""
         message, rank = received.message, received.sender
+        # One number for all ranks: a collective that has ended for one has been reached by all.
         self._done = max(self._done, message.facts.get("collectives_done", 0))
         if message.kind == Kind.WAITING:
             self._waits_in[rank] = max(self._waits_in.get(rank, 0), message.timestamp)

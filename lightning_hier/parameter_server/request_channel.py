@@ -87,6 +87,7 @@ class RequestChannel:
             RuntimeError: the server loop of this rank has failed.
 
         """
+        # The servers of this rank stop with the loop, and the other ranks would wait for them.
         self._server_loop.check()
         for rank in sorted(self.gone() - self.known_gone):
             self._note_gone(rank, time.monotonic())
@@ -149,6 +150,7 @@ class RequestChannel:
 
     def _raise_missing(self, received: Received, now: float) -> None:
         report = received.message
+        # A report about a request that has been answered since is outdated.
         for request in self.requests:
             message = request.message
             if message is not None and (request.rank, message.block, message.timestamp) == (

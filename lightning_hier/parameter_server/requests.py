@@ -91,6 +91,7 @@ class Request:
         self.message = message
         self._repeat = repeat or message
         self._put_at, self._due, self.sent = now, now, False
+        # A server with a successor has been replaced by `move`, so this raises.
         if self.rank in self._channel.known_gone:
             self._find_server()
         self.tick(now)
@@ -105,6 +106,7 @@ class Request:
         if self.rank not in self._channel.known_gone or not self._find_server():
             return
         self._on_moved(now)
+        # As if it had never been sent, so that its payload is sent too.
         self._due, self.sent = now, False
         self.tick(now)
 
@@ -121,6 +123,7 @@ class Request:
             raise PeerError(f"{self._named} has not answered for {self._limit_s:g} s: see its log")
         if now < self._due:
             return
+        # For example a push to a new server, which needs this worker's copy of the shard first.
         first = self.after
         if first is not None and first.message is not None and not first.sent:
             return
@@ -141,6 +144,7 @@ class Request:
 
     def acknowledge(self, now: float) -> None:
         """Clear the slot when the answer has arrived."""
+        # From the first copy, because the answer does not tell which copy it belongs to.
         usual_s = _LATE * (now - self._sent_at)
         self._usual_s = min(max(self._retry_s, usual_s), self._longest_s)
         self.message = self._repeat = None
@@ -163,7 +167,7 @@ class Request:
         rank = self._server(gone)
         if rank not in gone:
             self.rank = rank
-        elif self.message is not None:
+        elif self.message is not None:  # otherwise the next `put` raises
             reason = self._channel.lost().get(self.rank, "it has left")
             raise PeerError(f"{self._named} is gone ({reason}), and no other rank replaces it")
         return rank not in gone

@@ -40,10 +40,11 @@ class ServedValues:
         self._lock = threading.RLock()
 
     def flat(self) -> Tensor:
-        """Current values, 1-D. The copy is never changed."""
+        """A copy of the current values, 1-D, kept until the next update. It is never changed."""
         with self._lock:
             if self._flat is None:
                 pieces = [tensor.reshape(-1).to(self._dtype) for tensor in self._tensors]
+                # torch.cat refuses an empty list, as of an optimizer without trainable parameters.
                 self._flat = torch.cat([torch.empty(0, dtype=self._dtype), *pieces])
             return self._flat
 
@@ -74,6 +75,7 @@ class ServedValues:
         if not all_finite(mean):
             return False
         with self._lock:
+            # The backup costs no memory: it is the copy that workers have received.
             before, pieces = self.flat(), mean.split(self._sizes)
             gradients = [None if at in absent else piece for at, piece in enumerate(pieces)]
             self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)

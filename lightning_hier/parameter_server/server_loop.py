@@ -99,12 +99,13 @@ class BackgroundThread(ABC):
         if self._thread.is_alive():
             raise RuntimeError(f"the thread {self._thread.name} did not end in {_END_LIMIT_S:g} s")
 
+    # Gradients are enabled for each thread separately, and a new thread starts with them enabled.
     @torch.no_grad()
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._run_once()
-        except Exception as error:
+        except Exception as error:  # of any type: a thread that ends silently stops the other ranks
             self._fail(error)
 
 
@@ -153,6 +154,7 @@ class ServerLoop(BackgroundThread):
         self._failure = error
 
     def _run_once(self) -> None:
+        # One message in an iteration, so that a flood of them delays neither ticks nor the watch.
         wait_s, now = _LONGEST_WAIT_S, time.monotonic()
         for handler in self._handlers:
             wait_s = min(wait_s, handler.deadline() - now)
@@ -164,6 +166,7 @@ class ServerLoop(BackgroundThread):
             self._known_gone.add(rank)
             self._note_gone(rank, now)
         if received is not None and received.sender in self._watch.lost():
+            # Handlers continue without a lost rank, so its requests would never be answered.
             self._expel(received)
         elif received is not None and received.message.kind in self._by_kind:
             self._by_kind[received.message.kind].handle(received, now)

@@ -44,6 +44,7 @@ _CONNECT_LIMIT_MS = 2000
 _SILENT_LIMIT_S = 30
 _FOLDER_PREFIX = "lightning_hier-"
 _SOCKET_NAME = "server"
+# Longer than the linger time, during which a context with queued messages does not end.
 _END_LIMIT_S = _LINGER_MS / 1000 + 4.0
 
 _log = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ class Transport:
         socket.connect_timeout = _CONNECT_LIMIT_MS
         if heartbeat_s is not None:
             socket.heartbeat_ivl = max(1, round(1000 * heartbeat_s))
+            # docs/faults.md: a host without power is unreachable after two heartbeats.
             socket.heartbeat_timeout = 2 * socket.heartbeat_ivl
         if peer.rank == register.rank:
             endpoint: str | None = _OWN_ENDPOINT
@@ -204,6 +206,7 @@ class Transport:
 
     def close(self) -> None:
         """Terminate the context after all other sockets have been closed."""
+        # The monitor first: its socket would keep the context from ending.
         self.server.disable_monitor()
         self.server.close()
         # In a thread, because term() would block forever if a socket were not closed.

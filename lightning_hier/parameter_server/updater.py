@@ -49,13 +49,13 @@ class Updater:
         self._latest: Hyperparameters = hyperparameters(optimizer)
         # Attributes of a user's optimizer class may refer to parameters.
         elsewhere = {id(p): Parameter(torch.empty(0)) for p in parameters}
-        own = {id(p): Parameter(tensor) for p, tensor in tensors.items()}
-        self._copy = _copied(optimizer, elsewhere | own)
+        served = {id(p): Parameter(tensor) for p, tensor in tensors.items()}
+        self._copy = _copied(optimizer, elsewhere | served)
         self._group_of = [
             at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]
         ]
         index_of = {parameter: index for index, parameter in enumerate(parameters)}
-        self._hold({index_of[parameter]: own[id(parameter)] for parameter in tensors})
+        self._hold({index_of[parameter]: served[id(parameter)] for parameter in tensors})
         self.reset()
 
     def sibling(self, tensors: Mapping[int, Tensor]) -> Updater:
@@ -65,6 +65,7 @@ class Updater:
             tensors: by increasing index of the parameter in the user's optimizer. Updated in place.
 
         """
+        # A shallow copy shares the state at the start and the latest hyperparameters.
         other = copy.copy(self)
         other._copy = _copied(self._copy, {id(p): Parameter(torch.empty(0)) for p in self._own})
         other._hold({index: Parameter(tensor) for index, tensor in tensors.items()})
@@ -101,6 +102,7 @@ class Updater:
         finally:
             for group, rate in zip(self._copy.param_groups, rates, strict=True):
                 group["lr"] = rate
+            # Gradients are as large as the values. ServedValues frees them before it copies these.
             for tensor in self._own:
                 tensor.grad = None
 
@@ -131,16 +133,16 @@ class Updater:
             states: the entry ``state`` of ``optimizer.state_dict()``; copied.
 
         """
-        found = {
+        by_position = {
             position: {name: _detached(value) for name, value in states[index].items()}
             for position, index in enumerate(self._indices)
             if index in states
         }
         plain = self._copy.state_dict()
-        self._copy.load_state_dict({**plain, "state": found})
+        self._copy.load_state_dict({**plain, "state": by_position})
         # load_state_dict casts state to the dtype of its parameter, which is right for moments but
         # not for scalars; of those it spares only "step".
-        for position, state in found.items():
+        for position, state in by_position.items():
             for name, value in state.items():
                 if name != "step" and isinstance(value, Tensor) and value.ndim == 0:
                     self._copy.state[self._own[position]][name] = value.clone()
@@ -149,7 +151,7 @@ class Updater:
         self._indices = list(tensors)
         self._own = list(tensors.values())
         for at, group in enumerate(self._copy.param_groups):
-            group["params"] = [own for index, own in tensors.items() if self._group_of[index] == at]
+            group["params"] = [p for index, p in tensors.items() if self._group_of[index] == at]
 
     def _take(self, latest: Hyperparameters) -> None:
         """Take hyperparameters that have changed on the worker.
@@ -159,6 +161,7 @@ class Updater:
         for group, new, old in zip(self._copy.param_groups, latest, self._latest, strict=True):
             for name, value in new.items():
                 if name not in old or old[name] != value:
+                    # JSON turns tuples, such as betas, into lists.
                     was_tuple = isinstance(group.get(name), tuple)
                     group[name] = tuple(value) if was_tuple else value
         self._latest = latest
@@ -190,6 +193,7 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
         "state": defaultdict(dict),
         "param_groups": [{**group, "params": []} for group in copy.deepcopy(groups, memo)],
     }
+    # Not by update of __dict__: it also creates the tables of hooks, which are not copied.
     copied.__setstate__(state)
     return copied
 

@@ -35,6 +35,8 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
+# NotImplemented stands for values that JSON cannot represent, because None is the value of options
+# such as foreach.
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -70,6 +72,7 @@ def objection(optimizer: Optimizer) -> str | None:
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:
+    # Of the class, because a learning rate scheduler replaces the method of the object.
     arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     return any(
         argument.default is argument.empty

@@ -89,6 +89,7 @@ class Watch:
         elapsed_s = 0.0 if self._polled_at is None else now - self._polled_at
         self._polled_at = now
         for rank, peer in list(self._peers.items()):
+            # At most one heartbeat, because this process itself may have been stopped since.
             peer.note_events(min(elapsed_s, self._heartbeat_s))
             # Not at once: ZeroMQ reconnects, usually before that.
             ended = not unread and peer.unreachable_s > self._heartbeat_s and peer.has_ended()
@@ -143,6 +144,7 @@ class _Peer:
             return False
         family, address = _split(self._endpoint)
         if self._probe is None:
+            # Kept between calls, because a host may answer later than the next poll.
             self._probe = socket.socket(family, socket.SOCK_STREAM)
             self._probe.setblocking(False)
         outcome = self._probe.connect_ex(address)

@@ -104,6 +104,7 @@ def encode(
     if len(facts) > limits.facts_bytes:
         raise ValueError(f"facts must be at most {limits.facts_bytes} bytes, got {len(facts)}")
     payload = message.payload
+    # The only check of a payload: metrics of torchmetrics may have any dtype.
     code = _CODES.get(payload.dtype)
     if code is None:
         raise ValueError(f"a payload can't be of {payload.dtype}")
@@ -112,6 +113,7 @@ def encode(
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
     parts: list[Frames] = []
     size = part_bytes or bytes_of_part(raw.nbytes)
+    # At least one part, because the header and the facts are sent without a payload too.
     for offset in range(0, max(1, raw.nbytes), size):
         header = HEADER.pack(*fields, sequence + len(parts), payload.numel(), offset)
         parts.append((header, b"" if offset else facts, raw[offset : offset + size]))
@@ -138,6 +140,7 @@ def decode(frames: Sequence[memoryview | bytes], limits: Limits) -> Part:
     except ValueError:
         raise MalformedMessage(f"unknown kind {kind}") from None
     dtype, nbytes = _whole_payload(code, count, limits)
+    # An empty part of a payload that is not empty would never complete it.
     if offset + raw.nbytes > nbytes or (nbytes and not raw.nbytes):
         raise MalformedMessage(f"{raw.nbytes} bytes at {offset} of a payload of {nbytes}")
     if offset and facts.nbytes:
@@ -168,7 +171,7 @@ def _read_facts(facts: memoryview, limits: Limits) -> Mapping[str, Any]:
         return {}
     try:
         value = json.loads(bytes(facts))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the second one for deeply nested arrays
         raise MalformedMessage(f"facts are not JSON: {error}") from error
     if not isinstance(value, dict):
         raise MalformedMessage(f"facts are a {type(value).__name__}, not an object")

@@ -91,35 +91,37 @@ def candidates(
         raise ValueError(
             f"{moments[0]}={fixed[moments[0]]} needs optimizer='adam', got {workload.optimizer!r}"
         )
-    found: dict[Settings, Candidate] = {}
+    fitted: dict[Settings, Candidate] = {}
     for option in ADAM_PREFERENCE if adam else PREFERENCE:
         if moments and option["block_sync"] != "bmuf_adam":
             continue
         if not fixed.get("overlap", True) and "overlap" in option:
             option = {n: value for n, value in option.items() if n not in _LATE}
         try:
-            own = replace(settings, **{**option, **fixed})
+            option_settings = replace(settings, **{**option, **fixed})
         except ValueError:  # a fixed block has too few steps
             continue
-        if own not in found:
-            found[own] = _fitted(workload, network, own, fixed)
-    return list(found.values())
+        # Fixed fields make some options equal. The first one keeps its place.
+        if option_settings not in fitted:
+            fitted[option_settings] = _fitted(workload, network, option_settings, fixed)
+    return list(fitted.values())
 
 
-def choose(found: Sequence[Candidate]) -> Candidate:
+def choose(compared: Sequence[Candidate]) -> Candidate:
     """The first one that is enough.
 
     If none is, the shortest of the blocks that cost ``ENOUGH``. If all cost more, the first one
     that is about as fast as the fastest.
     """
-    enough = [own for own in found if own.is_enough]
+    enough = [candidate for candidate in compared if candidate.is_enough]
     if enough:
         return enough[0]
-    long = [own for own in found if own.cost <= ENOUGH]
+    long = [candidate for candidate in compared if candidate.cost <= ENOUGH]
     if long:
-        return min(long, key=lambda own: own.settings.block_size)
-    fastest = min(own.prediction.step_s for own in found)
-    return next(own for own in found if own.prediction.step_s <= _AS_FAST * fastest)
+        return min(long, key=lambda candidate: candidate.settings.block_size)
+    # All blocks have the longest size here. The preference decides about small differences of time.
+    limit_s = _AS_FAST * min(candidate.prediction.step_s for candidate in compared)
+    return next(candidate for candidate in compared if candidate.prediction.step_s <= limit_s)
 
 
 def step_between_s(workload: Workload, network: Network, settings: Settings) -> float:
@@ -134,18 +136,20 @@ def _fitted(
 ) -> Candidate:
     """The shortest delay that hides an exchange, and the shortest block that is cheap enough."""
     step_s = step_between_s(workload, network, settings)
-    found, parts = synchronise(workload, network, settings), settings.fragments
+    # Computed once, because it does not depend on the lengths of block and delay.
+    block, parts = synchronise(workload, network, settings), settings.fragments
     longest = fixed.get("block_size", _LONGEST)
     shortest = fixed.get("block_size", max(_SHORTEST, parts, int(settings.overlap)))
     if settings.overlap and "overlap" not in fixed:
-        delay = max(math.ceil(_MARGIN * found.in_flight_s / step_s), 1)
+        delay = max(math.ceil(_MARGIN * block.in_flight_s / step_s), 1)
         delay = min(delay, max(longest // parts, 1))
         # A fragment arrives before the next one is sent.
         shortest = max(shortest, min(parts * delay, longest))
         settings = replace(settings, overlap=delay, block_size=shortest)
+    # Not by division: with a delay, a longer block also hides more of each exchange.
     for size in range(shortest, max(shortest, longest) + 1):
         settings = replace(settings, block_size=size)
-        cost = found.mean_step_s(step_s, settings) / step_s - 1
+        cost = block.mean_step_s(step_s, settings) / step_s - 1
         if cost <= ENOUGH:
             break
     prediction = predict("hierarchical", workload, network, settings)

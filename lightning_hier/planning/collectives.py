@@ -42,6 +42,7 @@ class Load:
         seconds = self.copied_bytes / processor.copy_bytes_per_second
         if processor.socket_bytes_per_second is not None:
             seconds += self.socket_bytes / processor.socket_bytes_per_second
+        # The copy rate is that of one rank, so cores beyond the number of ranks add nothing.
         return seconds / min(ranks, processor.cores or ranks)
 
     def seconds(self, network: Network, *, pieces: float = 1.0) -> float:
@@ -89,6 +90,7 @@ class RankGroup:
             nic_bytes=self.concurrent * sent if self.hosts > 1 else 0.0,
             inner_bytes=sent if per_host > 1 else 0.0,
             copied_bytes=self.concurrent * per_host * added,
+            # Sent and received; also between ranks of one host, which gloo connects by sockets too.
             socket_bytes=2 * self.concurrent * per_host * sent,
         )
 

@@ -91,29 +91,31 @@ class FragmentLoad:
     def exchange(self) -> Load:
         """Sum within a host, exchange between hosts, broadcast within a host."""
         group, network = self._between, self._network
-        found = self._encoded() if self._encodes else all_reduce(self._bytes, group, network)
+        load = self._encoded() if self._encodes else all_reduce(self._bytes, group, network)
+        # Chunks in flight at the same time share one latency.
         rounds = max(self.chunks / _IN_FLIGHT, 1.0)
-        found += Load(latency_s=found.latency_s * (rounds - 1))
+        load += Load(latency_s=load.latency_s * (rounds - 1))
+        # Buffers are never quantised: a variance that is rounded to zero is useless.
         if self._encodes and self._buffers:
-            found += all_reduce(self._buffers * self._workload.element_bytes, group, network)
+            load += all_reduce(self._buffers * self._workload.element_bytes, group, network)
         inner = self._layout.within_host
         if inner is not None:
-            found += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
-        return found
+            load += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
+        return load
 
     def _encoded(self) -> Load:
         """Sparse parameters in one all-gather; else a reduce-scatter and an all-gather."""
         group, network, settings = self._between, self._network, self._settings
         sent = self._row_bytes(self._moments, ACROSS_BYTES["bfloat16"])
-        found = Load()
+        load = Load()
         if self._sparse:
-            found += all_gather(self._sparse_bytes(), group, network)
+            load += all_gather(self._sparse_bytes(), group, network)
         else:
             sent += self._row_bytes(self._parameters, ACROSS_BYTES[settings.across_dtype])
         if sent:
-            found += all_to_all(group.size * sent, group, network)
-            found += all_gather(sent, group, network)
-        return found
+            load += all_to_all(group.size * sent, group, network)
+            load += all_gather(sent, group, network)
+        return load
 
     def _row_bytes(self, elements: int, width: float) -> float:
         """Bytes that a host sends to each other host in a reduce-scatter."""

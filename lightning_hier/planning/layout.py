@@ -30,6 +30,7 @@ class Layout:
     def __post_init__(self) -> None:
         check_whole("group_size", self.group_size)
         devices, size = self.network.devices, self.group_size
+        # Then all hosts have the same load, and that of one host is enough.
         if self.network.ranks % size or (devices % size and size % devices):
             sizes = [n for n in range(1, devices + 1) if devices % n == 0]
             sizes += [n * devices for n in range(2, 17) if self.network.hosts % n == 0]
@@ -80,5 +81,6 @@ class Layout:
         """Ranks that exchange models between hosts, or between groups if there is one host."""
         hosts = self.network.hosts
         size = self.models if self.within_host is None else hosts
+        # Each of them is on a host of its own, also if a group spans several hosts.
         hosts = 1 if hosts == 1 else size
         return RankGroup(size=size, hosts=hosts, concurrent=self.inter_host_ranks)

@@ -11,6 +11,7 @@ from lightning_hier.algorithms.arguments import check_keys, check_whole
 from lightning_hier.planning.network import Link, Processor
 from lightning_hier.planning.workload import Workload
 
+# To be increased when the meaning of a field changes, so that older files are refused.
 _FORMAT = 1
 _PARTS = {"within": Link, "between": Link, "processor": Processor, "workload": Workload}
 _Part = TypeVar("_Part")
@@ -61,11 +62,11 @@ class Measurement:
             values = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"a measurement must be JSON: {error}") from error
-        known = {"format", *(own.name for own in fields(cls))}
+        known = {"format", *(entry.name for entry in fields(cls))}
         values = dict(check_keys("a measurement", values, {"format", "hosts", "devices"}, known))
-        if (found := values.pop("format")) != _FORMAT:
+        if (version := values.pop("format")) != _FORMAT:
             raise ValueError(
-                f"the format of a measurement must be {_FORMAT}, got {found}: measure again"
+                f"the format of a measurement must be {_FORMAT}, got {version}: measure again"
             )
         for name, kind in _PARTS.items():
             if values.get(name) is not None:

@@ -39,6 +39,7 @@ class Processor:
     """
 
     cores: int | None = None
+    # Of a CPU, which has 5 to 10 GB/s. A GPU has hundreds (docs/planning.md).
     copy_bytes_per_second: float = 7e9
     socket_bytes_per_second: float | None = None
 

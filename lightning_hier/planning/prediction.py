@@ -44,6 +44,7 @@ class Settings:
     block_sync: BlockSyncName = "bmuf"
     block_size: int = 50
     group_size: int = 1
+    # The lowest density that GTC(density="auto") takes.
     density: float | None = 0.01
     across_dtype: AcrossDtype = "same"
     across_density: float = 1.0
@@ -69,6 +70,7 @@ class Settings:
             )
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
+        # A block has a step for each fragment, and an exchange arrives before the next one is sent.
         for name in ("fragments", "overlap"):
             if int(getattr(self, name)) > self.block_size:
                 raise ValueError(

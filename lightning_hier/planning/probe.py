@@ -62,21 +62,22 @@ def measure_links(communicators: Communicators) -> list[LinkReading]:
         PeerError: a rank did not take part within the time limit. The error names it.
 
     """
-    found: list[LinkReading] = []
+    readings: list[LinkReading] = []
     everyone = torch.zeros(1, device=communicators.device)
     for number, (where, channel, pair) in enumerate(_turns(communicators), start=1):
         with communicators.progress.at(f"turn {number} of measuring the links"):
             if channel is not None and (pair is None or channel.position in pair):
                 reading = _read(where, channel, pair, communicators.device)
-                found += [reading] if channel.position == (pair or (0,))[0] else []
+                # Once for each pair or ring, because all of its ranks have a reading.
+                readings += [reading] if channel.position == (pair or (0,))[0] else []
             # Simultaneous turns would share links, so all ranks wait for the end of each turn.
             communicators.world.all_reduce_(everyone, _KIND).wait()
     with communicators.progress.at("the exchange of the measurements"):
-        rows = gather_json([asdict(reading) for reading in found], communicators.device)
+        rows = gather_json([asdict(reading) for reading in readings], communicators.device)
     return [
-        LinkReading(**own | {"ranks": tuple(own["ranks"]), "link": Link(**own["link"])})
+        LinkReading(**values | {"ranks": tuple(values["ranks"]), "link": Link(**values["link"])})
         for row in rows
-        for own in row
+        for values in row
     ]
 
 
@@ -89,6 +90,7 @@ def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None
     if across.size > 1:
         first = across if group.position == 0 else None
         yield "between", first, None
+        # Two hosts have a single link, which both ends would measure.
         for host in range(across.size if across.size > 2 else 1):
             yield "between", first, (host, (host + 1) % across.size)
 
@@ -96,6 +98,7 @@ def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None
 def _read(where: Where, channel: Channel, pair: Pair | None, device: torch.device) -> LinkReading:
     """Time messages of all sizes. The reading is that of the first rank of the pair or ring."""
     times = {}
+    # In increasing order: the processor time that is kept is that of the largest size.
     for size in SIZES:
         times[size], processor_s = _time(channel, pair, torch.zeros(size // 4, device=device))
     return LinkReading(

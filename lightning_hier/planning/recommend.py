@@ -164,8 +164,8 @@ def _added(
     workload: Workload, network: Network, settings: Settings, density: float | None
 ) -> float:
     """Share of a step that gradients of this density add."""
-    own = replace(settings, density=density)
-    return step_between_s(workload, network, own) / workload.step_s - 1
+    settings = replace(settings, density=density)
+    return step_between_s(workload, network, settings) / workload.step_s - 1
 
 
 def _block_reasons(best: Candidate) -> list[str]:

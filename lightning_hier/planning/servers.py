@@ -8,7 +8,8 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.workload import Workload
 
-# Encryption and decryption of messages between hosts (docs/reports/transport.md).
+# Copies that take as long as one end needs to encrypt or to decrypt a message to another host
+# (docs/reports/transport.md).
 _ENCRYPTION_COPIES = 4.0
 # A PSP server adds the gradients of all workers for its shard, in total one model. A worker copies
 # its gradient out and the new parameters in.
@@ -103,6 +104,7 @@ def _push_s(workload: Workload, network: Network) -> float:
     """From a push to its reply: T_trans of eq. 6, latency, and encryption at both ends."""
     if network.hosts == 1:
         return 0.0
+    # A push and its reply, each encrypted at one end and decrypted at the other.
     ends = Load(copied_bytes=4 * _ENCRYPTION_COPIES * workload.gradient_bytes)
     transmission_s = cluster_of(workload, network).transmission_seconds()
     return transmission_s + 2 * network.between.latency_s + ends.processor_s(network)

@@ -82,8 +82,9 @@ def _predict_tiers(
         gradients = divided_exchange(workload, group, network)
         step_s = divided_step_s(workload, network, gradients)
     else:
-        own = exchange(workload, group, network, settings.density)
-        gradients, step_s = own.overlapped, step_with_gradients_s(workload, network, own)
+        exchanged = exchange(workload, group, network, settings.density)
+        gradients = exchanged.overlapped  # what follows the last bucket sends nothing
+        step_s = step_with_gradients_s(workload, network, exchanged)
     block, tau = synchronise(workload, network, settings), settings.block_size
     return Prediction(
         strategy=strategy,
@@ -114,7 +115,8 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
     # The presets divide a module among the devices of a host, unless groups are set.
     size = settings.group_size if settings.group_size > 1 else network.devices
     fsdp = {"group_size": size, "density": None, "sharded": True, "divided": True}
-    own: dict[str, dict[str, Any]] = {
+    # What the presets do not leave to the user.
+    preset: dict[str, dict[str, Any]] = {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},
         "model_averaging": {"group_size": 1, "block_sync": "model_averaging"},
@@ -126,7 +128,7 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
         "bmuf_adam_fsdp": {"block_sync": "bmuf_adam", **fsdp},
         "diloco_fsdp": {"block_sync": "diloco", **fsdp},
     }
-    return replace(settings, **own[strategy])
+    return replace(settings, **preset[strategy])
 
 
 def _shown(strategy: str, settings: Settings) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
     layout = _layout(network, settings)
     if layout.models == 1:
         return Synchronisation()
+    # Synchronisations with the moments, and without them.
     largest, others = (
         _of_fragment(workload, layout, settings, moments=moments)
         for moments in (settings.moments, False)
@@ -117,8 +118,8 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0
     # The buffer of other modules holds all tensors, of which shards are handed out in the group.
-    held = share if settings.divided else 1.0
-    return held * buffer + share * vectors * workload.gradient_bytes
+    buffer_share = share if settings.divided else 1.0
+    return buffer_share * buffer + share * vectors * workload.gradient_bytes
 
 
 def _error_vectors(workload: Workload, settings: Settings, hosts: int) -> float:

@@ -41,6 +41,7 @@ class Workload:
     parameters: int
     step_s: float
     element_bytes: int = 4
+    # A backward pass computes about twice as much as a forward pass.
     backward_share: float = 2 / 3
     optimizer: OptimizerName = "sgd_momentum"
     tensors: int = 1
@@ -70,6 +71,7 @@ class Workload:
     @property
     def state_bytes(self) -> int:
         """Bytes of the optimizer state."""
+        # The position of a name is the number of its state tensors.
         return get_args(OptimizerName).index(self.optimizer) * self.gradient_bytes
 
 

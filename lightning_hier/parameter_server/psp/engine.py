@@ -61,7 +61,7 @@ class PSPEngine(Engine):
             )
             for index in range(len(optimizers))
         ]
-        self._worker_of = {number: one for one in self._workers for number in one.shards}
+        self._worker_of = {number: worker for worker in self._workers for number in worker.shards}
         self._collector = StateCollector(shards, channel)
         channel.on(Kind.BLOCK, self._handle)
         channel.on(Kind.FINAL, self._handle)
@@ -101,6 +101,7 @@ class PSPEngine(Engine):
             worker.arrive(time.monotonic())
         for worker in self._workers:
             self._channel.wait(worker.has_global_model, worker.missing)
+        # After all waits, so that an error leaves the parameters as they were.
         for worker in self._workers:
             worker.take_global()
 
@@ -143,4 +144,5 @@ class PSPEngine(Engine):
         self._worker_of[received.message.block].handle(received, now)
 
     def _check_quorum(self, rank: int, now: float) -> None:
+        # Of the lost ranks only: ranks that have left have finished training.
         self._settings.rule.check_quorum(self._settings.world_size, self._channel.lost())

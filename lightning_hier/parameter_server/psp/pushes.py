@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_hier.parameter_server.psp.settings import Countdown
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
+# A sum of many gradients in half precision would lose small ones, and could overflow in float16.
 _HALF = (torch.float16, torch.bfloat16)
 # Number of gradients over which staleness is averaged for logging.
 _WINDOW = 1000
@@ -79,6 +80,7 @@ class Round:
         """
         earlier = self.sums.get(worker)
         self.sums[worker] = gradient if earlier is None else _copy_wide(earlier).add_(gradient)
+        # A parameter with a gradient of any worker is updated.
         self.absent = set(absent) if self.absent is None else self.absent & set(absent)
         self.gradients += 1
 
@@ -133,5 +135,6 @@ class ServerCounts:
 
 
 def _copy_wide(gradient: Tensor) -> Tensor:
+    # Always a copy, because the memory of a received gradient is read-only.
     dtype = torch.float32 if gradient.dtype in _HALF else gradient.dtype
     return gradient.to(dtype, copy=True)

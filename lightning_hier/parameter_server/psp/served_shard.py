@@ -102,6 +102,7 @@ class ServedShard:
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         self.end_rendezvous(message.facts["final"])
+        # Also without a gradient, because the round waits for the response of every worker.
         if timestamp >= self.timestamp:
             current = self._round
             current.responded.add(received.sender)
@@ -113,6 +114,7 @@ class ServedShard:
     def arrive(self, received: Received, now: float) -> None:
         """Record the arrival of a worker at a rendezvous. It does not push until all have."""
         number = received.message.facts["number"]
+        # The worker has continued after the previous one.
         self.end_rendezvous(number - 1)
         if self.rendezvous.arrive(received, number, now):
             self._workers[received.sender].pull = None
@@ -133,6 +135,7 @@ class ServedShard:
         """Stop waiting for a worker. Its gradient in this round counts."""
         self._workers.pop(worker, None)
         self.rendezvous.arrived.pop(worker, None)
+        # The round or the rendezvous may have waited for this worker alone.
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
@@ -192,6 +195,7 @@ class ServedShard:
         self._counts.used += 1
         self._counts.staleness.append(max(0, self.timestamp - facts.version))
         self._round.add(worker, gradient, facts.absent)
+        # Kept for later rounds: a worker that is behind must not restore an earlier learning rate.
         if self._most_advanced is None or facts.steps > self._most_advanced.steps:
             self._most_advanced = facts
 
@@ -210,6 +214,7 @@ class ServedShard:
             self._counts.rounds += 1
             self._counts.in_rounds += ended.gradients
             self._counts.nonfinite += not done
+        # Also after a round without a gradient: the workers wait for a newer version.
         self.timestamp = max(self.timestamp, ended.newest) + 1
 
     def _answer(self, now: float) -> None:
@@ -238,4 +243,5 @@ class ServedShard:
             if worker.pull is not None and worker.pull >= self.timestamp:
                 report = missing_report(number, worker.pull, silent, "for gradients")
                 self._replies.send(worker.address, report)
+        # The next report follows after another limit, if a worker still waits.
         self._round.began = now

@@ -68,10 +68,12 @@ class ShardServer:
         for shard in shards:
             if shard.home != rank:
                 continue
+            # Clones, because on the CPU the server would otherwise update the module's tensors.
             tensors = [p.detach().cpu().clone().contiguous() for p in shard.parameters]
-            held = dict(zip(shard.parameters, tensors, strict=True))
+            by_parameter = dict(zip(shard.parameters, tensors, strict=True))
             # Also for an empty shard, because the Updater of a shard taken over is derived from it.
-            updater = self._updaters[shard.optimizer] = Updater(optimizers[shard.optimizer], held)
+            updater = Updater(optimizers[shard.optimizer], by_parameter)
+            self._updaters[shard.optimizer] = updater
             if shard.size:
                 self._serve(shard, tensors, updater, timestamp=0)
 
@@ -108,6 +110,8 @@ class ShardServer:
             self.served[number].arrive(received, now)
         elif kind == Kind.STATE_REQUEST:
             self._send_state(received)
+        # A HOLD after the takeover is ignored, because older values have been updated since. The
+        # timestamp of its worker's next push brings that of the shard up to date.
 
     def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
@@ -127,6 +131,7 @@ class ShardServer:
         self._gone.add(rank)
         for served in self.served.values():
             served.leave(rank, now)
+        # Copies may have arrived before this rank has detected the loss.
         self._start_takeovers(now)
 
     def _serve(
@@ -153,6 +158,7 @@ class ShardServer:
     def _take_copy(self, received: Received, now: float) -> None:
         """Store a worker's copy of a shard whose server is lost, unless it is not finite."""
         shard = self._shards[received.message.block]
+        # The copy counts as missing, so the takeover waits for its time limit.
         if not all_finite(received.message.payload):
             number = shard.number
             _log.warning("rank %d sent no finite copy of shard %d", received.sender, number)
@@ -163,7 +169,9 @@ class ShardServer:
     def _own_takeovers(self) -> list[Takeover]:
         """Takeovers by this rank, because all ranks that precede it are lost."""
         takeovers = self._takeovers.values()
-        return [own for own in takeovers if own.shard.owner(self._gone) == self._rank]
+        return [
+            takeover for takeover in takeovers if takeover.shard.owner(self._gone) == self._rank
+        ]
 
     def _takeover_due(self, takeover: Takeover) -> float:
         return takeover.since + self._settings.takeover_s
@@ -177,8 +185,8 @@ class ShardServer:
     def _take_over(self, takeover: Takeover) -> None:
         shard, timestamp, flat = takeover.shard, *takeover.newest()
         tensors = shard.tensors(flat)
-        held = dict(zip(shard.indices, tensors, strict=True))
-        updater = self._updaters[shard.optimizer].sibling(held)
+        by_index = dict(zip(shard.indices, tensors, strict=True))
+        updater = self._updaters[shard.optimizer].sibling(by_index)
         self._serve(shard, tensors, updater, timestamp=timestamp)
         self.counts.takeovers += 1
         _log.warning(

@@ -27,6 +27,7 @@ class Countdown:
 
     def is_over(self, *, complete: bool, enough: bool, timeout_s: float, now: float) -> bool:
         """Whether all messages have arrived, or enough of them ``timeout_s`` seconds ago."""
+        # More may be needed than before: workers that return from a collective count again.
         if not enough:
             self.since = None
         elif self.since is None:
@@ -54,6 +55,7 @@ class PushRule:
             ValueError: a value is outside its range.
 
         """
+        # The type decides: 1 is one worker, and 1.0 is all of them.
         c = self.min_pushes
         whole = is_number(c) and isinstance(c, int) and c >= 1
         fraction = isinstance(c, float) and 0.0 < c <= 1.0
@@ -92,6 +94,7 @@ class PushRule:
             QuorumError: they cannot. The error names the lost ranks.
 
         """
+        # Of the workers at the start: c does not shrink with the losses.
         left, needed = workers - len(lost), self.needed(workers)
         if lost and left < needed:
             why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
@@ -157,6 +160,7 @@ class PSPSettings:
 
     def warming(self, optimizer: int, version: int) -> bool:
         """Whether the step of an optimizer from this version is part of the warm-up."""
+        # Versions count the updates of this run from 0.
         made = self.steps_made[optimizer] if self.steps_made else 0
         return made + version < self.warmup_steps
 

@@ -37,7 +37,10 @@ class Shard:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of the flat shard in messages, which represents each parameter exactly."""
+        """Dtype of the flat shard in messages, which represents each parameter exactly.
+
+        Only for shards that are not empty.
+        """
         return reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
 
     @cached_property
@@ -56,6 +59,7 @@ class Shard:
     def owner(self, gone: Collection[int]) -> int:
         """The rank that serves the shard: its home, or the next live rank in cyclic order."""
         ranks = ((self.home + step) % self.world_size for step in range(self.world_size))
+        # There is one, because a rank does not lose itself.
         return next(rank for rank in ranks if rank not in gone)
 
 
@@ -71,14 +75,15 @@ def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]
     for number, optimizer in enumerate(optimizers):
         parameters = optimizer_parameters(optimizer)
         trained = [index for index, p in enumerate(parameters) if p.requires_grad]
-        held: list[list[int]] = [[] for _ in range(world_size)]
+        assigned: list[list[int]] = [[] for _ in range(world_size)]
         # Ties go to the first parameter and the lowest rank, so that all ranks have the same plan.
         for index in sorted(trained, key=lambda index: -parameters[index].numel()):
             rank = min(range(world_size), key=loads.__getitem__)
             loads[rank] += parameters[index].numel()
-            held[rank].append(index)
-        for rank, assigned in enumerate(held):
-            indices = tuple(sorted(assigned))
+            assigned[rank].append(index)
+        for rank, numbers in enumerate(assigned):
+            # The Updater requires the order of the optimizer.
+            indices = tuple(sorted(numbers))
             shards.append(
                 Shard(
                     number=number * world_size + rank,

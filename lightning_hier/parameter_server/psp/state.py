@@ -63,6 +63,7 @@ def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]
 
 
 def _padded(tensor: Tensor) -> list[Tensor]:
+    # As bytes, because the tensors of one message have different dtypes.
     raw = tensor.reshape(-1).view(torch.uint8)
     return [raw, torch.zeros(-raw.numel() % _ALIGNMENT, dtype=torch.uint8)]
 
@@ -93,6 +94,7 @@ class StateCollector:
 
     def request(self, now: float) -> None:
         """Request the current state of all shards."""
+        # A number of its own, so that late answers to an earlier request are not mixed in.
         self._number += 1
         self._states.clear()
         for number, request in self._requests.items():
@@ -117,10 +119,10 @@ class StateCollector:
         """The received state of all shards, of this number of optimizers."""
         values: dict[Parameter, Tensor] = {}
         states: list[dict[int, Any]] = [{} for _ in range(optimizers)]
-        for number, (flat, own) in self._states.items():
+        for number, (flat, optimizer_state) in self._states.items():
             shard = self._shards[number]
             values.update(zip(shard.parameters, shard.tensors(flat), strict=True))
-            states[shard.optimizer].update(own)
+            states[shard.optimizer].update(optimizer_state)
         return Snapshot(values, states)
 
     def _awaited(self) -> list[Request]:

@@ -53,6 +53,7 @@ class WorkerShard:
 
     def take_values(self, message: Message, now: float) -> bool:
         """Store values if they are newer. Returns whether they answer the request."""
+        # A server that sends values does not need a copy any more.
         self._copy.acknowledge(now)
         if message.timestamp > self.newest:
             self.fresh, self.newest = message.payload, message.timestamp
@@ -71,6 +72,7 @@ class WorkerShard:
     def _send_copy(self, now: float) -> None:
         """Send this worker's copy of the shard to its new server, before the request."""
         fresh = self.fresh
+        # The newest values may not be in the parameters yet.
         copy = self.host.read_values() if fresh is None else fresh.clone()
         hold = Message(Kind.HOLD, self.shard.number, self.newest, {"final": self.final}, copy)
         self._copy.put(hold, now)
@@ -123,48 +125,52 @@ class Worker:
     @property
     def unsent(self) -> int:
         """Number of gradients that could not be sent before the worker continued."""
-        return sum(held.request.dropped for held in self.shards.values())
+        return sum(shard.request.dropped for shard in self.shards.values())
 
     def push(self, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
+        # All shards are read before the first push: one gradient that is not finite means that the
+        # worker abstains from all of them.
         read, finite = [], True
-        for held in self.shards.values():
-            flat = held.host.empty()  # a new buffer, because the transport uses it until it is sent
-            gradients = held.host.read_gradients(flat)
-            read.append((held, flat, gradients))
+        for shard in self.shards.values():
+            # A new buffer, because the transport uses the last one until it has been sent.
+            flat = shard.host.empty()
+            gradients = shard.host.read_gradients(flat)
+            read.append((shard, flat, gradients))
             finite = finite and all_finite(flat)
         if not finite:
             self.abstain(now)
             return
-        for held, flat, gradients in read:
+        for shard, flat, gradients in read:
             facts = PushFacts(
-                version=held.timestamp,
-                final=held.final,
+                version=shard.timestamp,
+                final=shard.final,
                 collectives_done=self.collectives_done,
                 steps=self._steps,
                 hyperparameters=hyperparameters,
                 absent=[at for at, gradient in enumerate(gradients) if gradient is None],
             )
-            push = Message(Kind.PUSH, held.shard.number, self.timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, shard.shard.number, self.timestamp, vars(facts), flat)
             # Repeated without the gradient, because a server must not get it twice. A server that
             # has not received it ends its round without it.
-            held.request.put(push, now, repeat=self._abstention(held))
+            shard.request.put(push, now, repeat=self._abstention(shard))
         self._end_step()
 
     def abstain(self, now: float) -> None:
         """Respond to all servers without a gradient."""
-        for held in self.shards.values():
-            held.request.put(self._abstention(held), now)
+        for shard in self.shards.values():
+            shard.request.put(self._abstention(shard), now)
         self._end_step()
 
     def skip(self) -> None:
         """Skip a step that other workers have made."""
         self.behind = max(0, self.behind - 1)
+        # Schedulers advance in a skipped step too, and servers use the most advanced settings.
         self._steps += 1
 
     def is_pulled(self, now: float) -> bool:
         """Whether enough shards have been received for the next gradient (line 15)."""
-        pulled = sum([held.newest > self.timestamp for held in self.shards.values()])
+        pulled = sum([shard.newest > self.timestamp for shard in self.shards.values()])
         needed = len(self.shards) if self._warming(self.timestamp) else self._min_pulled
         return self._countdown.is_over(
             complete=pulled == len(self.shards),
@@ -180,12 +186,13 @@ class Worker:
         the next pull uses it unless a newer one has arrived. In the published algorithm it is
         dropped, so a shard whose server is always slightly late would never be updated.
         """
+        # Of all shards, because this worker would be late for servers that have the newest version.
         newest = self.timestamp
-        for held in self.shards.values():
-            if held.fresh is not None:
-                held.host.write_values(held.fresh)
-                held.timestamp, held.fresh = held.newest, None
-            newest = max(newest, held.timestamp)
+        for shard in self.shards.values():
+            if shard.fresh is not None:
+                shard.host.write_values(shard.fresh)
+                shard.timestamp, shard.fresh = shard.newest, None
+            newest = max(newest, shard.timestamp)
         self.behind += max(0, newest - self.timestamp - 1)
         self.timestamp = newest
 
@@ -193,13 +200,14 @@ class Worker:
         """Arrive at the next rendezvous. The worker does not push until it has ended."""
         self._rendezvous += 1
         self._at_rendezvous = True
+        # These requests replace unanswered pushes, because the values of the rendezvous are newer.
         facts = {"number": self._rendezvous}
-        for number, held in self.shards.items():
-            held.request.put(Message(Kind.ARRIVE, number, self.timestamp, facts), now)
+        for number, shard in self.shards.items():
+            shard.request.put(Message(Kind.ARRIVE, number, self.timestamp, facts), now)
 
     def has_global_model(self, now: float) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
-        return all(held.final == self._rendezvous for held in self.shards.values())
+        return all(shard.final == self._rendezvous for shard in self.shards.values())
 
     def take_global(self) -> None:
         """Write the values of the rendezvous into the parameters, in place."""
@@ -209,29 +217,29 @@ class Worker:
 
     def missing(self) -> str:
         """Names the servers of missing shards: of the next pull, or at the rendezvous."""
-        held = self.shards.values()
+        shards = self.shards.values()
         if self._at_rendezvous:
-            awaited = [one.request for one in held if one.final != self._rendezvous]
+            awaited = [shard.request for shard in shards if shard.final != self._rendezvous]
             return unanswered(f"the values of rendezvous {self._rendezvous}", awaited)
-        awaited = [one.request for one in held if one.newest <= self.timestamp]
+        awaited = [shard.request for shard in shards if shard.newest <= self.timestamp]
         return unanswered(f"shards newer than version {self.timestamp}", awaited)
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a BLOCK or FINAL of the rank that serves the shard."""
         message = received.message
-        held, final = self.shards[message.block], message.kind == Kind.FINAL
+        shard, final = self.shards[message.block], message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.
-        if received.sender != held.request.rank or final != self._at_rendezvous:
+        if received.sender != shard.request.rank or final != self._at_rendezvous:
             return  # it is no longer the server, or the worker has continued
         if not final:
-            self.late += not held.take_values(message, now)
+            self.late += not shard.take_values(message, now)
         elif message.facts["number"] == self._rendezvous:
-            held.take_final(message, self._rendezvous)
+            shard.take_final(message, self._rendezvous)
 
     def _end_step(self) -> None:
         self._steps += 1
         self._countdown.since = None
 
-    def _abstention(self, held: WorkerShard) -> Message:
-        facts = {"final": held.final, "collectives_done": self.collectives_done}
-        return Message(Kind.ABSTAIN, held.shard.number, self.timestamp, facts)
+    def _abstention(self, shard: WorkerShard) -> Message:
+        facts = {"final": shard.final, "collectives_done": self.collectives_done}
+        return Message(Kind.ABSTAIN, shard.shard.number, self.timestamp, facts)

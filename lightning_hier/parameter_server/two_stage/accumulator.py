@@ -11,12 +11,12 @@ from lightning_hier.parameter_server.two_stage.shared_memory import ByteLock
 
 
 class DeviceCounters(Structure):
-    """Counters of one device.
+    """Counters of one device, in shared memory. They are written by the device, unless noted.
 
     Attributes:
         steps: steps, including those without a gradient.
         added: gradients added to the accumulator.
-        adding: 1 while a gradient is being added.
+        adding: 1 while a gradient is being added; reset by the node if the device has died.
         arrived: rendezvous at which the device has arrived.
         finished: rendezvous after which it has copied the model.
         taken: gradients that the node has taken; written by the node.
@@ -98,7 +98,8 @@ class Accumulator:
                 counters = self._counters
                 counters.adding = 1
                 if counters.added == counters.taken:
-                    self._total.copy_(gradient)  # replaces the sum that the node has taken
+                    # Replaces the sum that the node has taken, which saves a pass that clears it.
+                    self._total.copy_(gradient)
                     self._present.copy_(present)
                 else:
                     self._total.add_(gradient)
@@ -121,6 +122,7 @@ class Accumulator:
             counters = self._counters
             count = self.pending
             if counters.adding:
+                # The kernel has released the lock of the dead device. Its sum is dropped only once.
                 counters.adding = 0
                 counters.taken = counters.added
                 return Taken(0, lost=count)

@@ -66,6 +66,9 @@ class Device:
         parameters: copies on this rank, whose values are written in place.
         settings: settings of the run.
 
+    Attributes:
+        counts: totals of this device.
+
     """
 
     def __init__(
@@ -80,12 +83,13 @@ class Device:
     ) -> None:
         self._ranks = list(ranks)
         self._replica = replica
-        self._own = replica.devices[number]
+        self._counters = replica.devices[number]
         self._accumulator = replica.accumulators[number]
         self._optimizer = optimizer
         views = shaped(replica.weights, parameters)
         self._updater = Updater(optimizer, dict(zip(parameters, views, strict=True)))
         self._host = HostCopy(parameters, replica.weights.dtype)
+        # One buffer for gradients and for refreshes, which do not overlap in time.
         self._buffer = self._host.empty()
         self._channel = channel
         self._settings = settings
@@ -100,12 +104,14 @@ class Device:
             PeerError: the node or the master is lost, or did not answer in time.
 
         """
+        # Raises if the server loop of this rank has failed, or the other ranks have excluded it.
         self._channel.poll()
         self._check_required_ranks()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
             self.counts.nonfinite += 1
+            # As any other step: in the warm-up, the other devices wait for it.
             self._end_step()
             return
         if not self._warming_up:
@@ -127,11 +133,11 @@ class Device:
 
     def arrive(self) -> None:
         """Arrive at a rendezvous. The device adds no gradients until it has ended."""
-        self._own.arrived += 1
+        self._counters.arrived += 1
 
     def leave_collective(self, number: int) -> None:
         """Record the end of a live-rank collective. The node's next push contains its number."""
-        self._own.collectives_done = number
+        self._counters.collectives_done = number
 
     def finish_rendezvous(self) -> None:
         """Copy the master's model when all nodes have arrived.
@@ -143,10 +149,10 @@ class Device:
             PeerError: a node or a device did not arrive in time.
 
         """
-        number = self._own.arrived
+        number = self._counters.arrived
         self._wait(lambda: self._replica.node.finals >= number, "all nodes at the end of the epoch")
         self._refresh()
-        self._own.finished = number
+        self._counters.finished = number
         self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
 
     def _check_required_ranks(self) -> None:
@@ -158,6 +164,7 @@ class Device:
         """
         if failure := self._replica.node.failure:
             raise PeerError(failure.decode(errors="replace"))
+        # The other devices of the node are not required: their gradients are missing, nothing else.
         gone = self._channel.gone() & {MASTER, self._ranks[0]}
         if gone:
             rank = min(gone)
@@ -179,6 +186,7 @@ class Device:
         state of its optimizer is reset. Updates by other devices since the copy are not lost,
         because their sums contain them.
         """
+        # Read anew at each step, because schedulers change the user's optimizer.
         self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
         if all_finite(self._replica.weights):
             return
@@ -192,11 +200,13 @@ class Device:
 
     @property
     def _warming_up(self) -> bool:
-        return self._own.steps < self._settings.warmup_steps
+        return self._counters.steps < self._settings.warmup_steps
 
     def _end_step(self) -> None:
+        # The node pushes a step of the warm-up when all devices have counted it, so it is counted
+        # before the wait.
         together = self._warming_up
-        self._own.steps += 1
+        self._counters.steps += 1
         self._since_refresh += 1
         if together:
             self._wait(lambda: self._replica.node.installed > self._seen, "the step of all devices")

@@ -119,8 +119,8 @@ class TwoStageASGD(Engine):
 
     @override
     def wait_in_collective(self, number: int) -> None:
-        # The master skips a node while all its ranks wait. Without order locking, and with double
-        # buffering, no rank waits for another node's turn. Then the order is kept.
+        # The master skips a node while all its ranks wait. Without order locking, or with double
+        # buffering, no rank waits for another node's turn, so the order is kept.
         if self._settings.order_locking and not self._settings.double_buffering:
             self._channel.send(MASTER, Message(Kind.WAITING, 0, number))
 
@@ -152,7 +152,7 @@ class TwoStageASGD(Engine):
 
     @override
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for index, device in enumerate(self._devices):
             prefix = f"hier/two_stage/{index}" if len(self._devices) > 1 else "hier/two_stage"
             roles = {"device": asdict(device.counts)}
@@ -162,11 +162,12 @@ class TwoStageASGD(Engine):
                 roles["master"] = asdict(self._master.parts[index].counts)
                 roles["master"]["version"] = self._master.models[index].version
             for role, counts in roles.items():
-                found |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
-        return found
+                values |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
+        return values
 
     @override
     def close(self) -> None:
+        # In this order, because the thread of the node uses the replicas until it ends.
         try:
             if self._node is not None:
                 self._node.stop()
@@ -175,6 +176,7 @@ class TwoStageASGD(Engine):
                 replica.close()
 
     def _make_node(self, ports: Ports, settings: Sequence[TwoStageSettings]) -> Node:
+        # A port of its own, because the node exchanges while the main thread computes.
         channel = self._channel.on_port(ports.open_client("node"))
         exchanges = [
             Exchange(
@@ -191,5 +193,6 @@ class TwoStageASGD(Engine):
 
     def _publish_hyperparameters(self, optimizer: int) -> None:
         if self._node is not None:
-            own = self._optimizers[optimizer]
-            self._node.exchanges[optimizer].hyperparameters = hyperparameters(own)
+            # A new list at each step, so that the node's thread never reads a half-written one.
+            latest = hyperparameters(self._optimizers[optimizer])
+            self._node.exchanges[optimizer].hyperparameters = latest

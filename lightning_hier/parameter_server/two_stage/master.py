@@ -80,6 +80,7 @@ class MasterPart:
             return
         if push.number <= self._applied[node]:
             # The push was applied, but the answer was lost.
+            # With the current W, because that of the first answer is not kept.
             send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
         # Not for a repeated push: its node may still wait for the model at the end of an epoch.
@@ -115,12 +116,14 @@ class MasterPart:
         for node, push in list(self._pending.items()):
             if push.due <= now:
                 missing = self._absent_from_turn()
+                # The node ends with an error, so its push must not be applied later.
                 del self._pending[node]
                 waiting = "for the push of a node"
                 report = missing_report(self._block, push.timestamp, missing, waiting)
                 self._replies.send(push.address, report)
 
     def _fits(self, push: Push) -> bool:
+        # In the warm-up, a node without a finite gradient pushes too: all make the step together.
         if push.count == 0:
             return not push.total.numel()
         return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
@@ -148,8 +151,9 @@ class MasterPart:
         self.order.skip(self._idle_nodes() - self._pending.keys())
         together = {node for node, push in self._pending.items() if push.together}
         if together and self.order.active <= together:
-            return sorted(together)
+            return sorted(together)  # the sum must not depend on the order of arrival
         for node in self._pending:
+            # A step of the warm-up waits for the other active nodes.
             if node in together:
                 continue
             if not self._settings.order_locking or self.order.may_push(node):
@@ -177,6 +181,7 @@ class MasterPart:
         if not totals:
             return False
         count = sum(push.count for push in pushes)
+        # The update takes the mean gradient. Times the count, it is that of the sum (gamma = eta).
         mean = self._settings.hierarchical_lr or pushes[0].together
         done = self._model.apply(
             totals[0] if len(totals) == 1 else sum(totals[1:], totals[0]),
@@ -208,6 +213,10 @@ class Master:
         nodes: the ranks of every node, by its first rank.
         replies: port of the rank.
         settings: settings of the run.
+
+    Attributes:
+        models: W of every optimizer.
+        parts: pushes and counts of every optimizer.
 
     """
 
@@ -256,6 +265,7 @@ class Master:
         self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)
+            # A node is idle now if all its other ranks wait in a collective.
             part.apply_pending()
 
     def _idle_nodes(self) -> set[int]:

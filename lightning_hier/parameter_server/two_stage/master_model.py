@@ -32,6 +32,7 @@ class MasterModel(ServedValues):
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
         dtype = shared_dtype(parameters)
+        # Copies, because on the CPU the master would otherwise update the module of rank 0.
         tensors = [p.detach().to("cpu", dtype, copy=True).contiguous() for p in parameters]
         updater = Updater(optimizer, dict(zip(parameters, tensors, strict=True)))
         super().__init__("the master's model", tensors, updater, dtype)
@@ -66,5 +67,6 @@ class MasterModel(ServedValues):
         done = self.update(
             total / count, absent=absent, rate_factor=rate_factor, hyperparameters=hyperparameters
         )
+        # Only of updates that were made: staleness counts versions.
         self.version += done
         return done

@@ -147,6 +147,7 @@ class Exchange:
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
             self.replica.install(message.payload)
+        # After the model, which devices copy as soon as the counter has increased.
         if message.kind == Kind.FINAL:
             self.replica.node.finals = number
             return
@@ -157,7 +158,7 @@ class Exchange:
 
     def _pending(self) -> int:
         accumulators = enumerate(self.replica.accumulators)
-        return sum(own.pending for device, own in accumulators if device not in self._given_up)
+        return sum(sums.pending for device, sums in accumulators if device not in self._given_up)
 
     @property
     def _warming_up(self) -> bool:
@@ -167,6 +168,7 @@ class Exchange:
         """Minimum number of gradients in a push, which is lower at the end of an epoch."""
         if self._all_arrived():
             return 1
+        # In the warm-up, only whole steps are pushed (`together`).
         return inf if self._warming_up else self._settings.push_period
 
     def _living(self) -> list[int]:
@@ -186,6 +188,8 @@ class Exchange:
 
     @torch.no_grad()
     def _push(self, now: float, *, together: bool) -> None:
+        # Before the sums are taken, so that a device that waits always sees either its gradients or
+        # the push (Device._must_wait).
         self.replica.node.begun += 1
         total, present, count = self._take_sums()
         if not together and not count:
@@ -207,6 +211,7 @@ class Exchange:
 
     def _take_sums(self) -> tuple[Tensor, Tensor, int]:
         """The sum, a flag for each parameter that has a gradient, and the number of gradients."""
+        # A new tensor for each push, because the transport sends it without a copy.
         total, count = torch.empty_like(self.replica.weights), 0
         present = torch.zeros(self.replica.parameters, dtype=torch.uint8)
         for device, accumulator in enumerate(self.replica.accumulators):

@@ -97,6 +97,7 @@ class OrderLock:
 
     def pushed(self, node: int) -> None:
         """Record that a push of ``node`` has been applied, whose turn it was."""
+        # A newcomer does not move the turn of the nodes that are in the order already.
         if node in self.order:
             self._turn = (self.order.index(node) + 1) % len(self.order)
         else:
@@ -108,6 +109,7 @@ class OrderLock:
 
     def leave(self, node: int) -> None:
         """Remove a node that has ended this epoch, or is lost."""
+        # Its place in the order stays, for the next epoch.
         self.active.discard(node)
 
     def reopen(self, nodes: Iterable[int]) -> None:

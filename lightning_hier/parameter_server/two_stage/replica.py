@@ -20,6 +20,7 @@ from lightning_hier.parameter_server.two_stage.shared_memory import SharedFile
 _PAGE = 4096
 # Each writer has cache lines of its own, so that writers do not slow each other down.
 _LINE = 64
+# At least the size of NodeCounters, in whole lines.
 _NODE_BYTES = 33 * _LINE
 _FAILURE_BYTES = 32 * _LINE
 
@@ -49,6 +50,7 @@ class NodeCounters(Structure):
 
 def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     """Dtype of replica, sums and master: float32, or one that represents all tensors exactly."""
+    # At least float32, because sums and many small updates lose too much in half precision.
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -125,6 +127,7 @@ class Replica:
             total = file.tensor(shape.dtype, shape.numel, start)
             present = file.tensor(torch.uint8, shape.parameters, start + shape.values_bytes)
             self.devices.append(counters)
+            # The byte only identifies the lock. What the file contains there does not matter.
             self.accumulators.append(Accumulator(total, present, counters, file.lock(device)))
 
     @property
@@ -173,10 +176,12 @@ def open_replicas(
 
     """
     first = rank - rank % group_size
+    # Of the files that this rank has created. Other ranks of the group get them from it.
     paths: list[Path] = []
     replicas: list[Replica] = []
 
     def create() -> dict[str, Any]:
+        # Each path is stored at once, so that files are removed if a later one cannot be created.
         for tensors in parts if rank == first else ():
             paths.append(shared_memory.create_file(file_size(group_size, Shape.of(tensors))))
         names = [str(path) for path in paths]
@@ -195,6 +200,7 @@ def open_replicas(
     try:
         rows = agree(exchange, create, "a node's shared memory could not be created")
         _require_one_memory(rows, group_size)
+        # Also the barrier after which the replica has its values and the file may be removed.
         agree(exchange, map_all, "a node's shared memory could not be opened")
         return replicas
     finally:

@@ -41,9 +41,10 @@ class TwoStageSettings:
             check_whole(name, getattr(self, name), least=least)
         for name in ("order_locking", "double_buffering", "hierarchical_lr"):
             check_flag(name, getattr(self, name))
-        if not self.timeout_s > 0:
+        if not self.timeout_s > 0:  # NaN is refused too
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
     def after(self, steps_made: int) -> TwoStageSettings:
-        """The settings for the rest of a run that is resumed."""
+        """The settings for the rest of a run that is resumed after so many steps."""
+        # Devices count their steps from the start of this process.
         return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))

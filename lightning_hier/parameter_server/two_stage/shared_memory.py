@@ -20,6 +20,7 @@ from torch import Tensor
 
 FOLDER = Path("/dev/shm")
 Counters = TypeVar("Counters", bound=Structure)
+# Pauses between two attempts to lock. A lock is held for a pass or two over a sum.
 _FIRST_PAUSE_S = 2e-5
 _LONGEST_PAUSE_S = 1e-3
 
@@ -34,6 +35,7 @@ def create_file(size: int) -> Path:
         OSError: there is not enough memory. The message contains the required size.
 
     """
+    # A folder of its own: /dev/shm is open to all users, who could otherwise take the name first.
     private = Path(tempfile.mkdtemp(prefix="lightning-hier-", dir=FOLDER))
     path = private / "replica"
     try:
@@ -92,7 +94,7 @@ class SharedFile:
 
     def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
         """A 1-D tensor in the file, which starts at byte ``offset``."""
-        if numel == 0:
+        if numel == 0:  # torch.frombuffer refuses it
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
