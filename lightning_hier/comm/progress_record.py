@@ -255,7 +255,7 @@ def named_ranks(ranks: Sequence[int], of: str = "rank") -> str:
     shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
     omitted = len(ranks) - _MOST_NAMED
     return f"{of}{'s' * (len(ranks) > 1)} {shown}" + (
-        f" and {omitted} others" if omitted > 0 else ""
+        f" and {omitted} other{'s' * (omitted > 1)}" if omitted > 0 else ""
     )
 
 

@@ -47,7 +47,7 @@ class HostCopy:
                 # Buffers are not initialised, and servers add whole buffers.
                 piece.zero_()
             else:
-                piece.copy_(parameter.grad, non_blocking=True)
+                piece.copy_(parameter.grad, non_blocking=self._device is not None)
             gradients.append(None if parameter.grad is None else piece)
         self._wait()
         return gradients
@@ -57,7 +57,7 @@ class HostCopy:
         """A copy of all parameters, in a new buffer."""
         out = self.empty()
         for parameter, piece in zip(self._parameters, out.split(self._sizes), strict=True):
-            piece.view(parameter.shape).copy_(parameter, non_blocking=True)
+            piece.view(parameter.shape).copy_(parameter, non_blocking=self._device is not None)
         self._wait()
         return out
 

@@ -181,9 +181,10 @@ class AdamMoments(LocalState):
 
     def _counts(self) -> Tensor:
         """Step count of each parameter of the local model in the module, in float64."""
-        device = next(iter(self._steps)).device
-        counts = [steps.state["step"].to(device) for steps in self._steps.values()]
-        return torch.stack(counts).double()
+        counts = [steps.state["step"] for steps in self._steps.values()]
+        # Most are in the memory of the host: one copy for all instead of one for each.
+        stacked = torch.stack([count.to(counts[0].device) for count in counts])
+        return stacked.to(next(iter(self._steps)).device).double()
 
     def collect(
         self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0

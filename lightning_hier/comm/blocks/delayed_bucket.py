@@ -230,8 +230,7 @@ class DelayedBucket(Bucket):
 
     def reset_local_model(self) -> None:
         """See :class:`Bucket`. Local updates are counted from the start model."""
-        # A copy, because the start model may be a view of W.
-        self._block_starts[self._models.current] = self.outer.start_model(slice(None)).clone()
+        self._block_starts[self._models.current] = self._start_model()
         if self._previous is not None:
             self._sent_state[self._models.current].copy_(self._previous)
         super().reset_local_model()
@@ -291,6 +290,11 @@ class DelayedBucket(Bucket):
     def restart(self, state: Mapping[str, Any]) -> None:
         """See :class:`Bucket`. No update is in flight."""
         super().restart(state)
-        # A copy, because the start model may be a view of W.
-        start = self.outer.start_model(slice(None)).clone()
-        self._block_starts = [start] * self._models.number
+        self._block_starts = [self._start_model()] * self._models.number
+
+    def _start_model(self) -> Tensor:
+        """A copy of W_g, which may be a view of W."""
+        start = torch.empty_like(self._in_flight)
+        for chunk in self.shard.chunks:  # an offloaded step is copied to the device by chunks
+            start[chunk.parameters].copy_(self.outer.start_model(chunk.parameters))
+        return start

@@ -93,7 +93,7 @@ class WorkerGradients:
     def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """Parameters that have a gradient on any worker of the channel."""
         here = [any(p in of_worker for of_worker in gradients) for p in self._parameters]
-        if self._reducer.channel.size > 1:
+        if self._reducer.channel.size > 1 and self._parameters:
             counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
             self._reducer.channel.all_reduce_(counts, "gradient_counts").wait()
             here = (counts > 0).tolist()
