@@ -81,6 +81,7 @@ class DataPosition:
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
         """Random states of a worker, now and at the start of the epoch's data."""
+        # Until the data have started again, the position is that of the loaded state.
         begun = self._begun if self._resumed is None else self._resumed
         return {"now": self._now(worker), "begun": begun[worker] if begun else {}}
 
@@ -133,21 +134,25 @@ class DataPosition:
         begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
         if self.used is not None:
+            # A group that took the state of another has its own position, in this epoch only.
             used, self.used = self.used, None
         if not used:
             if not renewed:
+                # setup_data started the data before `start` restored the random state of the save.
                 self._generators.set_states(random)
                 iter(fetcher)
             self._begun = random
             return
         self._begun = begun
         loaders = fetcher.combined_loader.flattened
+        # Such loaders restore their own position. For such steps, next() would draw no batch.
         if _step_draws(fetcher) or any(hasattr(loader, "load_state_dict") for loader in loaders):
             return
         self._generators.set_states(begun)
         iter(fetcher)
         for _ in range(used):
             next(fetcher)
+        # Loading the skipped batches has changed it. In the saved run, this was before the save.
         self._generators.set_states(random)
 
 

@@ -64,6 +64,7 @@ class ElasticFit:
         self._folder: Path | None = None
         # An epoch, and the batches that this group has used in it beyond Lightning's count.
         self._offset = (0, 0)
+        # First rank of each host. Hosts may not share the folder of a state.
         self._leaders = range(0, strategy.world_size, strategy.num_processes)
         communicators = strategy.communicators
         seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
@@ -75,6 +76,8 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed, "device": strategy.root_device.type},
         )
+        # Blocks refer to both, so they are replaced before there are blocks. Later, only the
+        # process group inside the channel changes.
         across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
         communicators.most_groups = settings.groups
@@ -100,6 +103,7 @@ class ElasticFit:
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
         self._load(connector._loaded_checkpoint)
+        # Not with the other settings in __init__, because configure_model may create parameters.
         own = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
         size = f"{len(own)} tensors, {sum(p.numel() for p in own)} elements"
         self.exchange.quorums.required["parameters"] = size
@@ -130,6 +134,7 @@ class ElasticFit:
         """Set the place in the data. Discard what belongs to the group that has sent the state."""
         epoch = self._trainer.current_epoch
         if self._folder is not None:
+            # All ranks have read it: Lightning calls a barrier between resuming and training.
             self._remove_received()
             for worker in session.workers:
                 worker.memory.tensors.clear()
@@ -158,7 +163,9 @@ class ElasticFit:
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
                     self._send(folder, joiner)
+            # No rank may remove files while rank 0 still sends them.
             self._strategy.barrier("the state of this group was sent")
+            # Not only the folder below: the strategy also keeps a record of each save by its path.
             self._strategy.remove_checkpoint(folder / _NAME)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -177,6 +184,7 @@ class ElasticFit:
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
         checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
         self._strategy.save_checkpoint(checkpoint, folder / _NAME)
+        # Each host has the files of its own ranks only, and rank 0 sends the files of all.
         for leader in self._leaders[1:]:
             self._share(folder, leader)
 
@@ -200,6 +208,7 @@ class ElasticFit:
 
         """
         quorums, lost = self.exchange.quorums, ""
+        # Each attempt takes a new quorum, which may name another group as the source.
         for _ in range(MOST_ATTEMPTS):
             lost = quorums.on_first(partial(self._receive_from, folder, *quorums.join()))
             if not lost:

@@ -131,7 +131,7 @@ class FitSession:
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
-        self.synchroniser.on_warm = self.wrap
+        self.synchroniser.on_warm = self.wrap  # from now on over the group
         if self.scaler is not None:
             self.worker.loss_scale = self.grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
@@ -140,13 +140,13 @@ class FitSession:
         self.begun = True
 
     def _change_trainer(self, metrics_callback: Callback, *, join: bool) -> None:
-        synchroniser, changes = self.synchroniser, self.changes
+        synchroniser, changes, world = self.synchroniser, self.changes, self.communicators.world
         if len(self.workers) > 1:
             WorkerSteps(self)
         self.termination = sigterm.QuietTermination(changes, synchroniser.health)
         self.raw_steps = misuse.RawSteps(
             lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
+            lambda: synchroniser.evaluation.active or world.size == 1,  # swap_back has an error
         )
         changes.on_close(self.raw_steps.remove)
         self.averages = averaged_weights.AveragedWeights(
@@ -252,7 +252,7 @@ class FitSession:
         """
         together = len(self.workers) // self.models.present
         for model in self.models.each():
-            yield range(model * together, (model + 1) * together)
+            yield range(model * together, (model + 1) * together)  # WorkerLayout assigns in order
 
     def each_worker(self) -> Iterator[int]:
         """Yield each worker, with its model and the gradients of its accumulated step active."""
@@ -287,7 +287,7 @@ class FitSession:
         time.
         """
         if not takes_part:
-            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
+            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}  # as after a skip
             self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
         else:
             self.worker.loss_scale = self.grad_scale()

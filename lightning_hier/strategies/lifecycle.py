@@ -38,24 +38,25 @@ class EndOfData(Callback):
             if join
             else None
         )
-        self._met = False
+        self._ended = False
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Record that there is a batch."""
-        self._met = False
+        self._ended = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Join the others after the last batch."""
+        # The conditions by which Lightning ends an epoch (`_num_ready_batches_reached`).
         if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
-            self._meet(trainer)
+            self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Join the others if the epoch has no batches, or if a hook of the user ended it."""
-        if not self._met:
-            self._meet(trainer)
+        if not self._ended:
+            self._end_epoch(trainer)
 
-    def _meet(self, trainer: pl.Trainer) -> None:
-        self._met = True
+    def _end_epoch(self, trainer: pl.Trainer) -> None:
+        self._ended = True
         self._health.batches = _batches(trainer)
         if self._joining is None:
             return
@@ -65,6 +66,7 @@ class EndOfData(Callback):
             if trainer.received_sigterm:
                 # The other ranks stop in the middle of their epoch, where Lightning checks.
                 raise SIGTERMException
+        # A signal in the last exchange. All ranks are here, so none of them acts in a later batch.
         if self._health.signalled:
             self._act_on_signal()
 

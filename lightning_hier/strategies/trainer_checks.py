@@ -37,6 +37,7 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
         check_module(trainer.lightning_module)
         check_trainer(trainer)
         check(trainer)
+    # Settings with which ranks would make other numbers of steps, or other updates.
     require_same(
         {
             "precision": str(trainer.precision),
@@ -102,6 +103,7 @@ def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
     if block_sync is not None and block_sync.block_rule is not None:
         found.append("block_rule (learning rates of ranks without batches stay as they are)")
     settings: Any = trainer  # without annotations for some settings
+    # fast_dev_run sets max_steps to its few batches, which all ranks have.
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
         found.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
     interval = settings._val_check_time_interval or trainer.val_check_interval

@@ -90,6 +90,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     try:
         check_file(file, weights_only=weights_only)
         checkpoint = _read(file, weights_only)
+    # Not OSError: a file that cannot be read now may be the newest, and must not be skipped.
     except (DamagedFileError, FileNotFoundError) as error:
         return str(error)
     except READER_ERRORS as error:
@@ -102,6 +103,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     if section is None:
         return None
     files = RankFiles.saved_with(path, section["save"])
+    # Without their checksums, which all ranks verify together when the run resumes.
     return damage_beside(files.paths(tuple(section["sizes"])), contents=False)
 
 

@@ -47,7 +47,7 @@ class RunState:
         self._synchroniser = session.synchroniser
         self._steps = session.worker.steps
         self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
-        self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         mesh = self._module.device_mesh if is_sharded(self._module) else None
@@ -138,6 +138,7 @@ class RunState:
         gradients: State = {}
         if session.accumulated_gradients:  # training has not started
             gradients = session.accumulated_gradients[number]
+        # After a complete step, gradients have been used, and the next step clears them.
         elif not session.closed and trainer.fit_loop.epoch_loop._should_accumulate():
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         return {
@@ -239,7 +240,7 @@ class RunState:
         return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
-        return {self.names[own]: values for own, values in counts.items()}
+        return {self.names[parameter]: values for parameter, values in counts.items()}
 
 
 def local_state_dict(optimizer: Optimizer) -> State:

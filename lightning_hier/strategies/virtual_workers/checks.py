@@ -81,12 +81,14 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
         trainer.lightning_module.training_step, "dataloader_iter", explicit=True
     ):
         found.append("training_step(dataloader_iter) (use training_step(batch, batch_idx))")
+    # Lightning would call this hook once, with the batches of all workers of the rank.
     hook = "on_before_batch_transfer"
     datamodule = getattr(trainer, "datamodule", None)
     if is_overridden(hook, trainer.lightning_module, pl.LightningModule) or (
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
+    # In the warm-up, all workers of a rank share one model, whatever the groups are.
     if layout.per_model > 1 or warmup_steps > 0:
         found += needs_own_model(trainer)
     if found:
@@ -113,6 +115,7 @@ def check_loaders(trainer: pl.Trainer) -> None:
 
     """
     data = trainer.train_dataloader
+    # Lightning passes each loader to process_dataloader, and keeps several in one collection.
     if isinstance(data, WorkerLoaders):
         return
     number = len(CombinedLoader(data).flattened)
