@@ -31,7 +31,7 @@ def run(args: list[str]) -> None:
     from lightning_hier.membership.torchft import check_torchft, quiet_torchft
 
     check_torchft()
-    quiet_torchft()
+    quiet_torchft()  # before the import, because torchft reads its settings when it is loaded
     from torchft.coordination import LighthouseServer
 
     try:
@@ -47,6 +47,7 @@ def run(args: list[str]) -> None:
             f"the Lighthouse could not be started at --bind={asked.bind} ({error}): pass a free "
             "address and port of this host, such as 0.0.0.0:29511"
         ) from error
+    # Flushed, because a script that starts the groups may wait for this line.
     print(f"Lighthouse at {_address(asked.bind, server.address())}", flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

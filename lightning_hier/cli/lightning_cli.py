@@ -66,12 +66,14 @@ class TrainingCLI(LightningCLI):
         given = named if isinstance(named, list) else [named]
         bars = [callback for callback in [*callbacks, *given] if isinstance(callback, ProgressBar)]
         wanted = config.get("enable_progress_bar") is not False and not config.get("barebones")
+        # A progress bar redraws its line, which fills the log file of a job.
         if wanted and not bars and not sys.stdout.isatty():
             callbacks = [*callbacks, ProgressLines()]
         return super()._instantiate_trainer(config, callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create the parser, with :class:`ConfigFile` for configs."""
+        # The method of LightningCLI with another action, which cannot be replaced otherwise.
         kwargs.setdefault("dump_header", [f"lightning.pytorch=={lightning.__version__}"])
         parser: LightningArgumentParser = self.parser_class(**kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file of YAML or JSON")

@@ -25,6 +25,7 @@ def with_classes(args: list[str]) -> list[str]:
     """Arguments of a command, with names replaced by classes."""
     found: list[str] = []
     for argument in args:
+        # "--option value" becomes "--option=value".
         if found and found[-1] in _OPTIONS:
             argument = f"{found.pop()}={argument}"
         option, _, value = argument.partition("=")

@@ -93,6 +93,7 @@ def _explained(preset: Preset, name: str) -> str:
     # The component that the preset creates has most arguments in common with it.
     component = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
     for kind in (*preset.__mro__, *component.__mro__, *_COMPONENTS):
+        # A description "as in ..." refers to another class, which is searched later.
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
             return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".")

@@ -44,6 +44,7 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, ranks = environment.global_rank(), environment.world_size()
     if ranks == 1:
+        # In memory: without a launcher there is no address, and a port could be in use.
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     else:

@@ -34,6 +34,7 @@ def run(args: list[str]) -> None:
     arguments = parser().parse_args(args)
     network, workload = cluster_and_work(arguments)
     recommended = recommend(workload, network, given(arguments, *SETTINGS))
+    # With the settings of the recommendation, so that both tables agree.
     predictions = predict_all(workload, network, recommended.candidates[0].settings)
     _print_cluster(workload, network)
     _print_table(predictions)
@@ -84,6 +85,7 @@ def _print_table(predictions: Sequence[Prediction]) -> None:
     }
     cells = [list(columns), *([cell(own) for cell in columns.values()] for own in predictions)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    # Texts to the left, numbers to the right, so that their digits are below each other.
     for row in cells:
         texts = (c.ljust(w) for c, w in zip(row[:2], widths[:2], strict=True))
         numbers = (c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True))

@@ -55,6 +55,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _read(name: str, folder: Path) -> Run:
+    # A directory may have files of both loggers, with the same values.
     if (folder / _CSV).is_file():
         series, wall = _read_csv(folder / _CSV), EMPTY
     else:
@@ -95,6 +96,7 @@ def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
         raise ValueError(
             f"{folder} was written by TensorBoardLogger: pip install tensorboard to read it"
         ) from error
+    # 0 loads all values. By default, TensorBoard keeps a sample of 10,000.
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
@@ -102,6 +104,7 @@ def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
     # Values that are logged after training have a separate step.
     times = sorted((e.step, e.wall_time) for scalars in found.values() for e in scalars)
     begun = min((time for _, time in times), default=0.0)
+    # Reversed, because Series.of keeps the last time of a step: so it is the earliest.
     return series, Series.of((step, time - begun) for step, time in reversed(times))
 
 
@@ -114,6 +117,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: not in the format of a strategy ({error})") from error
 
 
+# hparams.yaml has tags for arguments of other types. Creating such objects could run code.
 class _PlainLoader(yaml.SafeLoader):
     """Loads YAML without creating Python objects, which are replaced by their names."""
 

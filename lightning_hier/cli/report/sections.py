@@ -56,6 +56,7 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
         title = "time waited for other ranks, percent"
+        # Into the section "Communication", the first one after those of the metrics.
         found[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
     return [section for section in found if section.plots]
 
@@ -64,6 +65,7 @@ def waited_share(run: Run) -> list[Point]:
     """Waiting time in percent of the time since the previous value, over steps."""
     waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
     points = []
+    # A share of each interval, because a share of the whole run would hide later changes.
     samples = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
     known = [(step, w, e) for step, w, e in samples if w is not None and e is not None]
     for (_, w0, e0), (step, w1, e1) in zip(known, known[1:], strict=False):

@@ -60,7 +60,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint = plain_numbers(checkpoint)
         self._warn_of_refused(checkpoint, path)
-        # fsspec, because a local path may also be written as file://.
+        # Not by the form of the path, because a URL such as file:///tmp is local too.
         filesystem, local = url_to_fs(str(path))
         if not isinstance(filesystem, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)

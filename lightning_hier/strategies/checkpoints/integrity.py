@@ -171,7 +171,7 @@ def refused_entries(value: Any, name: str = "") -> Iterator[str]:
 
 
 def _refuses(value: Any) -> bool:
-    # torch checks types in a saved file only. Entries of other types than tensors are small.
+    # torch lists refused types for files only, not for values.
     written = io.BytesIO()
     try:
         torch.save(value, written)

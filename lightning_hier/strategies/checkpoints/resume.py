@@ -74,7 +74,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, An
     # Ranks of a divided module have different parts of the local model, in files of their own.
     of_group = first if kinds["mesh"] else saved.of_group(group)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
-    # Before the values are loaded, because it runs a backward pass and resets gradients.
+    # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
     state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
     session.averages.load(of_group["averages"], first["averages"])

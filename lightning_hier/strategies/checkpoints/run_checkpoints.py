@@ -56,8 +56,8 @@ class RunCheckpoints:
         self.automatic_values: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
-        # Saves of this job by the path of their checkpoint, oldest first. Only these are removed at
-        # once: those of other jobs may be in use.
+        # Saves of this job by the path of their checkpoint, oldest first. A newer save replaces
+        # only these at once, and those of other jobs when they are old.
         self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:

@@ -170,7 +170,7 @@ def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     joined = dict(shards[0])
     for name in joined:
         pieces = [shard[name] for shard in shards]
-        # A rank without a shard (one rank of each group exchanges) has None.
+        # Other values are settings, of which those of the first rank are kept.
         if any(isinstance(piece, Tensor) for piece in pieces):
             joined[name] = torch.cat([piece for piece in pieces if piece is not None])
     return joined
