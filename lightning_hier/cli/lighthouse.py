@@ -56,10 +56,12 @@ def run(args: list[str]) -> None:
     server.shutdown()
 
 
-def _address(bind: str, found: str) -> str:
+def _address(bind: str, server: str) -> str:
     """Address for the groups: that of the server, with the host of ``bind`` if it names one."""
     host = bind.rpartition(":")[0]
-    return found if host in ("", "[::]", "0.0.0.0") else f"http://{host}:{found.rpartition(':')[2]}"
+    return (
+        server if host in ("", "[::]", "0.0.0.0") else f"http://{host}:{server.rpartition(':')[2]}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

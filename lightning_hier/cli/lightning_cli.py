@@ -100,9 +100,9 @@ _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is 
 
 def _with_suggestion(error: re.Match[str]) -> str:
     module, kind, name = error.groups()
-    found = getattr(import_module(module), kind)
-    elsewhere = {**OF_STRATEGIES, **of_synchronisations(found)}
-    return f"{error[0]}{unknown_argument(name, list(signature(found).parameters), elsewhere)}"
+    named = getattr(import_module(module), kind)
+    elsewhere = {**OF_STRATEGIES, **of_synchronisations(named)}
+    return f"{error[0]}{unknown_argument(name, list(signature(named).parameters), elsewhere)}"
 
 
 class ConfigFile(ActionConfigFile):
@@ -114,9 +114,9 @@ class ConfigFile(ActionConfigFile):
         """Merge a config into the previous values."""
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
         named = cfg.get("trainer.strategy")
-        found = class_path_of(named) if isinstance(named, str) else None
-        if found is not None:
-            cfg["trainer.strategy"] = Namespace(class_path=found)
+        class_path = class_path_of(named) if isinstance(named, str) else None
+        if class_path is not None:
+            cfg["trainer.strategy"] = Namespace(class_path=class_path)
 
 
 class FirstBatch(Callback):

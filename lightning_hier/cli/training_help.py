@@ -108,8 +108,8 @@ def _arguments(doc: str) -> dict[str, str]:
     """Descriptions of arguments and attributes in a docstring."""
     from docstring_parser import parse
 
-    found = {parameter.arg_name: parameter.description or "" for parameter in parse(doc).params}
-    return {name: re.sub(r"\s+", " ", _plain(text)) for name, text in found.items()}
+    texts = {parameter.arg_name: parameter.description or "" for parameter in parse(doc).params}
+    return {name: re.sub(r"\s+", " ", _plain(text)) for name, text in texts.items()}
 
 
 def _plain(text: str) -> str:

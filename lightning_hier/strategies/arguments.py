@@ -74,12 +74,12 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     """
     # With _TAKEN, because the error below names the alternative, and "unknown argument" does not.
     known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
-    own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
+    names = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            hint = unknown_argument(name, [*own, *known], of_synchronisations(strategy))
+            hint = unknown_argument(name, [*names, *known], of_synchronisations(strategy))
             raise TypeError(
-                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(own)}, "
+                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(names)}, "
                 "and those of DDPStrategy and DistributedDataParallel"
             )
     for name, way_out in _TAKEN.items():

@@ -47,9 +47,9 @@ def check_data(trainer: pl.Trainer) -> list[float]:
         ValueError: on every rank, if ranks have different seeds.
 
     """
-    own = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
+    here = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
     # Python's json writes inf, which standard JSON does not have, and reads it back.
-    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of batch counts")
+    rows = gather_json(here, trainer.strategy.root_device, place="the comparison of batch counts")
     check_seeds([row["seeds"] for row in rows])
     return [count for row in rows for count in row["counts"]]
 
@@ -184,11 +184,11 @@ def check_parts(trainer: pl.Trainer) -> None:
     """
     needed = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
     samplers = (s for s in _samplers(trainer.train_dataloader) if isinstance(s, DistributedSampler))
-    own = {
+    here = {
         "needed": [needed["num_replicas"], needed["rank"]],
         "used": [[sampler.num_replicas, sampler.rank] for sampler in samplers],
     }
-    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of samplers")
+    rows = gather_json(here, trainer.strategy.root_device, place="the comparison of samplers")
     # The first rank that needs each part. Tensor-parallel ranks need the same one.
     first: dict[tuple[int, int], int] = {}
     for rank, row in enumerate(rows):

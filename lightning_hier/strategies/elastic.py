@@ -104,8 +104,8 @@ class ElasticFit:
         connector = self._trainer._checkpoint_connector
         self._load(connector._loaded_checkpoint)
         # Not with the other settings in __init__, because configure_model may create parameters.
-        own = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
-        size = f"{len(own)} tensors, {sum(p.numel() for p in own)} elements"
+        parameters = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
+        size = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters)} elements"
         self.exchange.quorums.required["parameters"] = size
         if self.exchange.start():
             return
@@ -247,8 +247,8 @@ class ElasticFit:
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group, for this user only."""
-        own = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
-        folder = Path(broadcast_json(str(own), 0, self._strategy.root_device))
+        proposed = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
+        folder = Path(broadcast_json(str(proposed), 0, self._strategy.root_device))
         folder.mkdir(mode=0o700, exist_ok=True)  # another rank of this host may have
         return folder
 

@@ -31,8 +31,8 @@ def in_ray(strategy: ParallelStrategy) -> bool:
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
     """Return the host number of each rank. With Ray, a collective of the world."""
     if in_ray(strategy):
-        own, place = int(_ray_context().get_node_rank()), "the exchange of hosts"
-        return gather_json(own, strategy.root_device, place=place)
+        host, place = int(_ray_context().get_node_rank()), "the exchange of hosts"
+        return gather_json(host, strategy.root_device, place=place)
     # Lightning starts the same number of ranks on every host, one host after the other.
     return [rank // ranks_per_host for rank in range(strategy.world_size)]
 

@@ -104,8 +104,8 @@ class Watched:
     def written(self) -> str:
         """Return the names of the parameters whose bits have changed, or an empty text."""
         now = self._digests(list(self._noted))
-        found = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
-        return ", ".join(name for name, p in self._module.named_parameters() if p in found)
+        changed = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
+        return ", ".join(name for name, p in self._module.named_parameters() if p in changed)
 
 
 class WorkerWrites:

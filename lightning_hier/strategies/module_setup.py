@@ -64,8 +64,8 @@ def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicator
             channel = communicators.in_group(mesh.get_group(name))
             ranks = set(channel.ranks)
             # torch makes a DTensor equal along the dimensions of its own mesh.
-            own = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
-            broadcast_tensors_(own, channel, "initial_model")
+            to_share = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
+            broadcast_tensors_(to_share, channel, "initial_model")
 
 
 def _mesh_ranks(tensor: Tensor) -> set[int]:

@@ -152,17 +152,17 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     An object, such as ``block_sync=BMUF(...)``, becomes the name of its class and its settings.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in settings.items():
         if value is None or isinstance(value, (bool, int, float, str)):
-            found[name] = value
+            values[name] = value
         elif is_dataclass(value) and not isinstance(value, type):
             # Flat, so that an error or a table names a single field that differs.
-            found[name] = type(value).__name__
-            found |= described({f.name: getattr(value, f.name) for f in fields(value)})
+            values[name] = type(value).__name__
+            values |= described({f.name: getattr(value, f.name) for f in fields(value)})
         elif callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
             # Their representations contain addresses, which differ between processes.
-            found[name] = getattr(value, "__qualname__", type(value).__name__)
+            values[name] = getattr(value, "__qualname__", type(value).__name__)
         else:
-            found[name] = repr(value)
-    return found
+            values[name] = repr(value)
+    return values

@@ -63,9 +63,9 @@ class QuietTermination(Callback):
         Then it is a collective of the world: every rank must call it after the same step.
         """
         if self._health is not None and self._health.take_signal():
-            own = set(self._received)
-            self._received -= own  # a handler may have added another one in the meantime
-            for received in gather_json(sorted(own), self._trainer.strategy.root_device):
+            reported = set(self._received)
+            self._received -= reported  # a handler may have added another one in the meantime
+            for received in gather_json(sorted(reported), self._trainer.strategy.root_device):
                 self._to_do |= set(received)
         if _REQUEUE in self._to_do:
             self._to_do.remove(_REQUEUE)
@@ -97,8 +97,8 @@ class QuietTermination(Callback):
 
 def _save_before_stop(trainer: pl.Trainer) -> None:
     """Make every ModelCheckpoint save, unless it has just saved. A collective of the world."""
-    found = trainer.checkpoint_callbacks
-    savers = [callback for callback in found if isinstance(callback, ModelCheckpoint)]
+    callbacks = trainer.checkpoint_callbacks
+    savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     if not savers:
         rank_zero_warn(
             "SIGTERM ends this run without a checkpoint, because the Trainer has no ModelCheckpoint"

@@ -119,9 +119,9 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON values. The environment must be set up."""
-        found: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
-        found |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
-        return found | described(self._settings())
+        description: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
+        description |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
+        return description | described(self._settings())
 
     @cached_property
     def _metrics_callback(self) -> HierarchyMetrics:

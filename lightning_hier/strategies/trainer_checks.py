@@ -99,30 +99,30 @@ def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
 
     They need all ranks within an epoch, or count steps.
     """
-    found = []
+    refused = []
     if block_sync is not None and block_sync.block_rule is not None:
-        found.append("block_rule (learning rates of ranks without batches stay as they are)")
+        refused.append("block_rule (learning rates of ranks without batches stay as they are)")
     settings: Any = trainer  # without annotations for some settings
     # fast_dev_run sets max_steps to its few batches, which all ranks have.
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
-        found.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
+        refused.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
     interval = settings._val_check_time_interval or trainer.val_check_interval
     if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
-        found.append("validation within an epoch (leave out val_check_interval)")
+        refused.append("validation within an epoch (leave out val_check_interval)")
     for callback in settings.callbacks:
         if isinstance(callback, Timer) and callback._interval == "step":
-            found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
+            refused.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
         if isinstance(callback, ModelCheckpoint) and (
             callback._every_n_train_steps > 0 or callback._train_time_interval is not None
         ):
-            found.append(
+            refused.append(
                 "ModelCheckpoint within an epoch (leave out every_n_train_steps and "
                 "train_time_interval)"
             )
-    if found:
+    if refused:
         raise ValueError(
             "with uneven_batches='join', all ranks are synchronised only at the ends of epochs, so "
-            f"it can't be combined with {'; '.join(found)}"
+            f"it can't be combined with {'; '.join(refused)}"
         )
 
 

@@ -55,7 +55,7 @@ def run(args: list[str]) -> None:
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
         readings = measure_links(communicators)
-        found = Measurement(
+        measured = Measurement(
             hosts=hosts,
             devices=devices,
             within=_slowest_ring(readings, "within"),
@@ -69,8 +69,8 @@ def run(args: list[str]) -> None:
             },
         )
         if dist.get_rank() == 0:
-            _print(found, readings)
-            arguments.out.write_text(found.to_json())
+            _print(measured, readings)
+            arguments.out.write_text(measured.to_json())
             print(f"written to {arguments.out}: lightning-hier plan --network {arguments.out}")
 
 
@@ -124,16 +124,16 @@ def _processor(
     )
 
 
-def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
-    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
+def _print(measured: Measurement, readings: Sequence[LinkReading]) -> None:
+    print(f"{measured.hosts} hosts of {measured.devices} ranks, {measured.notes['backend']}")
     for name, link, where in (
-        ("within a host", found.within, "within"),
-        ("between hosts", found.between, "between"),
+        ("within a host", measured.within, "within"),
+        ("between hosts", measured.between, "between"),
     ):
         if link is not None:
             print(f"{name}: {_described(link)} while all send")
             print(*slow_pairs([own for own in readings if own.where == where]), sep="", end="")
-    if (work := found.workload) is not None:
+    if (work := measured.workload) is not None:
         print(
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
             f"optimizer {work.optimizer}"

@@ -55,10 +55,10 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
     layout = RankLayout.two_tiers(
         _ranks_per_host(environment.node_rank(), device), dist.get_world_size()
     )
-    found = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
-    yield found
+    communicators = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
+    yield communicators
     # Only without an error: otherwise the barrier would wait for ranks that may be lost.
-    with found.progress.at("the end of the measurement"):
+    with communicators.progress.at("the end of the measurement"):
         dist.barrier()
     dist.destroy_process_group()
 

@@ -167,7 +167,9 @@ def _axis(
 
 
 def _drawable(points: Sequence[Point], x_log: bool) -> list[Point]:
-    return [own for own in points if all(map(math.isfinite, own)) and (own[0] > 0 or not x_log)]
+    return [
+        point for point in points if all(map(math.isfinite, point)) and (point[0] > 0 or not x_log)
+    ]
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

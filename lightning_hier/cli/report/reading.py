@@ -32,9 +32,10 @@ def read_runs(paths: Sequence[str], names: Sequence[str] | None) -> list[Run]:
     folders = [folder for path in paths for folder in _folders(Path(path))]
     folders = list(dict.fromkeys(folders))
     if names is not None and len(names) != len(folders):
-        found = ", ".join(map(str, folders))
+        listed = ", ".join(map(str, folders))
         raise ValueError(
-            f"--names must name each run once: {len(names)} names for {len(folders)} runs ({found})"
+            f"--names must name each run once: {len(names)} names for {len(folders)} runs "
+            f"({listed})"
         )
     named = zip(names or distinct_names(folders), folders, strict=True)
     return [_read(name, folder) for name, folder in named]
@@ -99,10 +100,10 @@ def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
     # 0 loads all values. By default, TensorBoard keeps a sample of 10,000.
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    series = {tag: Series.of((e.step, e.value) for e in scalars) for tag, scalars in found.items()}
+    by_tag = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    series = {tag: Series.of((e.step, e.value) for e in scalars) for tag, scalars in by_tag.items()}
     # Values that are logged after training have a separate step.
-    times = sorted((e.step, e.wall_time) for scalars in found.values() for e in scalars)
+    times = sorted((e.step, e.wall_time) for scalars in by_tag.values() for e in scalars)
     begun = min((time for _, time in times), default=0.0)
     # Reversed, because Series.of keeps the last time of a step: so it is the earliest.
     return series, Series.of((step, time - begun) for step, time in reversed(times))

@@ -51,14 +51,14 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
         metrics: metrics that are plotted over steps, time and bytes.
 
     """
-    found = [Section(metric, _over_three_axes(runs, metric)) for metric in metrics]
-    found += [Section(title, _present(runs, wanted)) for title, wanted in _SERIES.items()]
+    all_sections = [Section(metric, _over_three_axes(runs, metric)) for metric in metrics]
+    all_sections += [Section(title, _present(runs, wanted)) for title, wanted in _SERIES.items()]
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
         title = "time waited for other ranks, percent"
         # Into the section "Communication", the first one after those of the metrics.
-        found[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
-    return [section for section in found if section.plots]
+        all_sections[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
+    return [section for section in all_sections if section.plots]
 
 
 def waited_share(run: Run) -> list[Point]:

@@ -56,11 +56,11 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
     if not filesystem.isdir(root):
         return None
     for name in _names(filesystem, root):
-        found = _inside(folder, name)
-        problem = _problem(found, weights_only)
+        path = _inside(folder, name)
+        problem = _problem(path, weights_only)
         if problem is None:
-            return found
-        _log.warning("the checkpoint %s is skipped: %s", found, problem)
+            return path
+        _log.warning("the checkpoint %s is skipped: %s", path, problem)
     return None
 
 

@@ -118,7 +118,7 @@ class RunState:
         local = self._synchroniser.local.all()
         return {
             "parameters": {
-                self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
+                self.names[p]: value for p, value in local.items() if isinstance(p, Parameter)
             },
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
             "averages": self._session.averages.of_group(),
@@ -161,8 +161,8 @@ class RunState:
         """Load the gradients of an accumulated step."""
         reach(self.parameters[name] for name in gradients)
         for name, gradient in gradients.items():
-            own = self.parameters[name]
-            own.grad = sharded_like(gradient.to(own.device, copy=True), own)
+            parameter = self.parameters[name]
+            parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
 
     @torch.no_grad()
     def load(
@@ -181,9 +181,9 @@ class RunState:
         self.load_optimizers(group["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
-            own = rank["blocks"] if shards is None else cut_for(blocks, shards)
-            for block, parts, counts in zip(blocks, own, shared["counts"], strict=True):
-                block.load(parts, self.by_parameter(counts))
+            states = rank["blocks"] if shards is None else cut_for(blocks, shards)
+            for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
+                block.load(state, self.by_parameter(counts))
         self._load_values(group, rank)
 
     @torch.no_grad()
@@ -199,8 +199,8 @@ class RunState:
     def _load_values(self, group: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
-            own = self.parameters[name] if name in self.parameters else buffers[name]
-            local_tensor(own).copy_(value)
+            tensor = self.parameters[name] if name in self.parameters else buffers[name]
+            local_tensor(tensor).copy_(value)
 
     def thaw(self, shared: Mapping[str, Any]) -> None:
         """Unfreeze the parameters that the saved run had unfrozen, such as by ``BaseFinetuning``.
@@ -209,17 +209,17 @@ class RunState:
         """
         unfrozen = set(shared["frozen_at_first"]) - set(shared["frozen"])
         for prefix, module in self._module.named_modules():
-            for name, own in module.named_parameters(prefix, recurse=False):
-                if not own.requires_grad and name in unfrozen:
-                    own.requires_grad_(True)
+            for name, parameter in module.named_parameters(prefix, recurse=False):
+                if not parameter.requires_grad and name in unfrozen:
+                    parameter.requires_grad_(True)
                     if isinstance(module, batchnorm._BatchNorm):
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
         """Load step counts, and the names of buffers that are not averaged."""
         self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
-        for own, saved in zip(self._steps, shared["steps"], strict=True):
-            vars(own).update(vars(StepCount(**saved)))
+        for count, saved in zip(self._steps, shared["steps"], strict=True):
+            vars(count).update(vars(StepCount(**saved)))
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of all optimizers, bit for bit."""
@@ -246,14 +246,14 @@ class RunState:
 def local_state_dict(optimizer: Optimizer) -> State:
     """The state of ``optimizer`` with the local part of each tensor, not copied."""
     state = optimizer.state_dict()
-    own = {
+    local = {
         index: {
             name: local_tensor(value) if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
         for index, values in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": local}
 
 
 def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -264,21 +264,21 @@ def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         if saved is None:
             optimizer.state.pop(parameter, None)
             continue
-        own = optimizer.state[parameter]
-        for name in own.keys() - saved.keys():
-            del own[name]
-        _copy_values_(own, saved, parameter.device)
+        present = optimizer.state[parameter]
+        for name in present.keys() - saved.keys():
+            del present[name]
+        _copy_values_(present, saved, parameter.device)
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         settings = {name: value for name, value in saved.items() if name != "params"}
         _copy_values_(group, settings, group["params"][0].device)
 
 
-def _copy_values_(own: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+def _copy_values_(present: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
     for name, value in saved.items():
-        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
-            own[name].copy_(value)
+        if isinstance(value, Tensor) and isinstance(present.get(name), Tensor):
+            present[name].copy_(value)
         else:
-            own[name] = value.to(device) if isinstance(value, Tensor) else value
+            present[name] = value.to(device) if isinstance(value, Tensor) else value
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -290,11 +290,11 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, saved in state["state"].items():
         parameter = parameters[index]
-        own = optimizer.state[parameter]
+        loaded = optimizer.state[parameter]
         for name, value in saved.items():
             if not isinstance(value, Tensor):
                 continue
-            if own[name].dtype != value.dtype:
-                own[name] = value.to(own[name].device, copy=True)
+            if loaded[name].dtype != value.dtype:
+                loaded[name] = value.to(loaded[name].device, copy=True)
             if value.dim():  # counts are not divided
-                own[name] = sharded_like(own[name], parameter)
+                loaded[name] = sharded_like(loaded[name], parameter)

@@ -142,7 +142,7 @@ class SavedRun:
 def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
     """State of each fragment of each block, with the shards of every tensor joined."""
     return [
-        [_whole(own) for own in zip(*fragments, strict=True)]
+        [_whole(fragment) for fragment in zip(*fragments, strict=True)]
         for fragments in zip(*shards, strict=True)
     ]
 
@@ -162,7 +162,7 @@ def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
     # The ranks of a group count their own samples, but only the sum of the group has an effect.
     samples = sum(shard["samples"] for shard in shards) / len(shards)
-    return {**shards[0], "samples": samples, "buckets": [_joined(own) for own in buckets]}
+    return {**shards[0], "samples": samples, "buckets": [_joined(bucket) for bucket in buckets]}
 
 
 def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
