@@ -57,7 +57,7 @@ def batch_samples(module: pl.LightningModule, batch: Any) -> float:
 def _first_sizes(batch: Any) -> Iterator[int]:
     """First dimension of every tensor in a batch. Values of other types are ignored."""
     if isinstance(batch, Tensor):
-        if batch.ndim:
+        if batch.ndim:  # a scalar belongs to the whole batch, such as a padded length
             yield batch.size(0)
     elif isinstance(batch, Mapping):
         for value in batch.values():

@@ -81,6 +81,7 @@ class ElasticFit:
         across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
         communicators.most_groups = settings.groups
+        # Lightning calls it in every fit, also without a checkpoint, before it restores anything.
         self._changes.replace("_checkpoint_connector.resume_start", self._resume_start)
 
     def _position(self) -> tuple[int, int]:

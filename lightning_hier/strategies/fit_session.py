@@ -198,7 +198,7 @@ class FitSession:
         self.position.start()
 
     def before_batch(self, batch: Any) -> None:
-        """Include parameters that were unfrozen. May be a collective of the group."""
+        """Count samples, and include parameters that were unfrozen. May be a collective."""
         if self.settings.block_sync is not None and self.settings.block_sync.weighting == "samples":
             module = self.trainer.lightning_module
             self.synchroniser.count_samples(batch_samples(module, batch))

@@ -137,7 +137,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_groups(self) -> None:
-        check_combination(self, self.groups.worker_counts)
+        check_combination(self, self.groups.worker_counts)  # "node" and "world" are numbers now
         if self.membership is None:
             super()._check_groups()
         elif self.block_sync is not None:
@@ -199,7 +199,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         # DDP would copy the model of the first rank of each group only.
         module_setup.share_initial_model(self._module, self.communicators)
         if self._elastic is not None:
-            self._elastic.share_initial_model(self._module)
+            self._elastic.share_initial_model(self._module)  # with the other jobs
         session.wrap()
 
     @property
@@ -292,7 +292,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         """Resume the saved run, and warn about lost state. A collective of the world."""
         optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
-            super().load_optimizer_state_dict(checkpoint)
+            super().load_optimizer_state_dict(checkpoint)  # a checkpoint of plain Lightning
 
     @property
     @override

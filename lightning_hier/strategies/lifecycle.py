@@ -76,7 +76,7 @@ class EndOfData(Callback):
 
 
 def _batches(trainer: pl.Trainer) -> int:
-    """Number of batches of this epoch so far."""
+    """Number of batches of this epoch so far. 0 if it has none."""
     return int(trainer.fit_loop.epoch_loop.batch_idx) + 1
 
 
@@ -107,6 +107,7 @@ class GlobalModelLifecycle(Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Swap in the global model for validation."""
+        # Before training, all ranks have one model.
         if not trainer.sanity_checking:
             self._swap_in()
 
@@ -116,6 +117,7 @@ class GlobalModelLifecycle(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
+        # Always, because training may end within an epoch, before a synchronisation.
         with profiler_range("hier/global_model/swap_in"):
             self._model.end_training()
 

@@ -158,11 +158,11 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the module. A rank that saves in training reads parameters from servers."""
         state = super().lightning_module_state_dict()
-        if self._live is None or not self.is_global_zero:
+        if self._live is None or not self.is_global_zero:  # the other ranks write nothing
             return state
         snapshot = self._live.engine.snapshot()
         self._states = snapshot.optimizer_states
-        if self._live.keeps_module:
+        if self._live.keeps_module:  # weights that the servers do not have
             return state
         values = snapshot.values
         # The state dict contains a tied weight under each of its names.

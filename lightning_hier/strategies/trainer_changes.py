@@ -82,6 +82,7 @@ class TrainerChanges:
             return
         original, rates = bar.get_metrics, Rates(traffic)
 
+        # A method and not a subclass, because the user may have chosen any progress bar.
         def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
             place = "" if worker is None else place_in_block(worker, block_size, warmup_steps)
             ours = ({"block": place} if place else {}) | rates.read()

@@ -148,6 +148,7 @@ def check_served_trainer(trainer: pl.Trainer) -> None:
 
 def warn_of_coupling(trainer: pl.Trainer) -> None:
     """Warn about callbacks that make all ranks wait for each other at every batch."""
+    # Not errors: results are right, but every step costs a round trip between hosts.
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer) and callback._interval == "step":
             rank_zero_warn(

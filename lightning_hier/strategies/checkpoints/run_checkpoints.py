@@ -61,7 +61,7 @@ class RunCheckpoints:
         self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
-        """Record a checkpoint that was loaded. A Tuner resumes from its own checkpoint."""
+        """Record the checkpoint that was loaded last. A Tuner loads one of its own."""
         self._path, self._weights_only = str(path), weights_only is not False
         self.automatic_values = (section_of(checkpoint) or {}).get("automatic_values", {})
 
@@ -85,6 +85,7 @@ class RunCheckpoints:
             OSError: on every rank, if any rank could not write. Incomplete files are removed.
 
         """
+        # After validate or test, or with save_weights_only: no run resumes from it.
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
             self._write_everywhere(partial(write, checkpoint))
             return
@@ -118,6 +119,7 @@ class RunCheckpoints:
         if self._removes:
             for replaced in old:
                 replaced.remove()
+            # The checkpoint now names this save, or the one after it.
             if len(saves) == kept:
                 saves[0].remove_abandoned()
 

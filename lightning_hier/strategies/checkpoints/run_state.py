@@ -159,7 +159,7 @@ class RunState:
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Load the gradients of an accumulated step."""
-        reach(self.parameters[name] for name in gradients)
+        reach(self.parameters[name] for name in gradients)  # first, because it sets them to zero
         for name, gradient in gradients.items():
             parameter = self.parameters[name]
             parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
@@ -219,7 +219,7 @@ class RunState:
         """Load step counts, and the names of buffers that are not averaged."""
         self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
         for count, saved in zip(self._steps, shared["steps"], strict=True):
-            vars(count).update(vars(StepCount(**saved)))
+            vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of all optimizers, bit for bit."""
@@ -261,7 +261,7 @@ def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         saved = state["state"].get(index)
-        if saved is None:
+        if saved is None:  # in the saved run, no step has created it
             optimizer.state.pop(parameter, None)
             continue
         present = optimizer.state[parameter]
@@ -270,7 +270,7 @@ def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         _copy_values_(present, saved, parameter.device)
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         settings = {name: value for name, value in saved.items() if name != "params"}
-        _copy_values_(group, settings, group["params"][0].device)
+        _copy_values_(group, settings, parameters[0].device)  # a group may have no parameters
 
 
 def _copy_values_(present: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:

@@ -80,9 +80,11 @@ def load_outer_states(
                 by_vector.setdefault(vector, {}).update(
                     {n: parameters[n].detach().to("cpu", copy=True) for n in bucket["parameters"]}
                 )
+    # Each group on its own, because its ranks together hold the whole module.
     load(tensors, checkpoint_id=path, process_group=placement.group.group)
     states = []
     for index, buckets in enumerate(rest):
+        # In the order of the module, and not of the saved buckets: another mesh makes other buckets.
         of_name = {name: bucket for bucket in buckets for name in bucket["parameters"]}
         states.append(
             [

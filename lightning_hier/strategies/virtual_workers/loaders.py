@@ -106,6 +106,7 @@ class WorkerLoaders:
 
     @_iterator.setter
     def _iterator(self, nothing: None) -> None:
+        # With persistent_workers, each loader has processes of its own.
         for loader in self._loaders:
             private(_COMBINED, "_shutdown_workers_and_reset_iterator")(loader)
 

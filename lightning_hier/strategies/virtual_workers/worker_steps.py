@@ -165,7 +165,7 @@ class ManualStep:
 
     Args:
         trainer: Trainer that fits.
-        run: Lightning's method for one of them.
+        run: Lightning's method, which calls ``training_step`` once.
 
     """
 
@@ -184,6 +184,7 @@ class ManualStep:
                 with a step of all workers.
 
         """
+        # Copies, because a scheduler refers to the lists of the state that it loads.
         if self._of_first is not None:
             for scheduler, begun in zip(self._schedulers, self._begun, strict=True):
                 scheduler.load_state_dict(deepcopy(begun))
