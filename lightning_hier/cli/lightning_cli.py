@@ -94,7 +94,8 @@ class ShortErrorParser(LightningArgumentParser):
         end_with(_UNKNOWN.sub(_with_suggestion, message))
 
 
-# End of the parser's error about an unknown argument of a class.
+# End of the parser's error about an unknown argument of a class. If a release of jsonargparse words
+# it otherwise, the error lacks the suggestion, and nothing else changes.
 _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is not accepted")
 
 

@@ -16,7 +16,7 @@ from lightning_hier.cli.commands import PROGRAM
 
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
 _MOST_LINES = 20  # a terminal shows at least 24
-# Lines about types that the parser tried in turn.
+# Lines about types that jsonargparse tried in turn, which hide the line about the user's value.
 _NOISE = re.compile(
     r"does not validate against any|subtypes: \[|errors:$|given value( type)?: |"
     r"expected a <class '(str|NoneType)'>\.?( got value: Namespace.*)?$|"

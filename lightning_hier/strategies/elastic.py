@@ -76,8 +76,8 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed, "device": strategy.root_device.type},
         )
-        # Blocks refer to both, so they are replaced before there are blocks. Later, only the
-        # process group inside the channel changes.
+        # Blocks refer to both, so they are replaced before there are blocks. Later, their contents
+        # change with the groups that are present.
         across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
         communicators.most_groups = settings.groups

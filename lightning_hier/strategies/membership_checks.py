@@ -47,7 +47,7 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
                 f"{_REASONS[name.partition('=')[0]]}"
             )
     if sync is not None:
-        sync.changing_groups()
+        sync.changing_groups()  # for its error only; blocks use what it returns
     if strategy.limit.total_seconds() < 3 * settings.join_timeout_s:
         raise ValueError(
             f"timeout must be at least three times join_timeout_s, got timeout={strategy.limit} "

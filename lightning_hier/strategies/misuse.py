@@ -55,6 +55,7 @@ class RawSteps:
             self._counted = False
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
+        # First what is cheap, because this runs at every step of every optimizer of the process.
         if self._counted or self._elsewhere():
             return
         trained = self._trained()

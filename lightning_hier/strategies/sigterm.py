@@ -128,7 +128,7 @@ def requeue(trainer: pl.Trainer) -> None:
     """
     connector: Any = trainer._signal_connector
     environment = trainer._accelerator_connector.cluster_environment
-    signal = getattr(environment, "requeue_signal", None)
+    signal = getattr(environment, "requeue_signal", None)  # only for Lightning's line in the log
     changes = TrainerChanges(trainer)
     changes.replace("save_checkpoint", partial(_save_and_link, trainer))
     try:

@@ -84,7 +84,7 @@ def load_outer_states(
     load(tensors, checkpoint_id=path, process_group=placement.group.group)
     states = []
     for index, buckets in enumerate(rest):
-        # In the order of the module, and not of the saved buckets: another mesh makes other buckets.
+        # In the order of the module, not of the saved buckets: another mesh has other buckets.
         of_name = {name: bucket for bucket in buckets for name in bucket["parameters"]}
         states.append(
             [
