@@ -140,13 +140,13 @@ class FitSession:
         self.begun = True
 
     def _change_trainer(self, metrics_callback: Callback, *, join: bool) -> None:
-        synchroniser, changes, world = self.synchroniser, self.changes, self.communicators.world
+        synchroniser, changes = self.synchroniser, self.changes
         if len(self.workers) > 1:
             WorkerSteps(self)
         self.termination = sigterm.QuietTermination(changes, synchroniser.health)
         self.raw_steps = misuse.RawSteps(
             lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.evaluation.active or world.size == 1,  # swap_back has an error
+            lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
         )
         changes.on_close(self.raw_steps.remove)
         self.averages = averaged_weights.AveragedWeights(

@@ -199,7 +199,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Check model, Trainer and optimizers on all ranks. A collective of the world."""
-        # Ranks with a checkpoint have loaded and compared it. The others take part in this here.
+        # Ranks with a checkpoint have compared it when they loaded it. The others take part here.
         if not self._start_compared:
             self._start_compared = True
             read_nothing(self.root_device)
@@ -238,7 +238,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def checkpoint_io(self) -> CheckpointIO:
         """The plugin that writes checkpoints: by default one whose files are complete or absent."""
-        self._checkpoint_io = io = atomic(self._checkpoint_io)  # kept: it warns once in its life
+        self._checkpoint_io = io = atomic(self._checkpoint_io)  # kept, because it warns only once
         return io
 
     @checkpoint_io.setter
