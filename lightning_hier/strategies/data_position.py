@@ -129,7 +129,12 @@ class DataPosition:
         return loader._iterator
 
     def _skip_used_batches(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
-        """Skip the used batches of the first epoch, and restore the random state."""
+        """Skip the used batches of the first epoch, and restore the random state.
+
+        Raises:
+            ValueError: the data have fewer batches than the saved run had used.
+
+        """
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
@@ -150,7 +155,15 @@ class DataPosition:
             return
         self._generators.set_states(begun)
         iter(fetcher)
-        for _ in range(used):
+        for number in range(used):
+            # Lightning would take the StopIteration of next() for the end of training.
+            if fetcher.done:
+                raise ValueError(
+                    f"the checkpoint was saved after {used} batches of an epoch, but the training "
+                    f"data have only {number} now: resume with the data, the batch size and the "
+                    "limit_train_batches of the saved run, or start a new run from its weights: "
+                    "model = Model.load_from_checkpoint(path), then fit without ckpt_path"
+                )
             next(fetcher)
         # Loading the skipped batches has changed it. In the saved run, this was before the save.
         self._generators.set_states(random)

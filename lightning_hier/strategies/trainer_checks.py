@@ -107,7 +107,9 @@ def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
         refused.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
     interval = settings._val_check_time_interval or trainer.val_check_interval
-    if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
+    # In Lightning, 1.0 is a whole epoch, and the int 1 is a batch.
+    within = interval != 1.0 or isinstance(interval, int)
+    if trainer.enable_validation and (within or trainer.check_val_every_n_epoch is None):
         refused.append("validation within an epoch (leave out val_check_interval)")
     for callback in settings.callbacks:
         if isinstance(callback, Timer) and callback._interval == "step":
