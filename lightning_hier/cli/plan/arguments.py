@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _whole(text: str) -> int:
     number = float(text)  # int() does not read 24.3e6
-    if number != int(number):
+    if not number.is_integer():  # inf and nan are none either
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
     return int(number)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -210,7 +211,8 @@ def _remove_abandoned(path: Path, now: float) -> None:
     Files that another job may still be writing under the same name are not removed.
     """
     try:
-        parts = list(path.parent.glob(f".{path.name}.*.part"))
+        # Escaped, because a name may contain brackets, which glob would read as a set.
+        parts = list(path.parent.glob(f".{escape(path.name)}.*.part"))
     except OSError as error:
         _log.warning("old files in %s could not be listed: %s", path.parent, error)
         return
