@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.worker_random import WorkerRandom, random_state, set_random_state
 from lightning_hier.strategies.private_names import check_names, private
@@ -131,9 +132,7 @@ class DataPosition:
     def _skip_used_batches(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
         """Skip the used batches of the first epoch, and restore the random state.
 
-        Raises:
-            ValueError: the data have fewer batches than the saved run had used.
-
+        If there are fewer batches, the epoch ends at once, with a warning on rank 0.
         """
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None
@@ -156,14 +155,15 @@ class DataPosition:
         self._generators.set_states(begun)
         iter(fetcher)
         for number in range(used):
-            # Lightning would take the StopIteration of next() for the end of training.
+            # Lightning would take the StopIteration of next() for the end of training. The count is
+            # that of rank 0: with uneven_batches="join", other ranks may have fewer batches.
             if fetcher.done:
-                raise ValueError(
+                rank_zero_warn(
                     f"the checkpoint was saved after {used} batches of an epoch, but the training "
-                    f"data have only {number} now: resume with the data, the batch size and the "
-                    "limit_train_batches of the saved run, or start a new run from its weights: "
-                    "model = Model.load_from_checkpoint(path), then fit without ckpt_path"
+                    f"data have only {number} now, so this epoch ends. To resume exactly, use the "
+                    "data, the batch size and the limit_train_batches of the saved run"
                 )
+                break
             next(fetcher)
         # Loading the skipped batches has changed it. In the saved run, this was before the save.
         self._generators.set_states(random)
