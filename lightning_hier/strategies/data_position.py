@@ -165,7 +165,7 @@ class DataPosition:
                 )
                 break
             next(fetcher)
-        # Loading the skipped batches has changed it. In the saved run, this was before the save.
+        # That of the save, because loading the skipped batches has drawn random numbers again.
         self._generators.set_states(random)
 
 

@@ -176,7 +176,7 @@ def check_private_names(module: pl.LightningModule | None, virtual_workers: int 
         missing += [f"Trainer.{p} ({use})" for p, use in OF_TRAINER.items() if not _has(trainer, p)]
         for instance in (module, trainer.strategy.checkpoint_io, *trainer.callbacks):
             missing += _missing_of(instance)
-    # All names are in one error, so that a new release is adapted to in one go.
+    # One error with all names, so that a new release needs to be tried only once.
     _raise([text for text in missing if virtual_workers > 1 or "virtual worker" not in text])
 
 

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 SECTION = "lightning_hier"
 FORMAT = 1
 
-# Far longer than a save takes: files of a save that still runs must not be removed.
+# Far longer than a save takes, because a save that still runs must not lose its files.
 ABANDONED_AFTER = timedelta(hours=1)
 """Age after which files of an incomplete save are considered abandoned."""
 

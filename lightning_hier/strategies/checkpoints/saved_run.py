@@ -181,7 +181,8 @@ def _cut(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     cut = dict(whole)
     for name, present in own.items():
         if isinstance(present, Tensor) and whole.get(name) is not None:
-            # Vectors of the outer step lie along the parameters, this one along optimizer state.
+            # "previous" has a value for each element of optimizer state, the others for each
+            # parameter, so their positions in the whole vectors differ.
             start = own["carried_start" if name == "previous" else "start"]
             cut[name] = whole[name][start : start + present.numel()]
     return cut

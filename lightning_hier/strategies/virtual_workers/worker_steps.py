@@ -103,7 +103,7 @@ class WorkerSteps:
             # Lightning counts the step of every model. Only that of the last one is kept.
             if not self._models.is_last:
                 setattr(loop, counts, deepcopy(progress))
-            # `_as` replaces it while the gradients of the other workers are computed.
+            # `_as` activates those of the other workers while their gradients are computed.
             with self._random.of(workers[0]):
                 output = step(OrderedDict(kwargs, batch=batch))
             setattr(loop, counts, progress)
