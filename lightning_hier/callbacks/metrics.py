@@ -51,9 +51,11 @@ class HierarchyMetrics(Callback):
         self._begun_s = time.perf_counter()
         if not trainer.is_global_zero:
             return
+        # A set, because several loggers may share a directory. Loggers of web services have none.
         for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
             _write_settings(folder, self._describe())
         for logger in trainer.loggers:
+            # Once, because every call writes another layout into the event file.
             if isinstance(logger, TensorBoardLogger) and logger not in self._arranged:
                 logger.experiment.add_custom_scalars(self._layout)
                 self._arranged.append(logger)
@@ -69,6 +71,7 @@ class HierarchyMetrics(Callback):
 
     def _log(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero and trainer.loggers:
+            # Lightning's step of all logged values. `global_step` counts those of all optimizers.
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             # Once for all loggers, because reading the density resets it.
             metrics = self._metrics()

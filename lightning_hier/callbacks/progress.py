@@ -39,6 +39,7 @@ class Rates:
         now_s, nbytes, waited_s = self._totals()
         span_s = now_s - self._at_s
         if span_s >= _SHORTEST_SPAN_S:
+            # A wait that began before the span counts in full when it ends.
             share = min(1.0, (waited_s - self._waited_s) / span_s)
             speed = (nbytes - self._bytes) / 1e6 / span_s
             self._shown = {"comm": f"{share:.0%}", "MB/s": f"{speed:.3g}"}
@@ -65,6 +66,6 @@ def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) ->
         if count.total < warmup_steps:
             places.append(f"warm-up {count.total}/{warmup_steps}")
         elif block_size is not None:
-            size = count.block_size or block_size
+            size = count.block_size or block_size  # a rule may give every block another length
             places.append(f"{count.blocks + 1} {count.in_block}/{size}")
     return ", ".join(places)

@@ -136,6 +136,7 @@ class ProgressLines(ProgressBar):
 
     def _values(self) -> str:
         """Values of a progress bar, without the version of the run."""
+        # The method that TrainerChanges extends by the values of this package.
         shown = self.get_metrics(self.trainer, self.trainer.lightning_module)
         values = {name: value for name, value in shown.items() if name != "v_num"}
         return "".join(
@@ -161,4 +162,5 @@ def _batch(batch_idx: int, total: float) -> str:
 
 
 def _print(line: str) -> None:
+    # Flushed, because output to a file or a pipe is buffered, and a killed run would lose it.
     print(line, flush=True)

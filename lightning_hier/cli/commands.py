@@ -22,6 +22,7 @@ class Command(NamedTuple):
     trains: bool = False
 
 
+# Not subparsers of argparse, for which every command would be imported to learn its options.
 COMMANDS: dict[str, Command] = {
     "fit": Command("training", "train a model", trains=True),
     "validate": Command("training", "score a model on validation data", trains=True),

@@ -48,6 +48,7 @@ _lightning_hier() {{
 }}
 complete -o default -o bashdefault -F _lightning_hier {program}
 """
+# zsh runs scripts for bash after bashcompinit, which needs compinit.
 _BEFORE = {
     "bash": "",
     "zsh": "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n",

@@ -31,7 +31,7 @@ def run(args: list[str]) -> None:
     from lightning_hier.membership.torchft import check_torchft, quiet_torchft
 
     check_torchft()
-    quiet_torchft()
+    quiet_torchft()  # before the import, because torchft reads its settings when it is loaded
     from torchft.coordination import LighthouseServer
 
     try:
@@ -47,6 +47,7 @@ def run(args: list[str]) -> None:
             f"the Lighthouse could not be started at --bind={asked.bind} ({error}): pass a free "
             "address and port of this host, such as 0.0.0.0:29511"
         ) from error
+    # Flushed, because a script that starts the groups may wait for this line.
     print(f"Lighthouse at {_address(asked.bind, server.address())}", flush=True)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -55,10 +56,12 @@ def run(args: list[str]) -> None:
     server.shutdown()
 
 
-def _address(bind: str, found: str) -> str:
+def _address(bind: str, server: str) -> str:
     """Address for the groups: that of the server, with the host of ``bind`` if it names one."""
     host = bind.rpartition(":")[0]
-    return found if host in ("", "[::]", "0.0.0.0") else f"http://{host}:{found.rpartition(':')[2]}"
+    return (
+        server if host in ("", "[::]", "0.0.0.0") else f"http://{host}:{server.rpartition(':')[2]}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -66,12 +66,14 @@ class TrainingCLI(LightningCLI):
         given = named if isinstance(named, list) else [named]
         bars = [callback for callback in [*callbacks, *given] if isinstance(callback, ProgressBar)]
         wanted = config.get("enable_progress_bar") is not False and not config.get("barebones")
+        # A progress bar redraws its line, which fills the log file of a job.
         if wanted and not bars and not sys.stdout.isatty():
             callbacks = [*callbacks, ProgressLines()]
         return super()._instantiate_trainer(config, callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create the parser, with :class:`ConfigFile` for configs."""
+        # The method of LightningCLI with another action, which cannot be replaced otherwise.
         kwargs.setdefault("dump_header", [f"lightning.pytorch=={lightning.__version__}"])
         parser: LightningArgumentParser = self.parser_class(**kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file of YAML or JSON")
@@ -92,15 +94,16 @@ class ShortErrorParser(LightningArgumentParser):
         end_with(_UNKNOWN.sub(_with_suggestion, message))
 
 
-# End of the parser's error about an unknown argument of a class.
+# End of the parser's error about an unknown argument of a class. If a release of jsonargparse words
+# it otherwise, the error lacks the suggestion, and nothing else changes.
 _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is not accepted")
 
 
 def _with_suggestion(error: re.Match[str]) -> str:
     module, kind, name = error.groups()
-    found = getattr(import_module(module), kind)
-    elsewhere = {**OF_STRATEGIES, **of_synchronisations(found)}
-    return f"{error[0]}{unknown_argument(name, list(signature(found).parameters), elsewhere)}"
+    named = getattr(import_module(module), kind)
+    elsewhere = {**OF_STRATEGIES, **of_synchronisations(named)}
+    return f"{error[0]}{unknown_argument(name, list(signature(named).parameters), elsewhere)}"
 
 
 class ConfigFile(ActionConfigFile):
@@ -112,9 +115,9 @@ class ConfigFile(ActionConfigFile):
         """Merge a config into the previous values."""
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
         named = cfg.get("trainer.strategy")
-        found = class_path_of(named) if isinstance(named, str) else None
-        if found is not None:
-            cfg["trainer.strategy"] = Namespace(class_path=found)
+        class_path = class_path_of(named) if isinstance(named, str) else None
+        if class_path is not None:
+            cfg["trainer.strategy"] = Namespace(class_path=class_path)
 
 
 class FirstBatch(Callback):

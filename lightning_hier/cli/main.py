@@ -37,7 +37,7 @@ def _run(name: str, args: list[str]) -> None:
     # Configs may name classes in the current directory. `python -m` finds them, a script does not.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-    if COMMANDS[name].trains:
+    if COMMANDS[name].trains:  # it handles errors itself, because those in training have tracebacks
         _module(name).run([name, *args])
     else:
         with mistakes_in_one_screen():

@@ -15,8 +15,8 @@ from typing import NoReturn
 from lightning_hier.cli.commands import PROGRAM
 
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
-_MOST_LINES = 20
-# Lines about types that the parser tried in turn.
+_MOST_LINES = 20  # a terminal shows at least 24
+# Lines about types that jsonargparse tried in turn, which hide the line about the user's value.
 _NOISE = re.compile(
     r"does not validate against any|subtypes: \[|errors:$|given value( type)?: |"
     r"expected a <class '(str|NoneType)'>\.?( got value: Namespace.*)?$|"
@@ -38,6 +38,7 @@ def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterat
     except Exception as error:
         if not _is_mistake(error) or not applies() or os.environ.get(TRACEBACK_VARIABLE):
             raise
+        # Where it was raised, because the user's own module may have raised it.
         place = traceback.extract_tb(error.__traceback__)[-1]
         end_with(
             str(error) or type(error).__name__,

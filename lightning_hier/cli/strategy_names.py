@@ -23,11 +23,12 @@ def class_path_of(name: str) -> str | None:
 
 def with_classes(args: list[str]) -> list[str]:
     """Arguments of a command, with names replaced by classes."""
-    found: list[str] = []
+    changed: list[str] = []
     for argument in args:
-        if found and found[-1] in _OPTIONS:
-            argument = f"{found.pop()}={argument}"
+        # "--option value" becomes "--option=value".
+        if changed and changed[-1] in _OPTIONS:
+            argument = f"{changed.pop()}={argument}"
         option, _, value = argument.partition("=")
         class_path = class_path_of(value) if option in _OPTIONS else None
-        found.append(argument if class_path is None else f"{_OPTIONS[option]}={class_path}")
-    return found
+        changed.append(argument if class_path is None else f"{_OPTIONS[option]}={class_path}")
+    return changed

@@ -93,6 +93,7 @@ def _explained(preset: Preset, name: str) -> str:
     # The component that the preset creates has most arguments in common with it.
     component = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
     for kind in (*preset.__mro__, *component.__mro__, *_COMPONENTS):
+        # A description "as in ..." refers to another class, which is searched later.
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
             return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".")
@@ -107,8 +108,8 @@ def _arguments(doc: str) -> dict[str, str]:
     """Descriptions of arguments and attributes in a docstring."""
     from docstring_parser import parse
 
-    found = {parameter.arg_name: parameter.description or "" for parameter in parse(doc).params}
-    return {name: re.sub(r"\s+", " ", _plain(text)) for name, text in found.items()}
+    texts = {parameter.arg_name: parameter.description or "" for parameter in parse(doc).params}
+    return {name: re.sub(r"\s+", " ", _plain(text)) for name, text in texts.items()}
 
 
 def _plain(text: str) -> str:

@@ -72,17 +72,19 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
         TypeError: an argument is unknown.
 
     """
+    # With _TAKEN, because the error below names the alternative, and "unknown argument" does not.
     known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
-    own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
+    names = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            hint = unknown_argument(name, [*own, *known], of_synchronisations(strategy))
+            hint = unknown_argument(name, [*names, *known], of_synchronisations(strategy))
             raise TypeError(
-                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(own)}, "
+                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(names)}, "
                 "and those of DDPStrategy and DistributedDataParallel"
             )
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
+        # 0 and empty values are refused too: a user has set them.
         if value is not None and value is not False:
             raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
@@ -92,16 +94,17 @@ def of_synchronisations(strategy: type) -> dict[str, str]:
     """Arguments of ``block_sync`` and ``gradient_sync``: who takes them, and an example."""
     preset = strategy.__name__.removesuffix("Strategy")
     takers: dict[str, list[str]] = {}
+    # From the signatures, so that a new argument of a synchronisation is known here as well.
     for kind in (GTC, ModelAveraging, BMUF, BMUFAdam, DiLoCo):
         for name in signature(kind).parameters:
             takers.setdefault(name, []).append(kind.__name__)
-    found = {}
+    examples = {}
     for name, kinds in takers.items():
         taker = preset if preset in kinds else kinds[-1]
         sync = "gradient_sync" if taker == GTC.__name__ else "block_sync"
         example = f"HierarchicalStrategy({sync}={taker}({name}=...))"
-        found[name] = f"{', '.join(kinds)}: pass it as in {example}"
-    return found
+        examples[name] = f"{', '.join(kinds)}: pass it as in {example}"
+    return examples
 
 
 def check_synchronisations(
@@ -142,6 +145,7 @@ def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) ->
 def check_group_size(group_size: object) -> None:
     """Raise ValueError unless ``group_size`` is a :data:`GroupSize`."""
     sizes = ("node", "world")
+    # is_number refuses True, which is an int and would be a group of one rank.
     if group_size not in sizes and not (
         is_number(group_size) and isinstance(group_size, int) and group_size >= 1
     ):

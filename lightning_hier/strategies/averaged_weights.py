@@ -67,7 +67,11 @@ class AveragedWeights(Callback):
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Hold the mean of the groups' averages. A collective of the world during training."""
+        """Put the mean of the groups' averages into the callbacks while the body runs.
+
+        A collective of the world, unless the callbacks already contain this mean.
+        """
+        # During validation and after training, the mean stays when a save has ended.
         already = self._own.used
         self._swap_in()
         try:
@@ -105,8 +109,9 @@ class AveragedWeights(Callback):
 
     def _averaged_models(self) -> list[AveragedModel]:
         callbacks: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
-        kept = [c._average_model for c in callbacks if isinstance(c, WeightAveraging)]
-        return [averaged for averaged in kept if averaged is not None]
+        models = [c._average_model for c in callbacks if isinstance(c, WeightAveraging)]
+        # Lightning creates the averages when it sets up a fit, so there are none before.
+        return [averaged for averaged in models if averaged is not None]
 
     def _values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._own.local(tensor) for name, tensor in tensors.items()}
@@ -127,8 +132,8 @@ class AveragedWeights(Callback):
                     self._own.save(tensors)
 
     def _is_finite(self, averaged: AveragedModel) -> bool:
-        passed_over = self._kept_equal()
-        buffers = [b for name, b in averaged.module.named_buffers() if name not in passed_over]
+        ignored = self._kept_equal()
+        buffers = [b for name, b in averaged.module.named_buffers() if name not in ignored]
         return all(all_finite(tensor.detach()) for tensor in chain(averaged.parameters(), buffers))
 
 
@@ -141,6 +146,7 @@ def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:
+        # Before the values, because a group that is not finite must know whether to send zeros.
         share = torch.tensor(float(takes_part), device=communicators.device)
         average_tensors_([share], communicators.across, KIND)
         groups = communicators.across.size

@@ -33,9 +33,9 @@ def batch_samples(module: pl.LightningModule, batch: Any) -> float:
             else than a finite number of at least 0.
 
     """
-    own = getattr(module, "batch_samples", None)
-    if own is not None:
-        number = own(batch)
+    count = getattr(module, "batch_samples", None)
+    if count is not None:
+        number = count(batch)
         number = number.item() if isinstance(number, Tensor) else number
         if not is_number(number) or not math.isfinite(number) or number < 0:
             raise ValueError(
@@ -44,6 +44,7 @@ def batch_samples(module: pl.LightningModule, batch: Any) -> float:
             )
         return float(number)
     sizes = sorted(set(_first_sizes(batch)))
+    # No majority or maximum: a wrong count would give a group a wrong weight without a message.
     if len(sizes) != 1:
         found = f"first dimensions of {', '.join(map(str, sizes))}" if sizes else "no tensors"
         raise ValueError(
@@ -54,8 +55,9 @@ def batch_samples(module: pl.LightningModule, batch: Any) -> float:
 
 
 def _first_sizes(batch: Any) -> Iterator[int]:
+    """First dimension of every tensor in a batch. Values of other types are ignored."""
     if isinstance(batch, Tensor):
-        if batch.ndim:
+        if batch.ndim:  # a scalar belongs to the whole batch, such as a padded length
             yield batch.size(0)
     elif isinstance(batch, Mapping):
         for value in batch.values():
@@ -63,6 +65,6 @@ def _first_sizes(batch: Any) -> Iterator[int]:
     elif isinstance(batch, (list, tuple)):
         for value in batch:
             yield from _first_sizes(value)
-    elif is_dataclass(batch) and not isinstance(batch, type):
+    elif is_dataclass(batch) and not isinstance(batch, type):  # is_dataclass accepts classes too
         for field in fields(batch):
             yield from _first_sizes(getattr(batch, field.name))

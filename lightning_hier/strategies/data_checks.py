@@ -47,10 +47,11 @@ def check_data(trainer: pl.Trainer) -> list[float]:
         ValueError: on every rank, if ranks have different seeds.
 
     """
-    own = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
-    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of batch counts")
+    here = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
+    # Python's json writes inf, which standard JSON does not have, and reads it back.
+    rows = gather_json(here, trainer.strategy.root_device, place="the comparison of batch counts")
     check_seeds([row["seeds"] for row in rows])
-    return [one for row in rows for one in row["counts"]]
+    return [count for row in rows for count in row["counts"]]
 
 
 def _batch_counts(trainer: pl.Trainer) -> list[float]:
@@ -58,6 +59,7 @@ def _batch_counts(trainer: pl.Trainer) -> list[float]:
     data, limit = trainer.train_dataloader, trainer.limit_train_batches
     if not isinstance(data, WorkerLoaders):
         return [trainer.num_training_batches]
+    # Lightning counts the shortest loader only, which would hide workers with more batches.
     count = private("lightning.pytorch.trainer.connectors.data_connector", "_parse_num_batches")
     return [count(RunningStage.TRAINING, length, limit) for length in data.lengths]
 
@@ -83,6 +85,7 @@ def check_session_data(session: FitSession, *, join: bool) -> None:
         check_joined(
             counts,
             group_size=size,
+            # A run that resumes after its warm-up has no steps that need all ranks.
             warmup_steps=int(session.settings.warmup_steps) if session.warming else 0,
             accumulated=trainer.accumulate_grad_batches,
         )
@@ -181,11 +184,12 @@ def check_parts(trainer: pl.Trainer) -> None:
     """
     needed = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
     samplers = (s for s in _samplers(trainer.train_dataloader) if isinstance(s, DistributedSampler))
-    own = {
+    here = {
         "needed": [needed["num_replicas"], needed["rank"]],
         "used": [[sampler.num_replicas, sampler.rank] for sampler in samplers],
     }
-    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of samplers")
+    rows = gather_json(here, trainer.strategy.root_device, place="the comparison of samplers")
+    # The first rank that needs each part. Tensor-parallel ranks need the same one.
     first: dict[tuple[int, int], int] = {}
     for rank, row in enumerate(rows):
         same = first.setdefault(tuple(row["needed"]), rank)
@@ -194,7 +198,8 @@ def check_parts(trainer: pl.Trainer) -> None:
                 f"ranks {same} and {rank} are tensor-parallel and must train on the same batches, "
                 f"but their samplers use different parts of the data. {_PARTS}"
             )
-    # Their order is free, and ranks may have different numbers of samplers.
+    # Sorted, because any assignment of the parts to these ranks is valid. Not strict, because ranks
+    # may have different numbers of samplers.
     for parts in zip(*(rows[rank]["used"] for rank in first.values()), strict=False):
         if sorted(map(tuple, parts)) != sorted(first):
             rank_zero_warn(
@@ -205,6 +210,7 @@ def check_parts(trainer: pl.Trainer) -> None:
 
 
 def _samplers(data: Any) -> list[Any]:
+    # With a batch sampler of the user, `loader.sampler` is a default of torch that draws nothing.
     return [
         getattr(loader.batch_sampler, "sampler", loader.sampler)
         for loader in CombinedLoader(data).flattened

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.worker_random import WorkerRandom, random_state, set_random_state
 from lightning_hier.strategies.private_names import check_names, private
@@ -81,6 +82,7 @@ class DataPosition:
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
         """Random states of a worker, now and at the start of the epoch's data."""
+        # Until the data have started again, the position is that of the loaded state.
         begun = self._begun if self._resumed is None else self._resumed
         return {"now": self._now(worker), "begun": begun[worker] if begun else {}}
 
@@ -128,26 +130,42 @@ class DataPosition:
         return loader._iterator
 
     def _skip_used_batches(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
-        """Skip the used batches of the first epoch, and restore the random state."""
+        """Skip the used batches of the first epoch, and restore the random state.
+
+        If there are fewer batches, the epoch ends at once, with a warning on rank 0.
+        """
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
         if self.used is not None:
+            # A group that took the state of another has its own position, in this epoch only.
             used, self.used = self.used, None
         if not used:
             if not renewed:
+                # setup_data started the data before `start` restored the random state of the save.
                 self._generators.set_states(random)
                 iter(fetcher)
             self._begun = random
             return
         self._begun = begun
         loaders = fetcher.combined_loader.flattened
+        # Such loaders restore their own position. For such steps, next() would draw no batch.
         if _step_draws(fetcher) or any(hasattr(loader, "load_state_dict") for loader in loaders):
             return
         self._generators.set_states(begun)
         iter(fetcher)
-        for _ in range(used):
+        for number in range(used):
+            # Lightning would take the StopIteration of next() for the end of training. The count is
+            # that of rank 0: with uneven_batches="join", other ranks may have fewer batches.
+            if fetcher.done:
+                rank_zero_warn(
+                    f"the checkpoint was saved after {used} batches of an epoch, but the training "
+                    f"data have only {number} now, so this epoch ends. To resume exactly, use the "
+                    "data, the batch size and the limit_train_batches of the saved run"
+                )
+                break
             next(fetcher)
+        # That of the save, because loading the skipped batches has drawn random numbers again.
         self._generators.set_states(random)
 
 

@@ -64,6 +64,7 @@ class ElasticFit:
         self._folder: Path | None = None
         # An epoch, and the batches that this group has used in it beyond Lightning's count.
         self._offset = (0, 0)
+        # First rank of each host. Hosts may not share the folder of a state.
         self._leaders = range(0, strategy.world_size, strategy.num_processes)
         communicators = strategy.communicators
         seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
@@ -75,9 +76,12 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed, "device": strategy.root_device.type},
         )
+        # Blocks refer to both, so they are replaced before there are blocks. Later, their contents
+        # change with the groups that are present.
         across = self.exchange.across
         communicators.across, communicators.route = across, AcrossRoute(across, None, 1)
         communicators.most_groups = settings.groups
+        # Lightning calls it in every fit, also without a checkpoint, before it restores anything.
         self._changes.replace("_checkpoint_connector.resume_start", self._resume_start)
 
     def _position(self) -> tuple[int, int]:
@@ -100,8 +104,9 @@ class ElasticFit:
         resume_start(path, **kwargs)
         connector = self._trainer._checkpoint_connector
         self._load(connector._loaded_checkpoint)
-        own = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
-        size = f"{len(own)} tensors, {sum(p.numel() for p in own)} elements"
+        # Not with the other settings in __init__, because configure_model may create parameters.
+        parameters = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
+        size = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters)} elements"
         self.exchange.quorums.required["parameters"] = size
         if self.exchange.start():
             return
@@ -130,6 +135,7 @@ class ElasticFit:
         """Set the place in the data. Discard what belongs to the group that has sent the state."""
         epoch = self._trainer.current_epoch
         if self._folder is not None:
+            # All ranks have read it: Lightning calls a barrier between resuming and training.
             self._remove_received()
             for worker in session.workers:
                 worker.memory.tensors.clear()
@@ -158,7 +164,9 @@ class ElasticFit:
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
                     self._send(folder, joiner)
+            # No rank may remove files while rank 0 still sends them.
             self._strategy.barrier("the state of this group was sent")
+            # Not only the folder below: the strategy also keeps a record of each save by its path.
             self._strategy.remove_checkpoint(folder / _NAME)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -177,6 +185,7 @@ class ElasticFit:
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
         checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
         self._strategy.save_checkpoint(checkpoint, folder / _NAME)
+        # Each host has the files of its own ranks only, and rank 0 sends the files of all.
         for leader in self._leaders[1:]:
             self._share(folder, leader)
 
@@ -200,6 +209,7 @@ class ElasticFit:
 
         """
         quorums, lost = self.exchange.quorums, ""
+        # Each attempt takes a new quorum, which may name another group as the source.
         for _ in range(MOST_ATTEMPTS):
             lost = quorums.on_first(partial(self._receive_from, folder, *quorums.join()))
             if not lost:
@@ -238,8 +248,8 @@ class ElasticFit:
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group, for this user only."""
-        own = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
-        folder = Path(broadcast_json(str(own), 0, self._strategy.root_device))
+        proposed = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
+        folder = Path(broadcast_json(str(proposed), 0, self._strategy.root_device))
         folder.mkdir(mode=0o700, exist_ok=True)  # another rank of this host may have
         return folder
 

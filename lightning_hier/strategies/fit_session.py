@@ -131,7 +131,7 @@ class FitSession:
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
-        self.synchroniser.on_warm = self.wrap
+        self.synchroniser.on_warm = self.wrap  # from now on over the group
         if self.scaler is not None:
             self.worker.loss_scale = self.grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
@@ -198,7 +198,7 @@ class FitSession:
         self.position.start()
 
     def before_batch(self, batch: Any) -> None:
-        """Include parameters that were unfrozen. May be a collective of the group."""
+        """Count samples, and include parameters that were unfrozen. May be a collective."""
         if self.settings.block_sync is not None and self.settings.block_sync.weighting == "samples":
             module = self.trainer.lightning_module
             self.synchroniser.count_samples(batch_samples(module, batch))
@@ -252,7 +252,7 @@ class FitSession:
         """
         together = len(self.workers) // self.models.present
         for model in self.models.each():
-            yield range(model * together, (model + 1) * together)
+            yield range(model * together, (model + 1) * together)  # WorkerLayout assigns in order
 
     def each_worker(self) -> Iterator[int]:
         """Yield each worker, with its model and the gradients of its accumulated step active."""
@@ -287,7 +287,7 @@ class FitSession:
         time.
         """
         if not takes_part:
-            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
+            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}  # as after a skip
             self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
         else:
             self.worker.loss_scale = self.grad_scale()

@@ -43,11 +43,13 @@ class GlobalBuffers:
     def _write_global(self, buffers: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
         raw = torch.cat([buffer.cpu().reshape(-1).view(torch.uint8) for buffer in buffers])
         sizes = [buffer.nbytes for buffer in buffers]
-        everybody = [theirs.split(sizes) for theirs in self._collectives.gather(raw)]
-        for buffer, *pieces in zip(buffers, *everybody, strict=True):
+        by_rank = [sent.split(sizes) for sent in self._collectives.gather(raw)]
+        for buffer, *pieces in zip(buffers, *by_rank, strict=True):
             # Clones, because a view at an arbitrary byte would not be aligned.
             values = [piece.clone().view(buffer.dtype).view(buffer.shape) for piece in pieces]
+            # Integers have no mean, and the mean of unit vectors is shorter (spectral_norm).
             if is_averaged(buffer) and not is_direction(names[buffer], values[0]):
+                # A sum of many ranks in half precision could overflow. Complex values stay complex.
                 wide = torch.promote_types(buffer.dtype, torch.float64)
                 buffer.copy_(torch.stack([value.to(wide) for value in values]).mean(0))
             else:

@@ -112,7 +112,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self._worker_data = WorkerData()
         arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         if membership is not None and warmup_steps == "auto":
-            warmup_steps = 0
+            warmup_steps = 0  # jobs exchange no gradients
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
         self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
@@ -137,7 +137,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_groups(self) -> None:
-        check_combination(self, self.groups.worker_counts)
+        check_combination(self, self.groups.worker_counts)  # "node" and "world" are numbers now
         if self.membership is None:
             super()._check_groups()
         elif self.block_sync is not None:
@@ -166,8 +166,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             self._layer_sync = module_setup.GroupSyncBatchNorm(self.communicators.group.group)
         if self.membership is not None and self._module.trainer.state.fn == TrainerFn.FITTING:
             required = described({"warmup_steps": self.warmup_steps} | self._settings())
-            for own in ("lighthouse", "group"):  # the others must be equal in all groups
-                required.pop(own)
+            for name in ("lighthouse", "group"):  # the others must be equal in all groups
+                required.pop(name)
             self._elastic = ElasticFit(self, self.membership, required)
 
     @override
@@ -194,23 +194,23 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         used = self._open_session(even_batches=self.uneven_batches == "error")
         self.gradient_sync, session = used.gradient_sync, self._fit_session
         wrap = partial(module_setup.wrap_by_ddp, self)
-        own = self.communicators, session.workers, used.gradient_sync, session.grad_scale, wrap
-        session.set_reduction(used, Reduction(*own))
+        parts = self.communicators, session.workers, used.gradient_sync, session.grad_scale, wrap
+        session.set_reduction(used, Reduction(*parts))
         # DDP would copy the model of the first rank of each group only.
         module_setup.share_initial_model(self._module, self.communicators)
         if self._elastic is not None:
-            self._elastic.share_initial_model(self._module)
+            self._elastic.share_initial_model(self._module)  # with the other jobs
         session.wrap()
 
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        own = super().distributed_sampler_kwargs
+        in_job = super().distributed_sampler_kwargs
         if self.membership is None:
-            return own
-        ranks = own["num_replicas"]
+            return in_job
+        ranks = in_job["num_replicas"]  # every job has so many
         first = self.membership.group * ranks
-        return {"num_replicas": self.membership.groups * ranks, "rank": first + own["rank"]}
+        return {"num_replicas": self.membership.groups * ranks, "rank": first + in_job["rank"]}
 
     @override
     def teardown(self) -> None:
@@ -245,9 +245,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Move a batch, or the batches of all virtual workers, to the device of the rank."""
         move = super().batch_to_device
-        if self._session is None:
+        if self._session is None:  # not in a fit: validate, test and predict have no workers
             return move(batch, *args, **kwargs)
-        return self._worker_data.move(batch, lambda own: move(own, *args, **kwargs), self._session)
+        return self._worker_data.move(batch, lambda one: move(one, *args, **kwargs), self._session)
 
     @override
     def _check_data(self) -> None:
@@ -292,7 +292,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         """Resume the saved run, and warn about lost state. A collective of the world."""
         optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
-            super().load_optimizer_state_dict(checkpoint)
+            super().load_optimizer_state_dict(checkpoint)  # a checkpoint of plain Lightning
 
     @property
     @override

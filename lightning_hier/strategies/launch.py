@@ -31,8 +31,8 @@ def in_ray(strategy: ParallelStrategy) -> bool:
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
     """Return the host number of each rank. With Ray, a collective of the world."""
     if in_ray(strategy):
-        own, place = int(_ray_context().get_node_rank()), "the exchange of hosts"
-        return gather_json(own, strategy.root_device, place=place)
+        host, place = int(_ray_context().get_node_rank()), "the exchange of hosts"
+        return gather_json(host, strategy.root_device, place=place)
     # Lightning starts the same number of ranks on every host, one host after the other.
     return [rank // ranks_per_host for rank in range(strategy.world_size)]
 
@@ -55,6 +55,8 @@ def check_world(world_size: int) -> None:
         ValueError: the Trainer is not configured for the launcher that started the ranks.
 
     """
+    # Ray creates the process group before the Trainer. Otherwise Lightning creates it later, for
+    # as many ranks as the Trainer counts.
     if dist.is_initialized() and dist.get_world_size() != world_size:
         raise ValueError(
             f"the Trainer counts {world_size} ranks, but the process group has "
@@ -69,6 +71,7 @@ def warn_of_shared_store() -> None:
     By default, torchrun (2.11) keeps one store for all starts. The new ranks find addresses of
     processes that no longer exist, and try to connect to them until a time limit.
     """
+    # torchrun sets both variables for its ranks.
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         rank_zero_warn(
@@ -101,6 +104,7 @@ def check_hosts(hosts: Sequence[int]) -> None:
 
     """
     counts = [hosts.count(host) for host in sorted(set(hosts))]
+    # A group consists of consecutive ranks, so the ranks of a host must be consecutive.
     in_order = list(hosts) == sorted(hosts)
     if in_order and len(set(counts)) == 1:
         return

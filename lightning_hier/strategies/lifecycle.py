@@ -38,24 +38,25 @@ class EndOfData(Callback):
             if join
             else None
         )
-        self._met = False
+        self._ended = False
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Record that there is a batch."""
-        self._met = False
+        self._ended = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Join the others after the last batch."""
+        # The conditions by which Lightning ends an epoch (`_num_ready_batches_reached`).
         if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
-            self._meet(trainer)
+            self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Join the others if the epoch has no batches, or if a hook of the user ended it."""
-        if not self._met:
-            self._meet(trainer)
+        if not self._ended:
+            self._end_epoch(trainer)
 
-    def _meet(self, trainer: pl.Trainer) -> None:
-        self._met = True
+    def _end_epoch(self, trainer: pl.Trainer) -> None:
+        self._ended = True
         self._health.batches = _batches(trainer)
         if self._joining is None:
             return
@@ -65,6 +66,7 @@ class EndOfData(Callback):
             if trainer.received_sigterm:
                 # The other ranks stop in the middle of their epoch, where Lightning checks.
                 raise SIGTERMException
+        # A signal in the last exchange. All ranks are here, so none of them acts in a later batch.
         if self._health.signalled:
             self._act_on_signal()
 
@@ -74,7 +76,7 @@ class EndOfData(Callback):
 
 
 def _batches(trainer: pl.Trainer) -> int:
-    """Number of batches of this epoch so far."""
+    """Number of batches of this epoch so far. 0 if it has none."""
     return int(trainer.fit_loop.epoch_loop.batch_idx) + 1
 
 
@@ -105,6 +107,7 @@ class GlobalModelLifecycle(Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Swap in the global model for validation."""
+        # Before training, all ranks have one model.
         if not trainer.sanity_checking:
             self._swap_in()
 
@@ -114,6 +117,7 @@ class GlobalModelLifecycle(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
+        # Always, because training may end within an epoch, before a synchronisation.
         with profiler_range("hier/global_model/swap_in"):
             self._model.end_training()
 

@@ -9,6 +9,7 @@ from lightning_hier.membership.torchft import TorchFT, check_torchft
 if TYPE_CHECKING:
     from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
+# Ends of the sentence "groups that come and go ...", by the name of the setting.
 _REASONS = {
     "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
     "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
@@ -30,6 +31,7 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
         raise ValueError(f"membership must be None or TorchFT(...), got {settings!r}")
     check_torchft()
     sync = strategy.block_sync
+    # Keys are settings as a user writes them, with their values.
     problems = {
         "block_sync=None": sync is None,
         f"warmup_steps={strategy.warmup_steps}": strategy.warmup_steps > 0,
@@ -45,7 +47,7 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
                 f"{_REASONS[name.partition('=')[0]]}"
             )
     if sync is not None:
-        sync.changing_groups()
+        sync.changing_groups()  # for its error only; blocks use what it returns
     if strategy.limit.total_seconds() < 3 * settings.join_timeout_s:
         raise ValueError(
             f"timeout must be at least three times join_timeout_s, got timeout={strategy.limit} "

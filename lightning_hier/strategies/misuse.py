@@ -55,6 +55,7 @@ class RawSteps:
             self._counted = False
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
+        # First what is cheap, because this runs at every step of every optimizer of the process.
         if self._counted or self._elsewhere():
             return
         trained = self._trained()
@@ -74,6 +75,7 @@ def _norms(tensors: Sequence[Tensor]) -> list[int]:
     """
     if not tensors:
         return []
+    # As float64, whose 64 bits are then read as one integer.
     norms = [norm.double() for norm in torch._foreach_norm([tensor.detach() for tensor in tensors])]
     return torch.stack(norms).view(torch.int64).tolist()
 
@@ -97,14 +99,14 @@ class Watched:
 
     def note(self, parameters: Iterable[Parameter] = ()) -> None:
         """Record the current values of ``parameters``, and discard earlier records."""
-        own = list(parameters)
-        self._noted = dict(zip(own, self._digests(own), strict=True))
+        watched = list(parameters)
+        self._noted = dict(zip(watched, self._digests(watched), strict=True))
 
     def written(self) -> str:
         """Return the names of the parameters whose bits have changed, or an empty text."""
         now = self._digests(list(self._noted))
-        found = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
-        return ", ".join(name for name, p in self._module.named_parameters() if p in found)
+        changed = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
+        return ", ".join(name for name, p in self._module.named_parameters() if p in changed)
 
 
 class WorkerWrites:
@@ -127,8 +129,10 @@ class WorkerWrites:
 
     def begin_step(self) -> None:
         """Record the frozen parameters before the workers make a step."""
-        own = self._models.parameters
-        self._watched.note(p for p in self._parameters() if not p.requires_grad and p not in own)
+        # A parameter that was frozen after the models were created is still separate in each model.
+        separate = self._models.parameters
+        frozen = (p for p in self._parameters() if not p.requires_grad)
+        self._watched.note(p for p in frozen if p not in separate)
 
     def end_step(self) -> None:
         """Record all parameters after all workers have made a step.
@@ -143,6 +147,7 @@ class WorkerWrites:
                 "above 1 all workers of a rank share them: make them buffers (register_buffer), or "
                 "start one rank per worker"
             )
+        # If all workers of the rank share one model, a write reaches all of them.
         self._watched.note(self._parameters() if self._models.present > 1 else ())
 
     def end_batch(self) -> None:
@@ -160,6 +165,7 @@ class WorkerWrites:
             )
 
     def _parameters(self) -> Iterator[Parameter]:
+        # torch computes no norms of integers.
         return (p for p in self._module.parameters() if p.is_floating_point())
 
 
@@ -177,6 +183,7 @@ class ServedParameters:
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = list(optimizers)
+        # Servers use the learning rate and other settings of each group by its index.
         self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
         self._parameters = [p for optimizer in optimizers for p in trainable(optimizer)]
         self._served = set(self._parameters)
@@ -220,6 +227,7 @@ class ServedParameters:
 
         """
         names = self._watched.written()
+        # Once: the next step changes the parameters, which is no misuse.
         self.forget()
         if names:
             raise RuntimeError(

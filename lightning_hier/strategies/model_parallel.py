@@ -159,21 +159,22 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def _group_mesh(self) -> DeviceMesh:
         """Mesh of this rank's group. A collective of the world."""
         layout, rank = self.layout, self.global_rank
-        own: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
+        # Tensor-parallel ranks are consecutive, close together: every layer communicates.
         grids = layout.grid().view(layout.sizes[1], -1, self.tensor_parallel_size)
         for name, rows in (
             ("data_parallel", [column for grid in grids for column in grid.T]),
             ("tensor_parallel", [row for grid in grids for row in grid]),
         ):
-            for ranks in rows:
+            for ranks in rows:  # those of all groups, because all ranks must create every group
                 group = SHARED.of(ranks.tolist(), self.limit, name)
                 if rank in ranks:
-                    own[name] = group
+                    groups[name] = group
         return DeviceMesh.from_group(
-            list(own.values()),
+            list(groups.values()),
             self.root_device.type,
             mesh=grids[layout.coordinates(rank)[1]],
-            mesh_dim_names=tuple(own),
+            mesh_dim_names=tuple(groups),
         )
 
     @property
@@ -197,6 +198,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         used = self._open_session(even_batches=True)
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)
+        # First inside each group: then the ranks of the first group send consistent values.
         module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
         module_setup.share_initial_model(self._module, self.communicators)
         super().setup_optimizers(trainer)
@@ -229,6 +231,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer. A collective of the group, and of the world at the end of a block."""
+        # In manual optimization, no backward pass is known to be the last one before the step.
         if not self._module.automatic_optimization:
             self._average_gradients(optimizer_parameters(optimizer))
         return super().optimizer_step(optimizer, *args, **kwargs)

@@ -36,6 +36,7 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
         ValueError: on every rank, if the models of the ranks have different tensors.
 
     """
+    # First, because a broadcast between tensors of other sizes may hang, or write wrong values.
     require_same(model_settings(module), communicators.device)
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
@@ -63,8 +64,8 @@ def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicator
             channel = communicators.in_group(mesh.get_group(name))
             ranks = set(channel.ranks)
             # torch makes a DTensor equal along the dimensions of its own mesh.
-            own = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
-            broadcast_tensors_(own, channel, "initial_model")
+            to_share = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
+            broadcast_tensors_(to_share, channel, "initial_model")
 
 
 def _mesh_ranks(tensor: Tensor) -> set[int]:
@@ -131,6 +132,7 @@ def check_divided(module: Module, mesh: DeviceMesh) -> None:
             "by fully_shard(module, mesh=self.device_mesh['data_parallel']) or parallelize_module"
         )
     ranks = set(mesh["data_parallel"].mesh.flatten().tolist())
+    # FSDP2 averages the gradients of a parameter only over the ranks of its own mesh.
     outside = [
         name
         for name, parameter in module.named_parameters()
@@ -153,6 +155,7 @@ def unwrapped(module: Module) -> Iterator[None]:
     ``torch.compile(layer)`` and activation checkpointing put a layer into another module, so that
     its parameters have other names than in a checkpoint. The module changes in place.
     """
+    # Only outermost wrappers: the entries of a wrapper for what it wraps stay as they are.
     wrapped = [
         (parent, name, child)
         for parent in module.modules()

@@ -17,7 +17,7 @@ from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.parameter_server.user_optimizer import objection
 
-# Entries in the parameter groups of all optimizers.
+# Entries that parameter groups of any optimizer may have, so they say nothing about its type.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
 _WAY_OUT = (
@@ -51,7 +51,7 @@ def check_averaged(
 def index_of(optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> int:
     """Index of an optimizer, or of the optimizer of a LightningOptimizer."""
     inner = getattr(optimizer, "_optimizer", optimizer)
-    return next(i for i, one in enumerate(optimizers) if one in (inner, optimizer))
+    return next(i for i, known in enumerate(optimizers) if known in (inner, optimizer))
 
 
 def check_served(optimizers: Sequence[Optimizer]) -> None:
@@ -60,13 +60,13 @@ def check_served(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
         if problem := objection(optimizer):
             raise ValueError(problem)
-        own = set(optimizer_parameters(optimizer))
-        if own & seen:
+        parameters = set(optimizer_parameters(optimizer))
+        if parameters & seen:
             raise ValueError(
                 "two optimizers share a parameter, but each parameter must belong to one "
                 "optimizer, because one server updates it. Divide the parameters among them."
             )
-        seen |= own
+        seen |= parameters
 
 
 def require_same_order(
@@ -78,19 +78,19 @@ def require_same_order(
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
     order = [
-        f"{names.get(own)} (optimizer {index}, group {i})"
+        f"{names.get(parameter)} (optimizer {index}, group {i})"
         for index, optimizer in enumerate(optimizers)
         for i, group in enumerate(optimizer.param_groups)
-        for own in group["params"]
+        for parameter in group["params"]
     ]
     rows = gather_where_different(order, device, place="the comparison of optimizers") or []
     for rank, row in enumerate(rows):
-        for position, (first, own) in enumerate(zip_longest(rows[0], row, fillvalue="missing")):
-            if own != first:
+        for position, (first, here) in enumerate(zip_longest(rows[0], row, fillvalue="missing")):
+            if here != first:
                 raise ValueError(
                     "optimizers must list the same parameters in the same order on all ranks, "
                     "because servers identify a parameter by its position. "
-                    f"Position {position} is {first} on rank 0, and {own} on rank {rank}. The "
+                    f"Position {position} is {first} on rank 0, and {here} on rank {rank}. The "
                     "order of a set differs between processes: use the order of the module, "
                     "`[p for p in self.parameters() if p in chosen]`"
                 )
@@ -169,6 +169,7 @@ def _difference(
     sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, present))
     if sizes != own_sizes:
         return f"it has groups of {sizes} parameters instead of {own_sizes}"
+    # torch gives all groups of an optimizer the same entries, so the first one shows its type.
     lacks = sorted(set(present[0]) - set(saved[0]) - _ALWAYS)
     others = sorted(set(saved[0]) - set(present[0]) - _ALWAYS)
     # A version of the same optimizer may add or remove hyperparameters. Other types do both.

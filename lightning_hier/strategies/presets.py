@@ -18,6 +18,9 @@ from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.data_checks import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
+# Arguments and defaults are written out, because the command line and its help read signatures.
+# tests/cli/test_training.py compares them with the files in examples/strategies.
+
 
 class GTCStrategy(HierarchicalStrategy):
     """Gradient threshold compression in one group of all ranks (two_tiered_bmuf_gtc 2.1).

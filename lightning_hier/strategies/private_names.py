@@ -150,6 +150,7 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
 
 def private(module: str, name: str) -> Any:
     """Return an object of :data:`OF_MODULES`. Its module is imported at the time of the call."""
+    # An unlisted name would not be checked before training.
     if name not in OF_MODULES[module]:
         raise ValueError(f"{module}.{name} is not listed")
     return getattr(import_module(module), name)
@@ -173,9 +174,10 @@ def check_private_names(module: pl.LightningModule | None, virtual_workers: int 
     if module is not None:
         trainer: Any = module.trainer
         missing += [f"Trainer.{p} ({use})" for p, use in OF_TRAINER.items() if not _has(trainer, p)]
-        for own in (module, trainer.strategy.checkpoint_io, *trainer.callbacks):
-            missing += _missing_of(own)
-    _raise([one for one in missing if virtual_workers > 1 or "virtual worker" not in one])
+        for instance in (module, trainer.strategy.checkpoint_io, *trainer.callbacks):
+            missing += _missing_of(instance)
+    # One error with all names, so that a new release needs to be tried only once.
+    _raise([text for text in missing if virtual_workers > 1 or "virtual worker" not in text])
 
 
 def check_names(instance: object) -> None:
@@ -187,6 +189,7 @@ def _missing_of(instance: object) -> list[str]:
     missing = []
     for owner, names in OF_INSTANCES.items():
         path, _, kind = owner.rpartition(".")
+        # Not isinstance, because a release may have removed or renamed the class.
         if getattr(_module(path), kind, None) in type(instance).__mro__:
             missing += [
                 f"{kind}.{name} ({use})" for name, use in names.items() if not _has(instance, name)

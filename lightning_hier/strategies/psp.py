@@ -10,13 +10,12 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag
-from lightning_hier.parameter_server.psp.settings import PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
-    from lightning_hier.parameter_server.psp.settings import PSPSettings
     from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
@@ -100,6 +99,7 @@ class PSPStrategy(ParameterServerStrategy):
 
     @override
     def _check_groups(self) -> None:
+        # Not in the constructor, where the number of ranks is unknown.
         if problem := self.push_rule.objection(self.world_size):
             raise ValueError(problem)
 
@@ -123,8 +123,6 @@ class PSPStrategy(ParameterServerStrategy):
         )
 
     def _psp_settings(self) -> PSPSettings:
-        from lightning_hier.parameter_server.psp.settings import PSPSettings
-
         return PSPSettings(
             rule=self.push_rule,
             world_size=self.world_size,

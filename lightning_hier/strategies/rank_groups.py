@@ -73,8 +73,12 @@ class RankGroups:
         return self._communicators
 
     def fewest_nics(self) -> int | None:
-        """Smallest number of NICs of any host, or None for one host. A collective of the world."""
+        """Smallest number of NICs of any host, or None for one host.
+
+        A collective of the world: every rank must call it.
+        """
         strategy = self._strategy
+        # Equal on all ranks, so that all of them or none call the collective below.
         if strategy.num_processes == strategy.world_size:
             return None
         return fewest_nics(strategy.root_device)
@@ -107,6 +111,7 @@ class RankGroups:
         strategy, worker_counts = self._strategy, self.worker_counts
         self._generation = generation
         self._communicators = Communicators.build(
+            # Groups of ranks. A rank that has the workers of several groups is a group of its own.
             RankLayout.two_tiers(worker_counts.ranks_per_group, strategy.world_size),
             device=strategy.root_device,
             timeout=timeout,

@@ -248,6 +248,7 @@ class ServerSession:
             warnings.warn(_AGENTS_WAIT, stacklevel=1)
 
     def _notify_departure(self) -> None:
+        # All ranks are at the end before the first one leaves, so no server is still needed.
         self._server_loop.begin_shutdown()
         self.collectives.barrier()
         for rank in self.living():
@@ -255,12 +256,14 @@ class ServerSession:
 
     def _note_gone(self, rank: int, now: float) -> None:
         reason = self._server_loop.lost().get(rank)
+        # One warning for the job. A rank that has sent BYE is gone without a reason.
         if reason is not None and self._rank == min(self.living()):
             warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
 
     def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
         """Make torchmetrics gather the states of metrics from the live ranks only."""
         for child in module.modules():
+            # Only metrics have this attribute, and those with a function of the user keep it.
             if getattr(child, "dist_sync_fn", ...) is None:
                 child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]
                 self._at_end.callback(setattr, child, "dist_sync_fn", None)

@@ -146,7 +146,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     ) -> Any:
         """Compute a gradient, push it to the servers and pull parameters."""
         index = self.optimizers.index(optimizer)
-        self._steps[index] += 1
+        self._steps[index] += 1  # skipped ones too, so that all ranks count the same
         if self._skips_batch:
             result = closure()
             self._running.engine.skip(index)
@@ -158,17 +158,17 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the module. A rank that saves in training reads parameters from servers."""
         state = super().lightning_module_state_dict()
-        if self._live is None or not self.is_global_zero:
+        if self._live is None or not self.is_global_zero:  # the other ranks write nothing
             return state
         snapshot = self._live.engine.snapshot()
         self._states = snapshot.optimizer_states
-        if self._live.keeps_module:
+        if self._live.keeps_module:  # weights that the servers do not have
             return state
         values = snapshot.values
         # The state dict contains a tied weight under each of its names.
         named = self._module.named_parameters(remove_duplicate=False)
-        held = {name: values[parameter] for name, parameter in named if parameter in values}
-        return {name: held.get(name, value) for name, value in state.items()}
+        served = {name: values[parameter] for name, parameter in named if parameter in values}
+        return {name: served.get(name, value) for name, value in state.items()}
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         session, self._session = self._session, None
         if session is not None:
             if session.lost():
-                keep_groups_at_exit()
+                keep_groups_at_exit()  # destroying a group with a lost rank would block
                 session.warn_of_agents(self.num_nodes)
             session.close(orderly=not self._failed)
         super().teardown()

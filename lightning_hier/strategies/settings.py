@@ -38,12 +38,12 @@ class Synchronisation:
     @property
     def automatic(self) -> list[str]:
         """Names of the settings that depend on the length of the run."""
-        found = ["warmup_steps"] if self.warmup_steps == "auto" else []
+        names = ["warmup_steps"] if self.warmup_steps == "auto" else []
         if isinstance(self.gradient_sync, GTC) and self.gradient_sync.is_automatic:
-            found.append("density")
+            names.append("density")
         if self.block_sync is not None and self.block_sync.block_size == "auto":
-            found.append("block_size")
-        return found
+            names.append("block_size")
+        return names
 
     def resolved(self, run_steps: float, *, num_models: int, warms_up: bool) -> Synchronisation:
         """Return the same settings with a number instead of each ``"auto"``.
@@ -65,11 +65,12 @@ class Synchronisation:
 
     def with_values(self, values: Mapping[str, Any]) -> Synchronisation:
         """Replace each ``"auto"`` by the value of another run."""
-        found = self
+        changed = self
         for name in self.automatic:
+            # A run with another synchronisation has saved None for settings that it lacks.
             if values.get(name) is not None:
-                found = found._with(name, values[name])
-        return found
+                changed = changed._with(name, values[name])
+        return changed
 
     def _with(self, name: str, value: Any) -> Synchronisation:
         if name == "warmup_steps":
@@ -93,6 +94,7 @@ def automatic_values(
 def _can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
     """Return whether a warm-up has an effect, and is possible with the Trainer's settings."""
     workers, groups = session.worker_layout.world_size, session.worker_layout.sizes[1]
+    # One group without GTC averages gradients exactly over all ranks in any case.
     if workers == 1 or (groups == 1 and not isinstance(asked.gradient_sync, GTC)):
         return False
     return len(session.workers) == 1 or not needs_own_model(session.trainer)
@@ -124,8 +126,8 @@ def resolved_for_run(
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
         why = f"because the run has {length} and {num_models} groups"
-    found = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
-    chosen = ", ".join(f"{name}='auto' is {found[name]:.3g}" for name in names)
+    values = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
+    chosen = ", ".join(f"{name}='auto' is {values[name]:.3g}" for name in names)
     rank_zero_info(f"{chosen}, {why}.")
     return used
 
@@ -136,10 +138,12 @@ def run_steps(trainer: pl.Trainer) -> float:
     With manual optimization, it is the number of batches. The module may make fewer or more steps.
     A collective of the world: every rank must call it.
     """
-    own = trainer.estimated_stepping_batches
-    known = -1 if own in (-1, math.inf) else int(own)
+    estimated = trainer.estimated_stepping_batches
+    # Lightning returns max_steps, which is -1 by default, for data without a length.
+    known = -1 if estimated in (-1, math.inf) else int(estimated)
     place = "the comparison of the length of the run"
     counts = gather_json(known, trainer.strategy.root_device, place=place)
+    # The smallest, because blocks and warm-up must suit the rank with the fewest batches too.
     return min((count for count in counts if count >= 0), default=math.inf)
 
 
@@ -148,16 +152,17 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     An object, such as ``block_sync=BMUF(...)``, becomes the name of its class and its settings.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in settings.items():
         if value is None or isinstance(value, (bool, int, float, str)):
-            found[name] = value
+            values[name] = value
         elif is_dataclass(value) and not isinstance(value, type):
-            found[name] = type(value).__name__
-            found |= described({f.name: getattr(value, f.name) for f in fields(value)})
+            # Flat, so that an error or a table names a single field that differs.
+            values[name] = type(value).__name__
+            values |= described({f.name: getattr(value, f.name) for f in fields(value)})
         elif callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
             # Their representations contain addresses, which differ between processes.
-            found[name] = getattr(value, "__qualname__", type(value).__name__)
+            values[name] = getattr(value, "__qualname__", type(value).__name__)
         else:
-            found[name] = repr(value)
-    return found
+            values[name] = repr(value)
+    return values

@@ -63,19 +63,21 @@ class QuietTermination(Callback):
         Then it is a collective of the world: every rank must call it after the same step.
         """
         if self._health is not None and self._health.take_signal():
-            own = set(self._received)
-            self._received -= own  # a handler may have added another one in the meantime
-            for received in gather_json(sorted(own), self._trainer.strategy.root_device):
+            reported = set(self._received)
+            self._received -= reported  # a handler may have added another one in the meantime
+            for received in gather_json(sorted(reported), self._trainer.strategy.root_device):
                 self._to_do |= set(received)
         if _REQUEUE in self._to_do:
             self._to_do.remove(_REQUEUE)
             requeue(self._trainer)
         if _STOP in self._to_do:
             self._to_do.remove(_STOP)
+            # Before the flag, with which Lightning's loop ends at the end of this batch.
             _save_before_stop(self._trainer)
             self._connector.received_sigterm = True
 
     def _note_sigterm(self, _: object, signum: int, frame: FrameType | None) -> None:
+        # As Lightning does: the processes that this rank has launched get the signal as well.
         launcher = self._trainer.strategy.launcher
         if launcher is not None:
             launcher.kill(signum)
@@ -95,13 +97,15 @@ class QuietTermination(Callback):
 
 def _save_before_stop(trainer: pl.Trainer) -> None:
     """Make every ModelCheckpoint save, unless it has just saved. A collective of the world."""
-    found = trainer.checkpoint_callbacks
-    savers = [callback for callback in found if isinstance(callback, ModelCheckpoint)]
+    callbacks = trainer.checkpoint_callbacks
+    savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     if not savers:
         rank_zero_warn(
             "SIGTERM ends this run without a checkpoint, because the Trainer has no ModelCheckpoint"
         )
     for saver in savers:
+        # By default, ModelCheckpoint does not save on exceptions. Its hook also knows whether it
+        # has saved this step, and is the only one that saves at any step.
         chosen, saver.save_on_exception = saver.save_on_exception, True
         try:
             saver.on_exception(trainer, trainer.lightning_module, SIGTERMException("SIGTERM"))
@@ -124,7 +128,7 @@ def requeue(trainer: pl.Trainer) -> None:
     """
     connector: Any = trainer._signal_connector
     environment = trainer._accelerator_connector.cluster_environment
-    signal = getattr(environment, "requeue_signal", None)
+    signal = getattr(environment, "requeue_signal", None)  # only for Lightning's line in the log
     changes = TrainerChanges(trainer)
     changes.replace("save_checkpoint", partial(_save_and_link, trainer))
     try:
@@ -138,14 +142,15 @@ def _save_and_link(
     trainer: pl.Trainer, save: Callable[..., None], path: str | Path, *args: Any, **kwargs: Any
 ) -> None:
     filesystem, local = url_to_fs(str(path))
-    if not isinstance(filesystem, LocalFileSystem):
+    if not isinstance(filesystem, LocalFileSystem):  # object stores have no links
         save(path, *args, **kwargs)
         return
     link = Path(local)
-    own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
-    save(own, *args, **kwargs)
+    target = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
+    save(target, *args, **kwargs)
+    # An asynchronous writer may not have started. The link must not precede the file.
     finish_writing(trainer.strategy.checkpoint_io)
     # Part of the save. Ranks of parameter servers save independently, without this barrier.
     trainer.strategy.barrier("Trainer.save_checkpoint")
-    if trainer.is_global_zero and own.exists():  # otherwise its writer reports the failure
-        os.symlink(own.name, link)
+    if trainer.is_global_zero and target.exists():  # otherwise its writer reports the failure
+        os.symlink(target.name, link)

@@ -46,8 +46,8 @@ class StepGradients:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # torch passes the optimizer as the first argument.
-        own, *rest = args
+        # torch passes the optimizer as the first argument, and uses what this hook returns.
+        stepped, *rest = args
         closure = rest.pop(0) if rest else kwargs.pop("closure", None)
         result = None
         # The optimizer would call the closure after this hook, and use its gradients.
@@ -62,7 +62,8 @@ class StepGradients:
                 self.taken = True
             for parameter in parameters:
                 parameter.grad = None
-        return (own, None if closure is None else lambda: result, *rest), kwargs
+        # A closure that only returns the result, so that nothing is computed a second time.
+        return (stepped, None if closure is None else lambda: result, *rest), kwargs
 
     def _unscale(self) -> bool:
         """Unscale the gradients for fused optimizers. Returns whether the gradients are finite.

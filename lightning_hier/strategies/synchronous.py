@@ -55,6 +55,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def _settings(self) -> dict[str, Any]:
         return {
+            # Between two fits, `warmup_steps` still has the number of the last one for "auto".
             "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
             "block_sync": self.block_sync,
         }
@@ -77,6 +78,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer. A collective of the group, and of the world at the end of a block."""
         session, index = self._fit_session, index_of(optimizer, self.optimizers)
+        # Counted by call, because loss scaling may skip the update on some ranks only.
         with session.step(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)
         # The steps of all local models of the rank count as one.
@@ -111,6 +113,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     def teardown(self) -> None:
         if self._session is not None:
             self._session.close()
+            # For Trainer.save_checkpoint after fit, which saves the state of all ranks as well.
             self._ended = self._session
         self._session = None
         self._checkpoints.automatic_values = {}  # the next fit may resume another run or none
@@ -118,8 +121,8 @@ class SynchronousStrategy(TieredStrategy, ABC):
 
     @override
     def metrics(self) -> dict[str, float]:
-        found = self.traffic.metrics()
-        return found | self._session.metrics() if self._session is not None else found
+        counts = self.traffic.metrics()
+        return counts | self._session.metrics() if self._session is not None else counts
 
     @property
     @override

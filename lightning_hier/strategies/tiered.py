@@ -119,9 +119,9 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON values. The environment must be set up."""
-        own: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
-        own |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
-        return own | described(self._settings())
+        description: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
+        description |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
+        return description | described(self._settings())
 
     @cached_property
     def _metrics_callback(self) -> HierarchyMetrics:
@@ -157,7 +157,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Set number and count of the ranks."""
+        """Set the number of this rank and the number of all ranks in the cluster environment."""
         self._lightning.set_world_ranks()
         launch.let_prepare_trainer_accept(TieredStrategy)
 
@@ -179,9 +179,9 @@ class TieredStrategy(ParallelStrategy, ABC):
         # Before the device is set up, because the process may not have this device.
         launch.check_world(self.world_size)
         self._start_processes()
-        launch.unbind_from_device()
+        launch.unbind_from_device()  # before the first process group of this package
         self._start_compared = False
-        generation = SHARED.renew(self.root_device)
+        generation = SHARED.renew(self.root_device)  # a collective, before any rank may return
         if self.groups.are_built(generation):
             return  # a Trainer that validates or tests after fit keeps its process groups
         hosts = launch.host_of_ranks(self, self.num_processes)
@@ -189,17 +189,17 @@ class TieredStrategy(ParallelStrategy, ABC):
             private_names.check_private_names(self.lightning_module, self.virtual_workers)
             self.groups.check_division(hosts)
             self._check_groups()
-        own: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
-        own |= {"timeout": str(self.limit), "group_size": self.groups.size}
-        own |= {"virtual_workers": self.virtual_workers, "warmup_steps": self.warmup_steps}
-        require_same(own | described(self._settings()), self.root_device)
+        same: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
+        same |= {"timeout": str(self.limit), "group_size": self.groups.size}
+        same |= {"virtual_workers": self.virtual_workers, "warmup_steps": self.warmup_steps}
+        # Compared first: with another group size, ranks would create other process groups and hang.
+        require_same(same | described(self._settings()), self.root_device)
         self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Check model, Trainer and optimizers on all ranks. A collective of the world."""
-        # Lightning has already loaded a checkpoint if there is one. Ranks without one take part in
-        # the comparison of checkpoints here.
+        # Ranks with a checkpoint have compared it when they loaded it. The others take part here.
         if not self._start_compared:
             self._start_compared = True
             read_nothing(self.root_device)
@@ -207,7 +207,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         if fitting:
             trainer_checks.check_on_all_ranks(trainer, self._check_trainer)
         super().setup(trainer)
-        if fitting:
+        if fitting:  # only now has Lightning called configure_optimizers
             with raise_everywhere(self.root_device):
                 self._check_optimizers()
             names = [type(optimizer).__name__ for optimizer in self.optimizers]
@@ -238,7 +238,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def checkpoint_io(self) -> CheckpointIO:
         """The plugin that writes checkpoints: by default one whose files are complete or absent."""
-        self._checkpoint_io = io = atomic(self._checkpoint_io)
+        self._checkpoint_io = io = atomic(self._checkpoint_io)  # kept, because it warns only once
         return io
 
     @checkpoint_io.setter

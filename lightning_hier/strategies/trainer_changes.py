@@ -47,6 +47,7 @@ class TrainerChanges:
         holder: Any = self.trainer
         for parent in parents:
             holder = getattr(holder, parent)
+        # On the instance, so that other Trainers of the process keep their methods.
         setattr(holder, name, partial(method, getattr(holder, name)))
         # Deleting the attribute of the instance uncovers the method of the class.
         self._undo.callback(holder.__dict__.pop, name, None)
@@ -81,6 +82,7 @@ class TrainerChanges:
             return
         original, rates = bar.get_metrics, Rates(traffic)
 
+        # A method and not a subclass, because the user may have chosen any progress bar.
         def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
             place = "" if worker is None else place_in_block(worker, block_size, warmup_steps)
             ours = ({"block": place} if place else {}) | rates.read()
@@ -100,4 +102,5 @@ class TrainerChanges:
 
     def _without(self, ours: set[Callback]) -> None:
         trainer: Any = self.trainer
+        # Not the old list, which lacks callbacks that were added during the fit.
         trainer.callbacks = [callback for callback in trainer.callbacks if callback not in ours]

@@ -37,6 +37,7 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
         check_module(trainer.lightning_module)
         check_trainer(trainer)
         check(trainer)
+    # Settings with which ranks would make other numbers of steps, or other updates.
     require_same(
         {
             "precision": str(trainer.precision),
@@ -98,29 +99,32 @@ def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
 
     They need all ranks within an epoch, or count steps.
     """
-    found = []
+    refused = []
     if block_sync is not None and block_sync.block_rule is not None:
-        found.append("block_rule (learning rates of ranks without batches stay as they are)")
+        refused.append("block_rule (learning rates of ranks without batches stay as they are)")
     settings: Any = trainer  # without annotations for some settings
+    # fast_dev_run sets max_steps to its few batches, which all ranks have.
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
-        found.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
+        refused.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
     interval = settings._val_check_time_interval or trainer.val_check_interval
-    if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
-        found.append("validation within an epoch (leave out val_check_interval)")
+    # In Lightning, 1.0 is a whole epoch, and the int 1 is a batch.
+    within = interval != 1.0 or isinstance(interval, int)
+    if trainer.enable_validation and (within or trainer.check_val_every_n_epoch is None):
+        refused.append("validation within an epoch (leave out val_check_interval)")
     for callback in settings.callbacks:
         if isinstance(callback, Timer) and callback._interval == "step":
-            found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
+            refused.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
         if isinstance(callback, ModelCheckpoint) and (
             callback._every_n_train_steps > 0 or callback._train_time_interval is not None
         ):
-            found.append(
+            refused.append(
                 "ModelCheckpoint within an epoch (leave out every_n_train_steps and "
                 "train_time_interval)"
             )
-    if found:
+    if refused:
         raise ValueError(
             "with uneven_batches='join', all ranks are synchronised only at the ends of epochs, so "
-            f"it can't be combined with {'; '.join(found)}"
+            f"it can't be combined with {'; '.join(refused)}"
         )
 
 
@@ -146,6 +150,7 @@ def check_served_trainer(trainer: pl.Trainer) -> None:
 
 def warn_of_coupling(trainer: pl.Trainer) -> None:
     """Warn about callbacks that make all ranks wait for each other at every batch."""
+    # Not errors: results are right, but every step costs a round trip between hosts.
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer) and callback._interval == "step":
             rank_zero_warn(

@@ -84,7 +84,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             hierarchical_lr=hierarchical_lr,
             refresh_period=refresh_period,
             warmup_steps=warmup_steps,
-            timeout_s=self.limit.total_seconds(),
+            timeout_s=self.limit.total_seconds(),  # torch's default instead of None
         )
 
     @override

@@ -148,6 +148,10 @@ MISTAKES: Mistakes = {
         lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=2),
         r"leave out val_check_interval",
     ),
+    "validating_after_every_batch": (  # 1, which equals 1.0, a whole epoch
+        lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=1),
+        r"leave out val_check_interval",
+    ),
     "saving_often": (
         lambda: _fit(
             _JOINING(),

@@ -45,6 +45,7 @@ def run(args: list[str]) -> None:
     arguments = _parser().parse_args(args)
     with job(arguments.accelerator, arguments.timeout_s) as communicators:
         device = communicators.device
+        # A group has the ranks of one host.
         hosts, devices = communicators.across.size, communicators.group.size
         if hosts * devices == 1 and not arguments.config:
             raise ValueError(
@@ -54,7 +55,7 @@ def run(args: list[str]) -> None:
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
         readings = measure_links(communicators)
-        found = Measurement(
+        measured = Measurement(
             hosts=hosts,
             devices=devices,
             within=_slowest_ring(readings, "within"),
@@ -68,8 +69,8 @@ def run(args: list[str]) -> None:
             },
         )
         if dist.get_rank() == 0:
-            _print(found, readings)
-            arguments.out.write_text(found.to_json())
+            _print(measured, readings)
+            arguments.out.write_text(measured.to_json())
             print(f"written to {arguments.out}: lightning-hier plan --network {arguments.out}")
 
 
@@ -101,7 +102,8 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
 
 
 def _slowest_ring(readings: Sequence[LinkReading], where: Where) -> Link | None:
-    links = [own.link for own in readings if own.where == where and not own.is_pair]
+    # Rings, in which all ranks send at once as in training. Pairs only show single slow links.
+    links = [reading.link for reading in readings if reading.where == where and not reading.is_pair]
     return min(links, key=lambda link: link.bytes_per_second, default=None)
 
 
@@ -111,9 +113,9 @@ def _processor(
     """The processor of a host. With GPUs, ranks copy there and do not use sockets."""
     if device.type == "cuda":
         return Processor(copy_bytes_per_second=copied)
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))  # those that this process may use
     # A message and its reply: the same number of bytes is sent and received.
-    busy_s = max((own.processor_s for own in readings if own.is_pair), default=0.0)
+    busy_s = max((reading.processor_s for reading in readings if reading.is_pair), default=0.0)
     return Processor(
         cores=cores,
         # Ranks that share a core each get a part of its time.
@@ -122,16 +124,16 @@ def _processor(
     )
 
 
-def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
-    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
+def _print(measured: Measurement, readings: Sequence[LinkReading]) -> None:
+    print(f"{measured.hosts} hosts of {measured.devices} ranks, {measured.notes['backend']}")
     for name, link, where in (
-        ("within a host", found.within, "within"),
-        ("between hosts", found.between, "between"),
+        ("within a host", measured.within, "within"),
+        ("between hosts", measured.between, "between"),
     ):
         if link is not None:
             print(f"{name}: {_described(link)} while all send")
             print(*slow_pairs([own for own in readings if own.where == where]), sep="", end="")
-    if (work := found.workload) is not None:
+    if (work := measured.workload) is not None:
         print(
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
             f"optimizer {work.optimizer}"
@@ -140,13 +142,13 @@ def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
 
 def slow_pairs(readings: Sequence[LinkReading]) -> list[str]:
     """A line for each pair of ranks that is much slower than most."""
-    pairs = [own for own in readings if own.is_pair]
-    speeds = sorted(own.link.bytes_per_second for own in pairs)
+    pairs = [reading for reading in readings if reading.is_pair]
+    speeds = sorted(pair.link.bytes_per_second for pair in pairs)
     return [
-        f"  ranks {own.ranks[0]} and {own.ranks[1]}: {_described(own.link)}, less than half of the "
-        "median of all pairs: every synchronisation waits for this link\n"
-        for own in pairs
-        if own.link.bytes_per_second < speeds[len(speeds) // 2] / 2
+        f"  ranks {pair.ranks[0]} and {pair.ranks[1]}: {_described(pair.link)}, less than half of "
+        "the median of all pairs: every synchronisation waits for this link\n"
+        for pair in pairs
+        if pair.link.bytes_per_second < speeds[len(speeds) // 2] / 2
     ]
 
 

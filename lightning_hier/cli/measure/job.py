@@ -44,6 +44,7 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, ranks = environment.global_rank(), environment.world_size()
     if ranks == 1:
+        # In memory: without a launcher there is no address, and a port could be in use.
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
@@ -54,10 +55,10 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
     layout = RankLayout.two_tiers(
         _ranks_per_host(environment.node_rank(), device), dist.get_world_size()
     )
-    found = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
-    yield found
+    communicators = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
+    yield communicators
     # Only without an error: otherwise the barrier would wait for ranks that may be lost.
-    with found.progress.at("the end of the measurement"):
+    with communicators.progress.at("the end of the measurement"):
         dist.barrier()
     dist.destroy_process_group()
 

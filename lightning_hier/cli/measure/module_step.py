@@ -26,6 +26,7 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
     from lightning_hier.cli.lightning_cli import TrainingCLI
 
     gpu = device.type == "cuda"
+    # Options that take precedence over the config: a short run of one rank that writes nothing.
     settings = {
         "strategy": "auto",
         "accelerator": "gpu" if gpu else "cpu",

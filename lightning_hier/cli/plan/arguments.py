@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _whole(text: str) -> int:
-    number = float(text)
-    if number != int(number):
+    number = float(text)  # int() does not read 24.3e6
+    if not number.is_integer():  # inf and nan are none either
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
     return int(number)
 
@@ -102,6 +102,7 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
 
     """
     values = _read(arguments.network) | given(arguments, "hosts", "devices")
+    # Defaults, then what was measured, then what the user has given.
     parts: dict[str, dict[str, Any]] = {
         part: _DEFAULTS.get(part, {}) | (values.get(part) or {})
         for part in ("between", "within", "processor", "workload")

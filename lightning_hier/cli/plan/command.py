@@ -34,12 +34,13 @@ def run(args: list[str]) -> None:
     arguments = parser().parse_args(args)
     network, workload = cluster_and_work(arguments)
     recommended = recommend(workload, network, given(arguments, *SETTINGS))
+    # With the settings of the recommendation, so that both tables agree.
     predictions = predict_all(workload, network, recommended.candidates[0].settings)
     _print_cluster(workload, network)
     _print_table(predictions)
     if recommended.strategy != "ddp":
         print("\nblock synchronisations, preferred ones first:")
-        _print_table([own.prediction for own in recommended.candidates])
+        _print_table([candidate.prediction for candidate in recommended.candidates])
     _print_recommended(recommended)
     if arguments.yaml is not None:
         arguments.yaml.write_text(_as_yaml(recommended, network))
@@ -52,7 +53,9 @@ def run(args: list[str]) -> None:
             "recommended": asdict(recommended)
             | {
                 "prediction": recommended.prediction.as_dict(),
-                "candidates": [own.prediction.as_dict() for own in recommended.candidates],
+                "candidates": [
+                    candidate.prediction.as_dict() for candidate in recommended.candidates
+                ],
             },
         }
         arguments.json.write_text(json.dumps(values, indent=2) + "\n")
@@ -84,6 +87,7 @@ def _print_table(predictions: Sequence[Prediction]) -> None:
     }
     cells = [list(columns), *([cell(own) for cell in columns.values()] for own in predictions)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    # Texts to the left, numbers to the right, so that their digits are below each other.
     for row in cells:
         texts = (c.ljust(w) for c, w in zip(row[:2], widths[:2], strict=True))
         numbers = (c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True))
@@ -91,11 +95,11 @@ def _print_table(predictions: Sequence[Prediction]) -> None:
 
 
 def _print_recommended(recommended: Recommendation) -> None:
-    found = recommended.prediction
+    prediction = recommended.prediction
     print(f"\nrecommended: {recommended.strategy}")
     for name, value in recommended.arguments.items():
         print(f"    {name}: {value}")
-    print(f"  {found.efficiency:.1%} of linear speed, {found.speedup:.1f} times one rank")
+    print(f"  {prediction.efficiency:.1%} of linear speed, {prediction.speedup:.1f} times one rank")
     for reason in recommended.reasons:
         print(f"  - {reason}")
 

@@ -54,5 +54,6 @@ def _is_curve(runs: Sequence[Run], name: str) -> bool:
 
 
 def _rank(runs: Sequence[Run], name: str) -> tuple[int, bool, bool, str]:
+    # Metrics that most runs have come first, because the page compares runs.
     absent = sum(name not in run.series for run in runs)
     return absent, "loss" not in name.lower(), "train" not in name.lower(), name

@@ -78,6 +78,7 @@ def chip(run: int) -> str:
 
 def figure(plot: Plot, section: str) -> str:
     """The plot as HTML, or a note if no run has a point. The page must have :func:`plotly_js`."""
+    # NaN and inf are left out, so that a run that has diverged does not spoil the axes.
     drawn = [Line(line.run, line.name, _drawable(line.points, plot.x_log)) for line in plot.lines]
     lines = [line for line in drawn if line.points]
     if not lines:
@@ -136,7 +137,7 @@ def _trace(line: Line, x: Unit, y: Unit) -> dict[str, Any]:
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= _MARKED_UP_TO else "lines",
         "name": escape(line.name),
-        "meta": line.run,
+        "meta": line.run,  # by which page.js finds the lines of a run, to show or hide them
         "x": [point[0] / x.size for point in points],
         "y": [point[1] / y.size for point in points],
         "line": {"color": colour, "dash": dash, "width": 1.6},
@@ -166,13 +167,16 @@ def _axis(
 
 
 def _drawable(points: Sequence[Point], x_log: bool) -> list[Point]:
-    return [own for own in points if all(map(math.isfinite, own)) and (own[0] > 0 or not x_log)]
+    return [
+        point for point in points if all(map(math.isfinite, point)) and (point[0] > 0 or not x_log)
+    ]
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
     """Reduce the points to the minimum and maximum of each section, and the ends."""
     if len(points) <= _MOST_POINTS:
         return points
+    # Not every n-th point, which would hide single peaks.
     pieces = _MOST_POINTS // 2
     kept = {0, len(points) - 1}
     for piece in range(pieces):

@@ -32,9 +32,10 @@ def read_runs(paths: Sequence[str], names: Sequence[str] | None) -> list[Run]:
     folders = [folder for path in paths for folder in _folders(Path(path))]
     folders = list(dict.fromkeys(folders))
     if names is not None and len(names) != len(folders):
-        found = ", ".join(map(str, folders))
+        listed = ", ".join(map(str, folders))
         raise ValueError(
-            f"--names must name each run once: {len(names)} names for {len(folders)} runs ({found})"
+            f"--names must name each run once: {len(names)} names for {len(folders)} runs "
+            f"({listed})"
         )
     named = zip(names or distinct_names(folders), folders, strict=True)
     return [_read(name, folder) for name, folder in named]
@@ -55,6 +56,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _read(name: str, folder: Path) -> Run:
+    # A directory may have files of both loggers, with the same values.
     if (folder / _CSV).is_file():
         series, wall = _read_csv(folder / _CSV), EMPTY
     else:
@@ -95,13 +97,15 @@ def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
         raise ValueError(
             f"{folder} was written by TensorBoardLogger: pip install tensorboard to read it"
         ) from error
+    # 0 loads all values. By default, TensorBoard keeps a sample of 10,000.
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    series = {tag: Series.of((e.step, e.value) for e in scalars) for tag, scalars in found.items()}
+    by_tag = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    series = {tag: Series.of((e.step, e.value) for e in scalars) for tag, scalars in by_tag.items()}
     # Values that are logged after training have a separate step.
-    times = sorted((e.step, e.wall_time) for scalars in found.values() for e in scalars)
+    times = sorted((e.step, e.wall_time) for scalars in by_tag.values() for e in scalars)
     begun = min((time for _, time in times), default=0.0)
+    # Reversed, because Series.of keeps the last time of a step: so it is the earliest.
     return series, Series.of((step, time - begun) for step, time in reversed(times))
 
 
@@ -114,6 +118,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: not in the format of a strategy ({error})") from error
 
 
+# hparams.yaml has tags for arguments of other types. Creating such objects could run code.
 class _PlainLoader(yaml.SafeLoader):
     """Loads YAML without creating Python objects, which are replaced by their names."""
 

@@ -130,6 +130,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     """Paths below the deepest directory that contains all of them."""
     paths = [folder.resolve() for folder in folders]
     above = os.path.commonpath([path.parent for path in paths])
+    # Lightning logs to NAME/version_0, and the number alone says little.
     if len(paths) == 1 and paths[0].name.startswith("version_"):
         above = os.path.dirname(above)
     return [str(path.relative_to(above)) for path in paths]

@@ -51,19 +51,21 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
         metrics: metrics that are plotted over steps, time and bytes.
 
     """
-    found = [Section(metric, _over_three_axes(runs, metric)) for metric in metrics]
-    found += [Section(title, _present(runs, wanted)) for title, wanted in _SERIES.items()]
+    all_sections = [Section(metric, _over_three_axes(runs, metric)) for metric in metrics]
+    all_sections += [Section(title, _present(runs, wanted)) for title, wanted in _SERIES.items()]
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
         title = "time waited for other ranks, percent"
-        found[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
-    return [section for section in found if section.plots]
+        # Into the section "Communication", the first one after those of the metrics.
+        all_sections[len(metrics)].plots.append(Plot(title, waits, "step", y_kind="percent"))
+    return [section for section in all_sections if section.plots]
 
 
 def waited_share(run: Run) -> list[Point]:
     """Waiting time in percent of the time since the previous value, over steps."""
     waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
     points = []
+    # A share of each interval, because a share of the whole run would hide later changes.
     samples = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
     known = [(step, w, e) for step, w, e in samples if w is not None and e is not None]
     for (_, w0, e0), (step, w1, e1) in zip(known, known[1:], strict=False):

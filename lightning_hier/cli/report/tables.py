@@ -25,7 +25,7 @@ def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
             "between groups": ("bytes", across.final),
             "waited": ("share", run.waited),
         }
-        titles[3:] = values
+        titles[3:] = values  # the same names for every run
         cells = [
             f'<th scope="row">{chip(number)}{escape(run.name)}</th>',
             f"<td>{escape(str(run.settings.get('strategy', _ABSENT)))}</td>",
@@ -44,7 +44,7 @@ def settings(runs: Sequence[Run]) -> str:
     if not names:
         return ""
     rows = [(name, [_text(values.get(name, _ABSENT)) for values in by_run]) for name in names]
-    rows.sort(key=lambda row: not _differ(row[1]))
+    rows.sort(key=lambda row: not _differ(row[1]))  # stable: otherwise in the order of the files
     body = []
     for name, values in rows:
         kind = ' class="differs"' if _differ(values) else ""

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     checksums in the file when they are read.
     """
 
-    _warned = False
+    _warned = False  # one warning for a run, which saves the same types each time
 
     @override
     def save_checkpoint(
@@ -60,6 +61,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint = plain_numbers(checkpoint)
         self._warn_of_refused(checkpoint, path)
+        # Not by the form of the path, because a URL such as file:///tmp is local too.
         filesystem, local = url_to_fs(str(path))
         if not isinstance(filesystem, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -94,6 +96,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 them.
 
         """
+        # torch.load verifies no checksum, and names only the first type that it refuses.
         check_file(path, weights_only=weights_only is not False)
         try:
             return super().load_checkpoint(path, map_location, weights_only)
@@ -164,20 +167,24 @@ class _RememberingFile:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    # In the same directory, because only there is a rename one operation. The name is unique,
+    # because another job may be writing a file of the same name.
     part = path.parent / f".{path.name}.{uuid4().hex}.part"
     try:
         _make_folder(path.parent)
         with part.open("wb") as file:
+            # Before the file is written, so that the space of old remains can be used.
             _remove_abandoned(path, os.fstat(file.fileno()).st_mtime)
             writer: Any = _RememberingFile(file.write)
             try:
                 torch.save(checkpoint, writer)
             except RuntimeError as error:
                 raise writer.error or error from error
+            # The contents first: after a power loss, the new name must not refer to an empty file.
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException as error:
+    except BaseException as error:  # KeyboardInterrupt, too, must leave no part behind
         part.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError):  # torch's writer raises its own error
             why = _no_space(checkpoint, path) if _is_full(error) else str(error)
@@ -191,6 +198,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _no_space(checkpoint: dict[str, Any], path: Path) -> str:
+    # Serialised again to a file that only counts, because torch does not tell the size.
     counter: Any = _RememberingFile(len)
     torch.save(checkpoint, counter)
     free = shutil.disk_usage(path.parent).free
@@ -203,7 +211,8 @@ def _remove_abandoned(path: Path, now: float) -> None:
     Files that another job may still be writing under the same name are not removed.
     """
     try:
-        parts = list(path.parent.glob(f".{path.name}.*.part"))
+        # Escaped, because a name may contain brackets, which glob would read as a set.
+        parts = list(path.parent.glob(f".{escape(path.name)}.*.part"))
     except OSError as error:
         _log.warning("old files in %s could not be listed: %s", path.parent, error)
         return
@@ -217,15 +226,16 @@ def _remove_abandoned(path: Path, now: float) -> None:
 
 def _make_folder(folder: Path) -> None:
     """Create a directory and its parents, and sync their names to disk."""
+    # The name of a directory is in its parent, which must reach the disk as well.
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        _sync_folder(made.parent)
+    for created in missing:
+        _sync_folder(created.parent)
 
 
 def _sync_folder(folder: Path) -> None:
     """Sync the new name to disk, if the system supports it. Otherwise a power loss may undo it."""
-    if not hasattr(os, "O_DIRECTORY"):
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open directories
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -110,6 +110,7 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
     """
     if str(path).startswith(("http://", "https://")):
         return
+    # Damage first: changed bytes may look like types that were never saved.
     problem = damage(path)
     refused: list[str] = []
     if problem is None and weights_only:
@@ -139,10 +140,11 @@ def plain_numbers(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         return value.item()
+    # Not isinstance: a named tuple has another constructor, and a subclass of list may have state.
     if type(value) in (list, tuple):
-        made = [plain_numbers(entry) for entry in value]
-        changed = any(new is not old for new, old in zip(made, value, strict=True))
-        return type(value)(made) if changed else value
+        plain = [plain_numbers(entry) for entry in value]
+        changed = any(new is not old for new, old in zip(plain, value, strict=True))
+        return type(value)(plain) if changed else value
     if isinstance(value, dict):
         numbers = {key: plain_numbers(entry) for key, entry in value.items()}
         if any(numbers[key] is not entry for key, entry in value.items()):
@@ -158,17 +160,18 @@ def refused_entries(value: Any, name: str = "") -> Iterator[str]:
     if type(value) in _PLAIN or isinstance(value, Tensor):
         return
     if type(value) in (list, tuple):
-        for index, own in enumerate(value):
-            yield from refused_entries(own, f"{name}[{index}]")
+        for index, entry in enumerate(value):
+            yield from refused_entries(entry, f"{name}[{index}]")
     elif type(value) in (dict, OrderedDict):
-        for key, own in value.items():
+        for key, entry in value.items():
             yield from refused_entries(key, f"a key of {name}")
-            yield from refused_entries(own, f"{name}.{key}" if name else str(key))
+            yield from refused_entries(entry, f"{name}.{key}" if name else str(key))
     elif _refuses(value):
         yield f"{name}: {type(value).__module__}.{type(value).__qualname__}"
 
 
 def _refuses(value: Any) -> bool:
+    # torch lists refused types for files only, not for values.
     written = io.BytesIO()
     try:
         torch.save(value, written)

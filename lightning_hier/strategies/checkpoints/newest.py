@@ -56,11 +56,11 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
     if not filesystem.isdir(root):
         return None
     for name in _names(filesystem, root):
-        found = _inside(folder, name)
-        problem = _problem(found, weights_only)
+        path = _inside(folder, name)
+        problem = _problem(path, weights_only)
         if problem is None:
-            return found
-        _log.warning("the checkpoint %s is skipped: %s", found, problem)
+            return path
+        _log.warning("the checkpoint %s is skipped: %s", path, problem)
     return None
 
 
@@ -90,6 +90,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     try:
         check_file(file, weights_only=weights_only)
         checkpoint = _read(file, weights_only)
+    # Not OSError: a file that cannot be read now may be the newest, and must not be skipped.
     except (DamagedFileError, FileNotFoundError) as error:
         return str(error)
     except READER_ERRORS as error:
@@ -102,6 +103,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     if section is None:
         return None
     files = RankFiles.saved_with(path, section["save"])
+    # Without their checksums, which all ranks verify together when the run resumes.
     return damage_beside(files.paths(tuple(section["sizes"])), contents=False)
 
 

@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 SECTION = "lightning_hier"
 FORMAT = 1
 
+# Far longer than a save takes, because a save that still runs must not lose its files.
 ABANDONED_AFTER = timedelta(hours=1)
 """Age after which files of an incomplete save are considered abandoned."""
 
@@ -56,9 +57,9 @@ class RankFiles:
         They are also found if an interrupted save has left the checkpoint under another name. Only
         reading follows links. A save replaces a link by a file with its own directory.
         """
-        own = cls(str(checkpoint).removesuffix(REPLACED), save)
-        if not os.path.islink(checkpoint) or os.path.isdir(own.folder):
-            return own
+        beside = cls(str(checkpoint).removesuffix(REPLACED), save)
+        if not os.path.islink(checkpoint) or os.path.isdir(beside.folder):
+            return beside
         return cls(os.path.realpath(checkpoint), save)
 
     def path(self, part: Part, number: int) -> str:
@@ -119,6 +120,7 @@ class RankFiles:
 
 def _last_write(filesystem: Any, folder: str) -> datetime:
     """Time of the last write to a file in a directory."""
+    # Of its files, because a directory keeps its time while a file in it grows.
     written: list[datetime] = [
         filesystem.modified(path) for path in filesystem.find(folder) or [folder]
     ]

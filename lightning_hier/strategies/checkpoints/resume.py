@@ -22,7 +22,7 @@ from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
-# Kinds that follow from the groups, which the message describes.
+# Kinds that follow from the groups, which the message describes in its first clause.
 _OF_GROUPS = ("inter_host_ranks", "ranks_per_group")
 
 
@@ -71,8 +71,10 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
     state, group = session.state, _group(session, 0)
     first = saved.of_rank(session.worker_numbers[0])
+    # Ranks of a divided module have different parts of the local model, in files of their own.
     of_group = first if kinds["mesh"] else saved.of_group(group)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
+    # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
     state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
     session.averages.load(of_group["averages"], first["averages"])
@@ -85,6 +87,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, An
 def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]) -> None:
     """Load the state of each worker of this rank, with its model in the module."""
     state = session.state
+    # The other models of the rank start as copies of the first one, which has just been loaded.
     if not session.warming:
         session.models.open()
     random, gradients = [], []
@@ -166,8 +169,8 @@ def _open_blocks(saved: SavedRun, session: FitSession) -> None:
         states = load_outer_states(section["outer_states"], state.parameters, placement, saved.path)
     else:
         states = whole_blocks(saved.blocks_of(0))
-    for block, own, counts in zip(blocks, states, saved.section["counts"], strict=True):
-        block.restart(own, state.by_parameter(counts))
+    for block, outer, counts in zip(blocks, states, saved.section["counts"], strict=True):
+        block.restart(outer, state.by_parameter(counts))
 
 
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:
@@ -205,33 +208,33 @@ def what_changes(
 
     """
     (devices, groups), before = layout.sizes, saved.sizes
-    said = []
+    changes = []
     if (devices, groups) != before:
-        said.append(f"{groups} groups of {devices} ranks instead of {before[1]} of {before[0]}")
-    said += [
+        changes.append(f"{groups} groups of {devices} ranks instead of {before[1]} of {before[0]}")
+    changes += [
         f"{name} is {kinds.get(name)} instead of {old}"
         for name, old in saved.section["kinds"].items()
         if kinds.get(name) != old and name not in _OF_GROUPS
     ]
     steps = max(count["in_block"] for count in saved.section["steps"])
-    given_up = []
+    effects = []
     if groups != before[1]:
-        given_up += [f"{name}='auto' follows the number of groups" for name in automatic]
+        effects += [f"{name}='auto' follows the number of groups" for name in automatic]
     if steps and saved.section["counts"] is not None:
-        given_up.append(f"the current block ended after {steps} steps")
+        effects.append(f"the current block ended after {steps} steps")
     if keeps_residuals:
-        given_up.append(
+        effects.append(
             f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
         )
     elif saved.section["kinds"]["gradient_sync"] == GTC.__name__:
-        given_up.append("residuals are lost")
+        effects.append("residuals are lost")
     if saved.section["kinds"]["inter_host_ranks"] is not None:
-        given_up.append("the error feedback of quantised or sparse updates is lost")
+        effects.append("the error feedback of quantised or sparse updates is lost")
     if not _keeps_outer_states(saved, kinds):
-        given_up.append("the state of outer steps, such as block momentum, is lost")
-    given_up.append("local optimizers start from the state of rank 0")
-    given_up.append("random states and the order of the data start from the beginning")
-    text = f"Resuming with a change: {'; '.join(said)}. Therefore {', '.join(given_up)}."
+        effects.append("the state of outer steps, such as block momentum, is lost")
+    effects.append("local optimizers start from the state of rank 0")
+    effects.append("random states and the order of the data start from the beginning")
+    text = f"Resuming with a change: {'; '.join(changes)}. Therefore {', '.join(effects)}."
     if devices != before[0] and layout.world_size == saved.ranks:
         # "node" counts the workers of a host, which increase with fewer hosts.
         text += f" The number of workers is unchanged: group_size={before[0]} keeps their groups."

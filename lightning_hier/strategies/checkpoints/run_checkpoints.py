@@ -56,11 +56,12 @@ class RunCheckpoints:
         self.automatic_values: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
-        # Saves of this job by the path of their checkpoint, oldest first.
+        # Saves of this job by the path of their checkpoint, oldest first. A newer save replaces
+        # only these at once, and those of other jobs when they are old.
         self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
-        """Record a checkpoint that was loaded. A Tuner resumes from its own checkpoint."""
+        """Record the checkpoint that was loaded last. A Tuner loads one of its own."""
         self._path, self._weights_only = str(path), weights_only is not False
         self.automatic_values = (section_of(checkpoint) or {}).get("automatic_values", {})
 
@@ -84,19 +85,23 @@ class RunCheckpoints:
             OSError: on every rank, if any rank could not write. Incomplete files are removed.
 
         """
+        # After validate or test, or with save_weights_only: no run resumes from it.
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
             self._write_everywhere(partial(write, checkpoint))
             return
         io, device = self._strategy.checkpoint_io, self._strategy.root_device
+        # Hooks may have written buffers of the global model, which the local models keep.
         session.synchroniser.local.keep_written_buffers()
         finish_writing(io)
         # The time distinguishes this save from earlier ones of the same name.
-        own = [f"{time.time_ns():020d}", str(path)]
-        save, common = gather_json(own, device, place=_SAVE)[0]
+        proposed = [f"{time.time_ns():020d}", str(path)]
+        save, common = gather_json(proposed, device, place=_SAVE)[0]
         files = RankFiles(common, save)
         # The checkpoint of callbacks refers to tensors that contain the average at this time.
         with session.averages.swapped_in():
             try:
+                # First the files of the ranks, on all of them: the checkpoint then names only files
+                # that exist, and an interrupted save leaves the previous checkpoint as it was.
                 self._write_everywhere(lambda: _write_all(session.state.parts(), files, io))
                 sizes = list(session.worker_layout.sizes)
                 section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
@@ -112,8 +117,9 @@ class RunCheckpoints:
         kept = 2 if isinstance(io, AsyncCheckpointIO) else 1
         old = [saves.pop(0) for _ in saves[kept:]]
         if self._removes:
-            for own_files in old:
-                own_files.remove()
+            for replaced in old:
+                replaced.remove()
+            # The checkpoint now names this save, or the one after it.
             if len(saves) == kept:
                 saves[0].remove_abandoned()
 

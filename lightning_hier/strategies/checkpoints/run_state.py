@@ -47,7 +47,7 @@ class RunState:
         self._synchroniser = session.synchroniser
         self._steps = session.worker.steps
         self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
-        self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         mesh = self._module.device_mesh if is_sharded(self._module) else None
@@ -118,7 +118,7 @@ class RunState:
         local = self._synchroniser.local.all()
         return {
             "parameters": {
-                self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
+                self.names[p]: value for p, value in local.items() if isinstance(p, Parameter)
             },
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
             "averages": self._session.averages.of_group(),
@@ -138,6 +138,7 @@ class RunState:
         gradients: State = {}
         if session.accumulated_gradients:  # training has not started
             gradients = session.accumulated_gradients[number]
+        # After a complete step, gradients have been used, and the next step clears them.
         elif not session.closed and trainer.fit_loop.epoch_loop._should_accumulate():
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         return {
@@ -158,10 +159,10 @@ class RunState:
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Load the gradients of an accumulated step."""
-        reach(self.parameters[name] for name in gradients)
+        reach(self.parameters[name] for name in gradients)  # first, because it sets them to zero
         for name, gradient in gradients.items():
-            own = self.parameters[name]
-            own.grad = sharded_like(gradient.to(own.device, copy=True), own)
+            parameter = self.parameters[name]
+            parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
 
     @torch.no_grad()
     def load(
@@ -180,9 +181,9 @@ class RunState:
         self.load_optimizers(group["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
-            own = rank["blocks"] if shards is None else cut_for(blocks, shards)
-            for block, parts, counts in zip(blocks, own, shared["counts"], strict=True):
-                block.load(parts, self.by_parameter(counts))
+            states = rank["blocks"] if shards is None else cut_for(blocks, shards)
+            for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
+                block.load(state, self.by_parameter(counts))
         self._load_values(group, rank)
 
     @torch.no_grad()
@@ -198,8 +199,8 @@ class RunState:
     def _load_values(self, group: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
-            own = self.parameters[name] if name in self.parameters else buffers[name]
-            local_tensor(own).copy_(value)
+            tensor = self.parameters[name] if name in self.parameters else buffers[name]
+            local_tensor(tensor).copy_(value)
 
     def thaw(self, shared: Mapping[str, Any]) -> None:
         """Unfreeze the parameters that the saved run had unfrozen, such as by ``BaseFinetuning``.
@@ -208,17 +209,17 @@ class RunState:
         """
         unfrozen = set(shared["frozen_at_first"]) - set(shared["frozen"])
         for prefix, module in self._module.named_modules():
-            for name, own in module.named_parameters(prefix, recurse=False):
-                if not own.requires_grad and name in unfrozen:
-                    own.requires_grad_(True)
+            for name, parameter in module.named_parameters(prefix, recurse=False):
+                if not parameter.requires_grad and name in unfrozen:
+                    parameter.requires_grad_(True)
                     if isinstance(module, batchnorm._BatchNorm):
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
         """Load step counts, and the names of buffers that are not averaged."""
         self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
-        for own, saved in zip(self._steps, shared["steps"], strict=True):
-            vars(own).update(vars(StepCount(**saved)))
+        for count, saved in zip(self._steps, shared["steps"], strict=True):
+            vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of all optimizers, bit for bit."""
@@ -239,20 +240,20 @@ class RunState:
         return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
-        return {self.names[own]: values for own, values in counts.items()}
+        return {self.names[parameter]: values for parameter, values in counts.items()}
 
 
 def local_state_dict(optimizer: Optimizer) -> State:
     """The state of ``optimizer`` with the local part of each tensor, not copied."""
     state = optimizer.state_dict()
-    own = {
+    local = {
         index: {
             name: local_tensor(value) if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
         for index, values in state["state"].items()
     }
-    return {**state, "state": own}
+    return {**state, "state": local}
 
 
 def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -260,24 +261,24 @@ def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         saved = state["state"].get(index)
-        if saved is None:
+        if saved is None:  # in the saved run, no step has created it
             optimizer.state.pop(parameter, None)
             continue
-        own = optimizer.state[parameter]
-        for name in own.keys() - saved.keys():
-            del own[name]
-        _copy_values_(own, saved, parameter.device)
+        present = optimizer.state[parameter]
+        for name in present.keys() - saved.keys():
+            del present[name]
+        _copy_values_(present, saved, parameter.device)
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         settings = {name: value for name, value in saved.items() if name != "params"}
-        _copy_values_(group, settings, group["params"][0].device)
+        _copy_values_(group, settings, parameters[0].device)  # a group may have no parameters
 
 
-def _copy_values_(own: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+def _copy_values_(present: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
     for name, value in saved.items():
-        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
-            own[name].copy_(value)
+        if isinstance(value, Tensor) and isinstance(present.get(name), Tensor):
+            present[name].copy_(value)
         else:
-            own[name] = value.to(device) if isinstance(value, Tensor) else value
+            present[name] = value.to(device) if isinstance(value, Tensor) else value
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -289,11 +290,11 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, saved in state["state"].items():
         parameter = parameters[index]
-        own = optimizer.state[parameter]
+        loaded = optimizer.state[parameter]
         for name, value in saved.items():
             if not isinstance(value, Tensor):
                 continue
-            if own[name].dtype != value.dtype:
-                own[name] = value.to(own[name].device, copy=True)
+            if loaded[name].dtype != value.dtype:
+                loaded[name] = value.to(loaded[name].device, copy=True)
             if value.dim():  # counts are not divided
-                own[name] = sharded_like(own[name], parameter)
+                loaded[name] = sharded_like(loaded[name], parameter)

@@ -108,6 +108,7 @@ class SavedRun:
             DamagedFileError: on every rank. The error names a truncated or changed file.
 
         """
+        # Every rank looks for all files, because hosts may have different file systems.
         with raise_everywhere(device, error=FileNotFoundError):
             if missing := self.files.missing(self.sizes):
                 raise FileNotFoundError(
@@ -141,19 +142,19 @@ class SavedRun:
 def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
     """State of each fragment of each block, with the shards of every tensor joined."""
     return [
-        [_whole(own) for own in zip(*fragments, strict=True)]
+        [_whole(fragment) for fragment in zip(*fragments, strict=True)]
         for fragments in zip(*shards, strict=True)
     ]
 
 
 def cut_for(blocks: Sequence[ModelBlock], shards: Shards) -> list[list[dict[str, Any]]]:
     """Block states of this rank, for the current division of the model in its group."""
-    found = whole_blocks(shards)
-    for block, fragments in zip(blocks, found, strict=True):
-        for own, fragment in zip(block.state(), fragments, strict=True):
-            buckets = zip(fragment["buckets"], own["buckets"], strict=True)
-            fragment["buckets"] = [_cut(whole, present) for whole, present in buckets]
-    return found
+    states = whole_blocks(shards)
+    for block, fragments in zip(blocks, states, strict=True):
+        for present, fragment in zip(block.state(), fragments, strict=True):
+            buckets = zip(fragment["buckets"], present["buckets"], strict=True)
+            fragment["buckets"] = [_cut(whole, own) for whole, own in buckets]
+    return states
 
 
 def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -161,26 +162,30 @@ def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
     # The ranks of a group count their own samples, but only the sum of the group has an effect.
     samples = sum(shard["samples"] for shard in shards) / len(shards)
-    return {**shards[0], "samples": samples, "buckets": [_joined(own) for own in buckets]}
+    return {**shards[0], "samples": samples, "buckets": [_joined(bucket) for bucket in buckets]}
 
 
 def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """State of a bucket whose vectors are those of all ranks of a group, in order."""
-    found = dict(shards[0])
-    for name in found:
-        own = [shard[name] for shard in shards]
-        if any(isinstance(value, Tensor) for value in own):
-            found[name] = torch.cat([value for value in own if value is not None])
-    return found
+    joined = dict(shards[0])
+    for name in joined:
+        pieces = [shard[name] for shard in shards]
+        # Other values are settings, of which those of the first rank are kept.
+        if any(isinstance(piece, Tensor) for piece in pieces):
+            joined[name] = torch.cat([piece for piece in pieces if piece is not None])
+    return joined
 
 
 def _cut(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(whole)
+    """The part of a joined bucket that belongs to the shard of ``own``."""
+    cut = dict(whole)
     for name, present in own.items():
         if isinstance(present, Tensor) and whole.get(name) is not None:
+            # "previous" has a value for each element of optimizer state, the others for each
+            # parameter, so their positions in the whole vectors differ.
             start = own["carried_start" if name == "previous" else "start"]
-            found[name] = whole[name][start : start + present.numel()]
-    return found
+            cut[name] = whole[name][start : start + present.numel()]
+    return cut
 
 
 def read_same(
@@ -205,12 +210,12 @@ def read_same(
     failed = None
     try:
         checkpoint = read()
-        holds = _described(checkpoint)
-        text = f"resume from {path} ({holds})"
-    except Exception as error:
-        failed, holds = error, None
+        saved = _described(checkpoint)
+        text = f"resume from {path} ({saved})"
+    except Exception as error:  # of any type, because the other ranks wait in the comparison
+        failed, saved = error, None
         text = f"could not read {path} ({type(error).__name__}: {error})"
-    _compare(holds, text, device, failed)
+    _compare(saved, text, device, failed)
     if failed is not None:
         raise failed  # no rank could read it, and each raises its own error
     return checkpoint
@@ -236,14 +241,16 @@ def _described(checkpoint: Mapping[str, Any]) -> str:
 
 
 def _compare(
-    holds: str | None, text: str, device: torch.device, failed: Exception | None = None
+    saved: str | None, text: str, device: torch.device, failed: Exception | None = None
 ) -> None:
-    rows = gather_json([holds, text], device, place="the comparison of checkpoints")
-    if len({own for own, _ in rows}) == 1:
+    """Raise ValueError unless ``saved`` is equal on all ranks. ``text`` describes this rank."""
+    rows = gather_json([saved, text], device, place="the comparison of checkpoints")
+    # Not the paths, because hosts may have copies of one checkpoint at different paths.
+    if len({checkpoint for checkpoint, _ in rows}) == 1:
         return
     ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, (_, own) in enumerate(rows):
-        ranks[own].append(rank)
-    said = "; ".join(f"{named_ranks(numbers)} {own}" for own, numbers in ranks.items())
-    problem = f"the ranks do not resume from the same checkpoint: {said}. {_WAY_OUT}"
+    for rank, (_, found) in enumerate(rows):
+        ranks[found].append(rank)
+    listed = "; ".join(f"{named_ranks(numbers)} {found}" for found, numbers in ranks.items())
+    problem = f"the ranks do not resume from the same checkpoint: {listed}. {_WAY_OUT}"
     raise ValueError(problem) from failed

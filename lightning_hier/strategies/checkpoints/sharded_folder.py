@@ -50,10 +50,12 @@ def save_folder(
         blocks, names = session.synchroniser.blocks or (), session.state.names
         outer, checkpoint[SECTION]["outer_states"] = outer_tensors(blocks, names)
         divided |= outer
+    # Always the same name, so that the next save overwrites what a killed one has left.
     incomplete = path.with_name(f"{path.name}.incomplete")
     save(divided, checkpoint_id=incomplete, process_group=group)
     if dist.get_rank(group) == 0:
         torch.save(checkpoint, metadata_file(incomplete))
+        # A second time, because the user may have written there while the model was saved.
         check_replaceable(path)
         with _replacing(path):
             incomplete.replace(path)
@@ -79,7 +81,7 @@ def _replacing(path: Path) -> Iterator[None]:
     that an interrupted save has renamed stays until then.
     """
     older = _renamed(path)
-    if path.exists():
+    if path.exists():  # otherwise `older` may be the only complete checkpoint
         _remove(older)
         path.replace(older)
     yield

@@ -38,15 +38,15 @@ def outer_tensors(
     tensors: _Tensors = {}
     rest: list[list[State]] = []
     for index, block in enumerate(blocks):
-        own = tensors[_key(index)] = {}
+        by_vector = tensors[_key(index)] = {}
         rest.append([])
         for parameters, state in block.outer_states():
             vectors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             for name, vector in vectors.items():
-                own.setdefault(name, {}).update(_by_parameter(vector, parameters, names))
-            kept = {name: value for name, value in state.items() if name not in vectors}
-            kept |= {"vectors": list(vectors), "parameters": [names[p] for p in parameters]}
-            rest[-1].append(kept)
+                by_vector.setdefault(name, {}).update(_by_parameter(vector, parameters, names))
+            settings = {name: value for name, value in state.items() if name not in vectors}
+            settings |= {"vectors": list(vectors), "parameters": [names[p] for p in parameters]}
+            rest[-1].append(settings)
     return tensors, rest
 
 
@@ -73,25 +73,27 @@ def load_outer_states(
 
     tensors: _Tensors = {}
     for index, buckets in enumerate(rest):
-        own = tensors[_key(index)] = {}
+        by_vector = tensors[_key(index)] = {}
         for bucket in buckets:
             for vector in bucket["vectors"]:
                 # Copies in the memory of the host, which are overwritten.
-                own.setdefault(vector, {}).update(
+                by_vector.setdefault(vector, {}).update(
                     {n: parameters[n].detach().to("cpu", copy=True) for n in bucket["parameters"]}
                 )
+    # Each group on its own, because its ranks together hold the whole module.
     load(tensors, checkpoint_id=path, process_group=placement.group.group)
-    found = []
+    states = []
     for index, buckets in enumerate(rest):
+        # In the order of the module, not of the saved buckets: another mesh has other buckets.
         of_name = {name: bucket for bucket in buckets for name in bucket["parameters"]}
-        found.append(
+        states.append(
             [
                 _state(name, placement.kind(parameter), of_name[name], tensors[_key(index)])
                 for name, parameter in parameters.items()
                 if name in of_name
             ]
         )
-    return found
+    return states
 
 
 def _key(optimizer: int) -> str:
@@ -126,5 +128,7 @@ def _state(
     tensors: Mapping[str, Mapping[str, Tensor]],
 ) -> State:
     """State of a fragment that consists of one parameter."""
-    vectors = {own: local_tensor(tensors[own][name]).reshape(-1) for own in bucket["vectors"]}
+    vectors = {
+        vector: local_tensor(tensors[vector][name]).reshape(-1) for vector in bucket["vectors"]
+    }
     return {"pending": bucket["pending"], "buckets": [{**bucket, **vectors, "kind": kind}]}

@@ -37,23 +37,23 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
         ValueError: some of them cannot be combined with several workers on a rank.
 
     """
-    found = []
+    refused = []
     if layout.workers_per_rank > 1:
         if strategy.uneven_batches != "error":
-            found.append(f"uneven_batches={strategy.uneven_batches!r}")
+            refused.append(f"uneven_batches={strategy.uneven_batches!r}")
         if strategy.on_nonfinite != "error":
-            found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
+            refused.append(f"on_nonfinite={strategy.on_nonfinite!r}")
         if strategy.block_sync is not None and strategy.block_sync.weighting != "equal":
-            found.append(f"weighting={strategy.block_sync.weighting!r}")
+            refused.append(f"weighting={strategy.block_sync.weighting!r}")
     if layout.per_model > 1:
         if isinstance(strategy.gradient_sync, CommHook):
-            found.append("gradient_sync=CommHook(...), which needs DDP")
+            refused.append("gradient_sync=CommHook(...), which needs DDP")
         if not strategy._ddp_kwargs.get("broadcast_buffers", True):
-            found.append("broadcast_buffers=False")
-    if found:
+            refused.append("broadcast_buffers=False")
+    if refused:
         raise ValueError(
             f"virtual_workers={layout.workers_per_rank} with group_size={layout.group_size} can't "
-            f"be combined with {', '.join(found)}: {_WAY_OUT}"
+            f"be combined with {', '.join(refused)}: {_WAY_OUT}"
         )
 
 
@@ -69,40 +69,44 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
         ValueError: they do not support several workers on a rank.
 
     """
-    found = []
+    refused = []
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
+        refused.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
     if layout.models_per_rank > 1:
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # They keep averages, or optimizer groups, of the single model in the module.
         of_one = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning)
-        found += [type(callback).__name__ for callback in callbacks if isinstance(callback, of_one)]
+        refused += [
+            type(callback).__name__ for callback in callbacks if isinstance(callback, of_one)
+        ]
     if is_param_in_hook_signature(
         trainer.lightning_module.training_step, "dataloader_iter", explicit=True
     ):
-        found.append("training_step(dataloader_iter) (use training_step(batch, batch_idx))")
+        refused.append("training_step(dataloader_iter) (use training_step(batch, batch_idx))")
+    # Lightning would call this hook once, with the batches of all workers of the rank.
     hook = "on_before_batch_transfer"
     datamodule = getattr(trainer, "datamodule", None)
     if is_overridden(hook, trainer.lightning_module, pl.LightningModule) or (
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
-        found.append(f"{hook} (use on_after_batch_transfer)")
+        refused.append(f"{hook} (use on_after_batch_transfer)")
+    # In the warm-up, all workers of a rank share one model, whatever the groups are.
     if layout.per_model > 1 or warmup_steps > 0:
-        found += needs_own_model(trainer)
-    if found:
+        refused += needs_own_model(trainer)
+    if refused:
         raise ValueError(
-            f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
+            f"virtual_workers above 1 can't be combined with {', '.join(refused)}: {_WAY_OUT}"
         )
 
 
 def needs_own_model(trainer: pl.Trainer) -> list[str]:
     """Settings that are not supported if several workers of a rank share a model."""
-    found = []
+    refused = []
     if not trainer.lightning_module.automatic_optimization:
-        found.append("manual optimization in groups of several workers or a warm-up")
+        refused.append("manual optimization in groups of several workers or a warm-up")
     if trainer._accelerator_connector._layer_sync is not None:
-        found.append("sync_batchnorm=True in groups of several workers or a warm-up")
-    return found
+        refused.append("sync_batchnorm=True in groups of several workers or a warm-up")
+    return refused
 
 
 def check_loaders(trainer: pl.Trainer) -> None:
@@ -113,6 +117,7 @@ def check_loaders(trainer: pl.Trainer) -> None:
 
     """
     data = trainer.train_dataloader
+    # Lightning passes each loader to process_dataloader, and keeps several in one collection.
     if isinstance(data, WorkerLoaders):
         return
     number = len(CombinedLoader(data).flattened)

@@ -47,12 +47,13 @@ class WorkerData:
         )
 
         def make_loader(number: int) -> object:
+            # The strategy returns this number as its rank, so the user's code divides by workers.
             self.requested = number
             try:
-                made = CombinedLoader(request(source)).flattened
+                loaders = CombinedLoader(request(source)).flattened
             finally:
                 self.requested = None
-            return made[0] if len(made) == 1 else None
+            return loaders[0] if len(loaders) == 1 else None
 
         with raise_everywhere(session.communicators.device):
             return divide_among_workers(
@@ -69,7 +70,7 @@ class WorkerData:
             return move(batch)
         # Lightning converts the precision of tensors, but does not support WorkerBatches.
         convert = session.trainer.precision_plugin.convert_input
-        return batch.map(lambda own: move(convert(own)), session.random)
+        return batch.map(lambda one: move(convert(one)), session.random)
 
 
 def divide_among_workers(
@@ -111,25 +112,28 @@ def divide_among_workers(
             "use_distributed_sampler=True, divide them by trainer.world_size and "
             "trainer.global_rank, or start one rank per worker"
         )
-    own = []
+    loaders = []
     for turn, number in enumerate(workers):
         if _divides_when_made(sampler, number, total):
+            # The user's code may draw random numbers, as on a rank of its own.
             with random.of(turn):
-                own.append(_requested(request, number, total, sampler))
+                loaders.append(_requested(request, number, total, sampler))
         else:
-            own.append(_for_worker(loader, sampler, number, total))
-    return WorkerLoaders(own, random)
+            loaders.append(_for_worker(loader, sampler, number, total))
+    return WorkerLoaders(loaders, random)
 
 
 def _divides_when_made(sampler: Any, number: int, total: int) -> bool:
     """Whether a sampler may divide the data in its constructor, so that it cannot be changed."""
     if isinstance(sampler, DistributedSampler):
+        # The constructor of a subclass may divide, and `_copy_for_worker` calls that of torch only.
         plain = type(sampler).__init__ is DistributedSampler.__init__
         return not plain and not isinstance(sampler, DistributedSamplerWrapper)
     try:
         divided = _copy_for_worker(sampler, number, total, OwnGenerators())
     except AttributeError:  # read-only attributes
         return True
+    # More workers than ranks get shorter parts, unless the part was fixed in the constructor.
     before, now = sized_len(sampler), sized_len(divided)
     return before is not None and before > 1 and now == before
 
@@ -138,8 +142,8 @@ def _requested(
     request: Callable[[int], object] | None, number: int, total: int, sampler: object
 ) -> DataLoader[Any]:
     loader = None if request is None else request(number)
-    own = _divided_by(loader) if isinstance(loader, DataLoader) else None
-    if own is None or (own.num_replicas, own.rank) != (total, number):
+    divided = _divided_by(loader) if isinstance(loader, DataLoader) else None
+    if divided is None or (divided.num_replicas, divided.rank) != (total, number):
         raise ValueError(
             f"the sampler {type(sampler).__name__} divides the training data when it is created, "
             f"so each of {total} workers needs its own: create the loader in train_dataloader of "
@@ -168,36 +172,39 @@ def _divided_by(loader: DataLoader[Any]) -> Any:
 def _for_worker(
     loader: DataLoader[Any], sampler: Any, worker: int, workers: int
 ) -> DataLoader[Any]:
+    # One object for all copies, because loader and samplers may share a generator.
     generators = OwnGenerators()
-    own, made = _copy_for_worker(sampler, worker, workers, generators), generators.copied(loader)
+    divided = _copy_for_worker(sampler, worker, workers, generators)
+    copied = generators.copied(loader)
     # A DataLoader does not allow these attributes to be set.
     if loader.batch_sampler is sampler:
-        made.__dict__["batch_sampler"] = own
+        copied.__dict__["batch_sampler"] = divided
     else:
-        made.__dict__["sampler"] = own
+        copied.__dict__["sampler"] = divided
         if loader.batch_sampler is not None:
-            made.__dict__["batch_sampler"] = generators.copied(loader.batch_sampler)
-            made.batch_sampler.__dict__["sampler"] = own
-    _seed_loader(made, worker)
-    return made
+            copied.__dict__["batch_sampler"] = generators.copied(loader.batch_sampler)
+            copied.batch_sampler.__dict__["sampler"] = divided
+    _seed_loader(copied, worker)
+    return copied
 
 
 def _copy_for_worker(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
     """Copy a sampler such that it divides the data among workers."""
-    own = generators.copied(sampler)
-    if not isinstance(own, DistributedSampler):
-        own.num_replicas, own.rank = workers, worker
-        return own
+    divided = generators.copied(sampler)
+    if not isinstance(divided, DistributedSampler):
+        divided.num_replicas, divided.rank = workers, worker
+        return divided
     data: Any = sampler.dataset
     if isinstance(sampler, DistributedSamplerWrapper):
         # This wrapper caches the order of an epoch, which its inner sampler draws.
         check_names(data)
         wrapper = private("lightning.fabric.utilities.distributed", "_DatasetSamplerWrapper")
         data = wrapper(generators.copied(data._sampler))
+    # Its constructor computes num_samples and total_size from these numbers.
     DistributedSampler.__init__(
-        own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
+        divided, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
     )
-    return own
+    return divided
 
 
 _Thing = TypeVar("_Thing")
@@ -211,16 +218,16 @@ class OwnGenerators:
 
     def copied(self, thing: _Thing) -> _Thing:
         """A shallow copy, except for generators among the attributes."""
-        made = copy(thing)
-        for name, value in list(getattr(made, "__dict__", {}).items()):
-            made.__dict__[name] = self._of(value)
-        return made
+        copied = copy(thing)
+        for name, value in list(getattr(copied, "__dict__", {}).items()):
+            copied.__dict__[name] = self._of(value)
+        return copied
 
     def _of(self, value: object) -> object:
         if isinstance(value, torch.Generator):
-            other = torch.Generator(value.device)
-            other.set_state(value.get_state())
-            return self._copies.setdefault(id(value), other)
+            generator = torch.Generator(value.device)
+            generator.set_state(value.get_state())
+            return self._copies.setdefault(id(value), generator)
         if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
             return self._copies.setdefault(id(value), deepcopy(value))
         return value

@@ -52,6 +52,7 @@ class WorkerLoaders:
         """Iterate over the loaders together."""
         self._loaders = list(loaders)
         self._random = random
+        # Attributes of a DataLoader that Lightning and `data_checks` read.
         self.dataset = self._loaders[0].dataset
         self.batch_sampler = self._loaders[0].batch_sampler
         self.sampler = _Samplers(self._loaders)
@@ -59,8 +60,8 @@ class WorkerLoaders:
     @property
     def lengths(self) -> list[float]:
         """Number of batches of each worker; inf if the data have no length."""
-        found = [sized_len(loader) for loader in self._loaders]
-        return [float("inf") if one is None else one for one in found]
+        lengths = [sized_len(loader) for loader in self._loaders]
+        return [float("inf") if length is None else length for length in lengths]
 
     def __len__(self) -> int:
         """Batches of each worker."""
@@ -80,6 +81,7 @@ class WorkerLoaders:
         drawn = 0
         while True:
             batches, ended = [], []
+            # All workers draw, so that an error names how many of them have ended.
             for worker, iterator in enumerate(iterators):
                 with self._random.of(worker):
                     try:
@@ -104,6 +106,7 @@ class WorkerLoaders:
 
     @_iterator.setter
     def _iterator(self, nothing: None) -> None:
+        # With persistent_workers, each loader has processes of its own.
         for loader in self._loaders:
             private(_COMBINED, "_shutdown_workers_and_reset_iterator")(loader)
 

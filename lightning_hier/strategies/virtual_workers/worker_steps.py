@@ -61,12 +61,13 @@ class WorkerSteps:
         batch = kwargs["batch"]
         if not isinstance(batch, WorkerBatches):
             return make(kwargs, optimizer, batch_idx)
-        every = [OrderedDict(kwargs, batch=one) for one in batch.batches]
-        closures = [make(arguments, optimizer, batch_idx) for arguments in every]
+        by_worker = [OrderedDict(kwargs, batch=one) for one in batch.batches]
+        closures = [make(arguments, optimizer, batch_idx) for arguments in by_worker]
         # Each closure clears the gradients and computes those of its worker.
         return Closure(partial(self._make_gradients, batch, closures))
 
     def _on_advance_end(self, advance_end: Callable[[Any], None], fetcher: Any) -> None:
+        # After the hooks of the batch, and before validation swaps in the global model.
         self._writes.end_batch()
         advance_end(fetcher)
 
@@ -87,6 +88,7 @@ class WorkerSteps:
         """Make the step of each model. ``counts`` is the loop attribute that counts the steps."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
+        # Before the loop, because the first step after the warm-up creates the other models.
         self._session.synchroniser.before_step()
         self._writes.begin_step()
         output = None
@@ -101,6 +103,7 @@ class WorkerSteps:
             # Lightning counts the step of every model. Only that of the last one is kept.
             if not self._models.is_last:
                 setattr(loop, counts, deepcopy(progress))
+            # `_as` activates those of the other workers while their gradients are computed.
             with self._random.of(workers[0]):
                 output = step(OrderedDict(kwargs, batch=batch))
             setattr(loop, counts, progress)
@@ -111,10 +114,11 @@ class WorkerSteps:
         """Compute the gradients of each worker of a model and, at the end of a step, their mean."""
         gradients = self._session.reduction.worker_gradients
         self._share_buffers()
-        for worker, own, closure in zip(self._workers, batch.batches, closures, strict=True):
-            self._log_for(own)
+        for worker, one, closure in zip(self._workers, batch.batches, closures, strict=True):
+            self._log_for(one)
             with self._as(worker), gradients.of(worker):
                 output = closure.closure()
+        # Batches that only accumulate leave the gradients with their workers, as DDP's no_sync.
         if not self._trainer.fit_loop._should_accumulate():
             gradients.reduce(self._workers)
         return output
@@ -127,6 +131,7 @@ class WorkerSteps:
         buffers = self._models.buffers
         buffers.reclaim()
         broadcast_tensors_(buffers.tensors, self._session.communicators.group, "buffers")
+        # Clones, because the first worker changes the buffers before the others start from them.
         self._first_buffers = [buffer.clone() for buffer in buffers.tensors]
 
     @contextmanager
@@ -137,10 +142,10 @@ class WorkerSteps:
             return
         buffers, first = self._models.buffers, SavedTensors()
         buffers.reclaim()
-        own = list(buffers.tensors)
-        first.save(own)
-        if own:
-            torch._foreach_copy_(own, self._first_buffers)
+        tensors = list(buffers.tensors)
+        first.save(tensors)
+        if tensors:  # torch refuses empty lists
+            torch._foreach_copy_(tensors, self._first_buffers)
         try:
             with self._random.of(worker):
                 yield
@@ -160,7 +165,7 @@ class ManualStep:
 
     Args:
         trainer: Trainer that fits.
-        run: Lightning's method for one of them.
+        run: Lightning's method, which calls ``training_step`` once.
 
     """
 
@@ -179,6 +184,7 @@ class ManualStep:
                 with a step of all workers.
 
         """
+        # Copies, because a scheduler refers to the lists of the state that it loads.
         if self._of_first is not None:
             for scheduler, begun in zip(self._schedulers, self._begun, strict=True):
                 scheduler.load_state_dict(deepcopy(begun))
