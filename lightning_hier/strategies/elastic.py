@@ -168,6 +168,9 @@ class ElasticFit:
             self._strategy.barrier("the state of this group was sent")
             # Not only the folder below: the strategy also keeps a record of each save by its path.
             self._strategy.remove_checkpoint(folder / _NAME)
+        except OSError as error:  # on all ranks, such as a full disk; this group trains on
+            rank_zero_warn(f"the state could not be saved for a group that joins: {error}")
+            return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - begun
@@ -183,7 +186,10 @@ class ElasticFit:
     def _save(self, folder: Path) -> None:
         """Save the state into a folder on rank 0's host."""
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
-        checkpoint.pop("callbacks", None)  # such as paths of this group's own checkpoints
+        # Paths of this group's own checkpoints, and types that weights_only may refuse.
+        for key in [*checkpoint]:
+            if key == "callbacks" or "hparams" in key or "hyper_parameters" in key:
+                del checkpoint[key]
         self._strategy.save_checkpoint(checkpoint, folder / _NAME)
         # Each host has the files of its own ranks only, and rank 0 sends the files of all.
         for leader in self._leaders[1:]:

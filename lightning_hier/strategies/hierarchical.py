@@ -206,7 +206,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         in_job = super().distributed_sampler_kwargs
-        if self.membership is None:
+        if self.membership is None or not self._module.trainer.training:  # each job evaluates all
             return in_job
         ranks = in_job["num_replicas"]  # every job has so many
         first = self.membership.group * ranks

@@ -65,7 +65,10 @@ def save_file(checkpoint: dict[str, Any], path: Path, io: CheckpointIO) -> None:
     """Save a checkpoint with the whole model to a file, which replaces an older folder or file."""
     if not path.is_dir():
         io.save_checkpoint(checkpoint, path)  # which replaces a file at once
-        _remove(_renamed(path))
+        older = _renamed(path)
+        if older.exists():
+            finish_writing(io)
+            _remove(older)
         return
     check_replaceable(path)
     with _replacing(path):
