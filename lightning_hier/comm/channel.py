@@ -140,7 +140,7 @@ class Channel:
         return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
-        """Sum ``tensor`` over the group, in place on the first rank, undefined on other ranks."""
+        """Sum ``tensor`` over the group, in place on the first rank. It is undefined on others."""
         with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
             pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
         return pending

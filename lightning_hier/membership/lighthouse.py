@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any, Literal
 
@@ -193,7 +194,7 @@ class Lighthouse:
             left = until - time.monotonic()
             limit = timedelta(seconds=max(min(left, _REQUEST_S), 0.001))
             try:
-                return _in_thread(lambda limit=limit: request(limit))
+                return _in_thread(partial(request, limit))
             except (RuntimeError, TimeoutError, OSError) as error:
                 self._client = None  # the connection of a Lighthouse that has restarted is dead
                 if left <= _RETRY_S:
@@ -225,7 +226,7 @@ class Lighthouse:
 
 
 def _in_thread(request: Callable[[], Any]) -> Any:
-    """Call a native function, of which Python could not interrupt the wait, in a thread."""
+    """Call a native function in a thread, because Python cannot interrupt a wait inside it."""
     answer: Future[Any] = Future()
 
     def call() -> None:

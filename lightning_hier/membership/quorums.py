@@ -170,7 +170,7 @@ class Quorums:
             sleep(_POLL_S)
 
     def _log_refused(self, quorum: Quorum) -> None:
-        """Log the groups that start with other settings, and end."""
+        """Log the groups that have other settings. Their processes end with an error."""
         for entry in quorum.within("start", "join"):
             differ = different_settings(self._entry("block"), entry)
             if differ:

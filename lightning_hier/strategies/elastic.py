@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 _NAME = "state.ckpt"
+_HYPERPARAMETERS = ("hyper_parameters", "hparams_name", "hparams_type")
+_LEFT_OUT = ("callbacks", *_HYPERPARAMETERS, *(f"datamodule_{key}" for key in _HYPERPARAMETERS))
 
 
 class ElasticFit:
@@ -160,7 +162,8 @@ class ElasticFit:
             return
         begun, folder = time.monotonic(), self._new_folder()
         try:
-            self._save(folder)
+            if not self._save(folder):
+                return
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
                     self._send(folder, joiner)
@@ -168,9 +171,6 @@ class ElasticFit:
             self._strategy.barrier("the state of this group was sent")
             # Not only the folder below: the strategy also keeps a record of each save by its path.
             self._strategy.remove_checkpoint(folder / _NAME)
-        except OSError as error:  # on all ranks, such as a full disk; this group trains on
-            rank_zero_warn(f"the state could not be saved for a group that joins: {error}")
-            return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - begun
@@ -183,17 +183,21 @@ class ElasticFit:
                 "--join_timeout_s of the Lighthouse. Keep it, and join_timeout_s, well above"
             )
 
-    def _save(self, folder: Path) -> None:
-        """Save the state into a folder on rank 0's host."""
+    def _save(self, folder: Path) -> bool:
+        """Save the state into a folder on rank 0's host. Returns whether there was room for it."""
         checkpoint = self._trainer._checkpoint_connector.dump_checkpoint(False)
         # Paths of this group's own checkpoints, and types that weights_only may refuse.
-        for key in [*checkpoint]:
-            if key == "callbacks" or "hparams" in key or "hyper_parameters" in key:
-                del checkpoint[key]
-        self._strategy.save_checkpoint(checkpoint, folder / _NAME)
+        for key in _LEFT_OUT:
+            checkpoint.pop(key, None)
+        try:
+            self._strategy.save_checkpoint(checkpoint, folder / _NAME)
+        except OSError as error:  # on all ranks
+            rank_zero_warn(f"the state could not be saved for a group that joins: {error}")
+            return False
         # Each host has the files of its own ranks only, and rank 0 sends the files of all.
         for leader in self._leaders[1:]:
             self._share(folder, leader)
+        return True
 
     def _send(self, folder: Path, joiner: Entry) -> None:
         """Send the state to a group. Called by rank 0."""

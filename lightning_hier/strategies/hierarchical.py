@@ -206,8 +206,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         in_job = super().distributed_sampler_kwargs
-        if self.membership is None or not self._module.trainer.training:  # each job evaluates all
-            return in_job
+        if self.membership is None or (self.lightning_module and not self._module.trainer.training):
+            return in_job  # each job evaluates all
         ranks = in_job["num_replicas"]  # every job has so many
         first = self.membership.group * ranks
         return {"num_replicas": self.membership.groups * ranks, "rank": first + in_job["rank"]}

@@ -23,7 +23,7 @@ def test_a_group_trains_on_its_part_and_evaluates_all(
     module: Any = SimpleNamespace(trainer=SimpleNamespace(training=training))
     with (
         mock.patch.object(TieredStrategy, "distributed_sampler_kwargs", in_job),
-        mock.patch.object(TieredStrategy, "_module", mock.PropertyMock(return_value=module)),
+        mock.patch.object(TieredStrategy, "lightning_module", module, create=True),
     ):
         found = strategy.distributed_sampler_kwargs
     assert (found["num_replicas"], found["rank"]) == parts

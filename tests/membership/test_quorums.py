@@ -82,6 +82,7 @@ def test_waiting_and_refused_groups_are_logged_once() -> None:
 
     def answer(own: Entry, until: float) -> Quorum:
         asked.append(own)
+        own = replace(own, position=[0, 0])  # as JSON represents it
         other = replace(own, group=1, phase="start", settings={"ranks": 4})
         return Quorum("7.1", 100.0, [own] if len(asked) < 4 else [own, other])
 

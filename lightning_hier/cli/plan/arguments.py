@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _whole(text: str) -> int:
     number = float(text)  # int() does not read 24.3e6
-    if not number.is_integer():  # inf and nan are none either
+    if not number.is_integer():  # also False for inf and nan
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
     return int(number)
 
