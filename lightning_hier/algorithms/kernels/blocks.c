@@ -202,7 +202,8 @@ void encode_int8(float *restrict values, int64_t numel, const float *restrict pl
 }
 
 /* Int4Codec.encode_; `numel` is a multiple of GROUP4. A half byte holds a step plus 8, hence
-   136 = 16 * 8 + 8. Byte i of a group holds elements i and i + 64, so both halves are contiguous. */
+   136 = 16 * 8 + 8. Byte i of a group holds elements i and i + 64, so both halves are
+   contiguous. */
 void encode_int4(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, uint8_t *restrict out) {
     for (int64_t from = 0; from < numel; from += GROUP4) {
