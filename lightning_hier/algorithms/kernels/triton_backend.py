@@ -135,12 +135,8 @@ class TritonKernels(TorchKernels):
         if not _runs_block_kernels(mean):
             return super().advance_(mean, global_model, update, by)
         kernel = _jit("triton_block_kernels").advance
-        numbers = map(_bits64, (by.eta, by.zeta))
-        first, second = _launch(
-            kernel, 2, mean, global_model, update, *numbers, **_constants(update, by),
-            ZETA_AT_LEAST_HALF=by.zeta >= 0.5,
-        )  # fmt: skip
-        return first, second
+        least = by.zeta >= 0.5
+        return _advance(kernel, mean, global_model, update, by, ZETA_AT_LEAST_HALF=least)
 
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
@@ -149,12 +145,7 @@ class TritonKernels(TorchKernels):
         if not _runs_block_kernels(gradient):
             return super().advance_by_(gradient, global_model, update, by)
         kernel = _jit("triton_block_kernels").advance_by
-        numbers = map(_bits64, (by.eta, by.zeta))
-        first, second = _launch(
-            kernel, 2, gradient, global_model, update, *numbers, **_constants(update, by),
-            INSIDE=by.inside,
-        )  # fmt: skip
-        return first, second
+        return _advance(kernel, gradient, global_model, update, by, INSIDE=by.inside)
 
 
 def _runs_block_kernels(values: Tensor) -> bool:
@@ -163,14 +154,18 @@ def _runs_block_kernels(values: Tensor) -> bool:
     return wide and values.numel() > 0 and runs_on(values.device)
 
 
-def _constants(update: Tensor | None, by: BlockCoefficients) -> dict[str, bool]:
-    """Constants for which a kernel is compiled."""
-    return {
-        "HAS_UPDATE": update is not None,
-        "AHEAD": by.ahead and update is not None,
-        "ADDS_UPDATE": by.adds_update and update is not None,
-        "SCALES": by.zeta != 1.0,
-    }
+def _advance(
+    kernel: Any, mean: Tensor, model: Tensor, update: Tensor | None, by: BlockCoefficients,
+    **constants: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Launch a kernel of one synchronisation, with what both have in common and ``constants``."""
+    has_update = update is not None
+    first, second = _launch(
+        kernel, 2, mean, model, update, _bits64(by.eta), _bits64(by.zeta), HAS_UPDATE=has_update,
+        AHEAD=by.ahead and has_update, ADDS_UPDATE=by.adds_update and has_update,
+        SCALES=by.zeta != 1.0, **constants,
+    )  # fmt: skip
+    return first, second
 
 
 def _launch(
