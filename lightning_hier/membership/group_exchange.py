@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -17,7 +16,6 @@ from lightning_hier.membership.connections import GroupConnections, GroupLostErr
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import Progress, members_of, named_groups
-from lightning_hier.membership.torchft import TorchFT
 
 MOST_ATTEMPTS = 10
 """Attempts of one synchronisation, or to join, of groups that may not reach each other."""
@@ -34,17 +32,14 @@ class GroupExchange:
     Unless stated otherwise, methods are collectives of the group: all its ranks must call them.
 
     Args:
-        settings: settings of the user.
+        quorums: quorums in which this group takes part.
         own: channels of this rank. Its ``layout`` and ``world`` have all groups that are present
             while they synchronise, and otherwise this group only.
-        limit: as in :class:`Quorums`.
         log: logs a line, on one rank.
-        position: returns epoch and used batches of this group.
-        required: settings that must be equal in all groups.
 
     Attributes:
-        settings: see above.
-        quorums: quorums in which this group takes part.
+        settings: settings of the user.
+        quorums: see above.
         joiners: groups that wait for the state of this one since the last synchronisation.
         present: numbers of the groups that have taken part in it.
 
@@ -52,20 +47,15 @@ class GroupExchange:
 
     def __init__(
         self,
-        settings: TorchFT,
+        quorums: Quorums,
         own: Communicators,
         *,
-        limit: timedelta,
         log: Callable[[str], None],
-        position: Callable[[], tuple[int, int]],
-        required: Mapping[str, Any],
     ) -> None:
-        self.settings = settings
+        self.quorums = quorums
+        self.settings = quorums.settings
         self._own = own
         self._log = log
-        self.quorums = Quorums(
-            settings, own, limit=limit, log=log, position=position, required=required
-        )
         self._connections = GroupConnections(own)
         self._connected: Sequence[str] = ()
         self._together: Quorum | None = None

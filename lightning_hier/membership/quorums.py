@@ -58,6 +58,7 @@ class Quorums:
         required: settings that must be equal in all groups.
 
     Attributes:
+        settings: settings of the user.
         progress: what the global model of this group contains.
         required: settings that must be equal in all groups, and the number of ranks.
         host: IP address of this rank, on the network of the Lighthouse.
@@ -75,7 +76,7 @@ class Quorums:
         position: Callable[[], tuple[int, int]],
         required: Mapping[str, Any],
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._own = own
         # A wait for groups takes up to two of these thirds, so rank 0 gives up before its ranks do.
         self._limit = limit / 3
@@ -94,7 +95,7 @@ class Quorums:
     def _open(self) -> None:
         self.store = store = serve_store(self.host)
         self._address = f"{self.host}:{store.port}"
-        settings = self._settings
+        settings = self.settings
         self._lighthouse = Lighthouse(
             settings.lighthouse, settings.group, self._address, self._limit, self._log
         )
@@ -114,7 +115,7 @@ class Quorums:
         return None if quorum is None else Quorum.of(quorum)
 
     def _start(self) -> dict[str, Any] | None:
-        progress, settings, begun = self.progress, self._settings, monotonic()
+        progress, settings, begun = self.progress, self.settings, monotonic()
         while True:
             waited = monotonic() - begun
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
@@ -135,7 +136,7 @@ class Quorums:
 
     def _log_waiting(self, quorum: Quorum, seconds: float) -> None:
         """Log which groups this one waits for, once."""
-        missing = absent(self._settings, quorum)
+        missing = absent(self.settings, quorum)
         text = f"Waiting up to {seconds:.0f} s for {named_groups(missing)}."
         if missing and text != self._logged:
             self._logged = text
@@ -151,7 +152,7 @@ class Quorums:
         return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase))))
 
     def _gathered(self, phase: Phase) -> Quorum:
-        progress, settings = self.progress, self._settings
+        progress, settings = self.progress, self.settings
         until = monotonic() + self._limit.total_seconds()
         while True:
             quorum = self._request(phase)
@@ -198,7 +199,7 @@ class Quorums:
         return identifier, address
 
     def _join(self) -> list[str]:
-        group, begun, limit = self._settings.group, monotonic(), self._limit.total_seconds()
+        group, begun, limit = self.settings.group, monotonic(), self._limit.total_seconds()
         # A third for the end of a block, and a third until the state is ready (docs/elastic.md).
         until = begun + 2 * limit
         while monotonic() < begun + limit:
@@ -227,7 +228,7 @@ class Quorums:
         left = timedelta(seconds=max(until - monotonic(), 0.001))  # a store waits for ever at 0
         try:
             store = open_store(address, min(self._limit, left))
-            return bool(store.get(f"{identifier}/ready/{self._settings.group}"))
+            return bool(store.get(f"{identifier}/ready/{self.settings.group}"))
         except RuntimeError:  # the group was lost
             return False
 
@@ -260,7 +261,7 @@ class Quorums:
 
     def _entry(self, phase: Phase, **values: Any) -> Entry:
         return Entry(
-            group=self._settings.group,
+            group=self.settings.group,
             phase=phase,
             address=self._address,
             **asdict(self.progress),

@@ -24,6 +24,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupLostError
 from lightning_hier.membership.group_exchange import MOST_ATTEMPTS, GroupExchange
 from lightning_hier.membership.lighthouse import Entry
+from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.membership.transfer import receive_folder, send_folder, share_folder
 from lightning_hier.strategies.checkpoints.rank_files import section_of
@@ -70,7 +71,7 @@ class ElasticFit:
         self._leaders = range(0, strategy.world_size, strategy.num_processes)
         communicators = strategy.communicators
         seed = os.environ.get("PL_GLOBAL_SEED", "0")  # of Lightning's samplers
-        self.exchange = GroupExchange(
+        quorums = Quorums(
             settings,
             communicators,
             limit=strategy.limit,
@@ -78,6 +79,7 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed, "device": strategy.root_device.type},
         )
+        self.exchange = GroupExchange(quorums, communicators, log=rank_zero_info)
         # Blocks refer to both, so they are replaced before there are blocks. Later, their contents
         # change with the groups that are present.
         across = self.exchange.across
