@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
 import lightning_hier as lh
+from benchmarks.opened_blocks import open_blocks
 from examples.tables import markdown
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
@@ -35,7 +36,6 @@ from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
 
 _TENSORS_OF_BMUF = 10
 _WARM_UP = 2
@@ -91,15 +91,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def open_blocks(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
+def blocks_of(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
     """Blocks of one step around a module, with this process as the first of two groups."""
     kind = torch.optim.AdamW if isinstance(config, lh.BMUFAdam) else torch.optim.SGD
     optimizer = kind(module.parameters(), lr=1e-4)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    worker = Worker()
-    worker.count_optimizers(1)
     communicators = Communicators.build(
         RankLayout.two_tiers(1, 2),
         device=next(module.parameters()).device,
@@ -111,16 +109,12 @@ def open_blocks(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
     communicators.route.between = _Echo(
         across.group, "across", communicators.traffic, communicators.progress
     )
-    synchroniser = BlockSynchroniser(
-        module, [optimizer], config, communicators=communicators, worker=worker
-    )
-    synchroniser.before_step()
-    return synchroniser
+    return open_blocks(module, optimizer, config, communicators)
 
 
 def measure(module: nn.Module, config: BlockSync, repetitions: int) -> Cost:
     """Of a module on a CUDA device."""
-    blocks, parameters = open_blocks(module, config), list(module.parameters())
+    blocks, parameters = blocks_of(module, config), list(module.parameters())
     elapsed = []
     for _ in range(_WARM_UP + repetitions):
         with torch.no_grad():  # as if it had been trained

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 
+from benchmarks.opened_blocks import open_blocks
 from benchmarks.performance.on_rank import report
 from lightning_hier import BMUF, GTC
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gtc_reducer import GTCReducer
 from lightning_hier.comm.gradients.reducers import GradientBucket
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import GradientMemory, TensorMemory, Worker
+from lightning_hier.comm.worker import GradientMemory, TensorMemory
 
 _REPETITIONS = 5
 _SIGMA = 1e-3
@@ -99,12 +99,7 @@ def bmuf(point: Point) -> dict[str, float]:
     communicators = _communicators(1)
     module = nn.ParameterList([torch.zeros(point.elements)])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    worker = Worker()
-    worker.count_optimizers(1)
-    synchroniser = BlockSynchroniser(
-        module, [optimizer], BMUF(block_size=1), communicators=communicators, worker=worker
-    )
-    synchroniser.before_step()
+    synchroniser = open_blocks(module, optimizer, BMUF(block_size=1), communicators)
     seconds = _least(lambda: synchroniser.after_step(0), lambda: None)
     calls = _REPETITIONS + 1
     return {

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.hosts import link_bytes
+from benchmarks.opened_blocks import open_blocks
 from benchmarks.performance import memory
 from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
@@ -28,7 +29,6 @@ from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
 
 _LIMIT = timedelta(seconds=300)
 
@@ -135,8 +135,6 @@ def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
 
 def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> BlockSynchroniser:
     """Blocks of one step around the module, with groups of their own."""
-    worker = Worker()
-    worker.count_optimizers(1)
     ranks = dist.get_world_size()
     communicators = Communicators.build(
         RankLayout.two_tiers(variant.group_size, ranks),
@@ -145,15 +143,8 @@ def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> BlockSyn
         traffic=Traffic(),
         host_of=[rank // ranks_per_host for rank in range(ranks)],
     )
-    synchroniser = BlockSynchroniser(
-        module,
-        [module.configure_optimizers()],
-        variant.config(),
-        communicators=communicators,
-        worker=worker,
-    )
-    synchroniser.before_step()
-    return synchroniser
+    optimizer = module.configure_optimizers()
+    return open_blocks(module, optimizer, variant.config(), communicators)
 
 
 def main() -> None:
