@@ -33,15 +33,15 @@ class Network:
         """``"2x2"`` are 2 hosts of 2 ranks each; the rate ``"none"`` leaves the links alone.
 
         Raises:
-            ValueError: a layout that can't be read, or of fewer than 2 hosts.
+            ValueError: a layout that can't be read.
 
         """
         try:
             hosts, ranks = (int(part) for part in layout.split("x"))
         except ValueError:
             raise ValueError(f"a layout is HOSTSxRANKS such as 2x2, got {layout!r}") from None
-        if hosts < 2 or ranks < 1:
-            raise ValueError(f"a layout has at least 2 hosts of at least 1 rank, got {layout!r}")
+        if min(hosts, ranks) < 1 or hosts * ranks < 2:
+            raise ValueError(f"a layout has at least 2 ranks, got {layout!r}")
         shaped = None if loopback or rate == "none" else rate
         return cls(hosts=hosts, ranks_per_host=ranks, rate=shaped, loopback=loopback)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import encoding
+from benchmarks import encoding, step_overhead
 from benchmarks.performance.between import Pair, processor_ratio
 from benchmarks.performance.job import Job, Network, Steps, goodput_bytes
 from benchmarks.performance.rows import ranks_do
@@ -54,6 +54,7 @@ def measure(*, loopback: bool) -> dict[str, float]:
     pairs = [Pair(**pair) for own in readings for pair in own["between"]]
     ratios = {
         "a step between synchronisations to the bare step": processor_ratio(pairs, SMALL.step_s),
+        "Python calls that a step of one rank adds, to Lightning's": step_overhead.calls_added(),
         "encoding 1% of 10 million elements, not compiled, to a copy": _encoding_ratio(),
     }
     if not loopback:

@@ -13,7 +13,7 @@ from benchmarks.performance.rank import train
 from benchmarks.performance.synchronisation import Synchronisations, Variant
 from benchmarks.performance.systems import named, set_up
 
-SENDERS = ("ddp", "gtc", "bmuf_gtc")
+SENDERS = ("ddp", "gtc", "bmuf_gtc", "bmuf_int8")
 """Systems whose bytes are counted."""
 
 _PAIRS, _PAIR_STEPS = 4, 10

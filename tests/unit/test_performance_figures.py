@@ -91,7 +91,7 @@ def test_rates_and_layouts_are_read() -> None:
     network = Network.read("4x1", "100mbit")
     assert (network.hosts, network.ranks_per_host, network.rate) == (4, 1, "100mbit")
     assert Network.read("2x2", "1gbit", loopback=True).rate is None
-    for wrong in ("2", "2x", "1x4", "2x0"):
+    for wrong in ("2", "2x", "1x1", "2x0"):
         with pytest.raises(ValueError, match="a layout"):
             Network.read(wrong, "1gbit")
 
