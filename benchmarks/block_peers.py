@@ -3,9 +3,9 @@
     python -m benchmarks.block_peers --layouts 2x1 4x1 2x2 1x4 --rates 1gbit 100mbit --runs 5
 
 `benchmarks.performance` starts the ranks anew for every row, which takes longer than the row. Here,
-all systems run in the same processes, one after the other, and that several times, so that a machine
-that becomes slower does so for all of them. Lines go to ``block_peers.jsonl`` in the output folder;
-a layout and rate that the file contains is not measured again.
+all systems run in the same processes, one after the other, several times. A machine that becomes
+slower does so for all of them. Lines go to ``block_peers.jsonl`` in the output folder; a layout and
+rate that the file contains is not measured again.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm.channel import gather_rows
 from lightning_hier.comm.progress_record import named_ranks, progress_record
 
 # By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
@@ -41,20 +42,18 @@ def gather_json(
         return [json.loads(text)]
     with progress_record().at(place):
         # Lengths first, because gloo gathers tensors of equal length only.
-        lengths = _gather(torch.tensor([len(text)]), device).tolist()
+        lengths = _gather(torch.tensor([len(text)]), device).flatten().tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        rows = _gather(padded, device).view(len(lengths), -1).numpy()
+        rows = _gather(padded, device).numpy()
     return [json.loads(row[:count].tobytes()) for row, count in zip(rows, lengths, strict=True)]
 
 
 def _gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Concatenate the 1-D tensors of all ranks, in order of rank, in host memory."""
+    """The 1-D tensors of all ranks as rows, in order of rank, in host memory."""
     # Not by a channel: settings are compared before there are any.
-    values = values.to(device)
-    gathered = values.new_empty(dist.get_world_size() * values.numel())
-    dist.all_gather_into_tensor(gathered, values)
-    return gathered.cpu()
+    world: Any = dist.group.WORLD
+    return gather_rows(values.to(device), world).cpu()
 
 
 def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:

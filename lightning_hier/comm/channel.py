@@ -15,6 +15,24 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.traffic import Tier, Traffic
 
 
+def gather_rows(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the short 1-D ``own`` of every rank of the group as rows, in order of position.
+
+    The first rank gathers the rows and broadcasts them, in 1 + log2 n messages one after the other.
+    An all-gather of gloo or NCCL is a ring of n - 1. For rows of some bytes, the latency of these
+    messages is all that counts (docs/reports/performance.md). Every rank of the group must call it.
+
+    Args:
+        own: row of this rank, equally long on all ranks.
+        group: process group.
+
+    """
+    rows = own.new_empty((group.size(), own.numel()))
+    dist.gather(own, list(rows.unbind()) if group.rank() == 0 else None, group=group, group_dst=0)
+    dist.broadcast(rows, group=group, group_src=0)
+    return rows
+
+
 class ExplainsFailures(Protocol):
     """Raises errors that name the missing ranks or groups, such as a
     :class:`~lightning_hier.comm.progress_record.ProgressRecord`."""
@@ -126,6 +144,20 @@ class Channel:
         with self._starting(kind, (self.size - 1) * own.nbytes) as pending:
             pending.work = dist.all_gather_into_tensor(output, own, group=self.group, async_op=True)
         return pending
+
+    def gather_rows(self, own: Tensor, kind: str) -> Tensor:
+        """:func:`gather_rows` over the group, counted as one collective. Waits for it."""
+        begun = time.perf_counter()
+        with self.explaining(kind), profiler_range("hier/wait"):
+            rows = gather_rows(own, self.group)
+        waited = time.perf_counter() - begun
+        # What other ranks forward is not counted, as in a broadcast.
+        sent = rows.nbytes if self.position == 0 else own.nbytes
+        self.traffic.add(
+            self.tier, kind, payload_bytes=sent if self.size > 1 else 0, seconds=waited
+        )
+        self.traffic.add_wait(self.tier, waited)
+        return rows
 
     def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
         """Copy ``own`` of every rank into the place of its position. All have the same length."""

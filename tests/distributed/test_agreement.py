@@ -13,23 +13,23 @@ from tests.ranks import run_ranks
 
 
 def _compare() -> tuple[int, int, str]:
-    """Bytes that are gathered where settings are equal, and where one differs; the error then."""
+    """Bytes that are broadcast if settings are equal, and if one differs, and the error then."""
     dist.init_process_group("gloo")
     module: Any = dist
-    gather, gathered = dist.all_gather_into_tensor, []
+    broadcast, rows = dist.broadcast, []
 
-    def count(output: torch.Tensor, own: torch.Tensor, **settings: Any) -> Any:
-        gathered.append(output.nbytes)
-        return gather(output, own, **settings)
+    def count(tensor: torch.Tensor, **settings: Any) -> Any:
+        rows.append(tensor.nbytes)
+        return broadcast(tensor, **settings)
 
-    module.all_gather_into_tensor = count
+    module.broadcast = count
     settings = {f"parameter {number}": "(1024, 1024) torch.float32" for number in range(1000)}
     require_same(settings, torch.device("cpu"))
-    equal = sum(gathered)
+    equal = sum(rows)
     settings[f"parameter {5 + 2 * (dist.get_rank() == 2)}"] = "(7,)"
     with pytest.raises(ValueError, match="the same settings") as raised:
         require_same(settings, torch.device("cpu"))
-    return equal, sum(gathered) - equal, str(raised.value)
+    return equal, sum(rows) - equal, str(raised.value)
 
 
 def test_equal_settings_are_compared_by_a_hash() -> None:

@@ -37,6 +37,9 @@ def _collectives() -> dict[str, tuple[int, int, int]]:
     assert result.data_ptr() == future.data_ptr()
     assert result.tolist() == [2.0] * 8
 
+    short = world.gather_rows(torch.tensor([rank, -rank]), "e")
+    assert short.tolist() == [[r, -r] for r in range(4)]
+
     def seen(tier: str, kind: str) -> tuple[int, int, int]:
         count: Count = communicators.traffic.of(tier, kind)
         assert count.seconds >= 0.0
@@ -47,6 +50,7 @@ def _collectives() -> dict[str, tuple[int, int, int]]:
         "b": seen("across", "b"),
         "c": seen("across", "c"),
         "d": seen("group", "d"),
+        "e": seen("across", "e"),
     }
     assert communicators.traffic.total("group").payload_bytes == counts["a"][0] + counts["d"][0]
     return counts
@@ -58,6 +62,7 @@ def test_collectives_and_their_bytes() -> None:
         assert counts["b"][:2] == (3 * 4, 1)  # to each of the others
         assert counts["c"][:2] == ((80 if rank == 2 else 0), 1)  # the source alone sends
         assert counts["d"][:2] == (8 * 4, 1)
+        assert counts["e"][:2] == ((4 * 16 if rank == 0 else 16), 1)  # the first sends all rows on
 
 
 def _mixed_broadcast() -> list[list[float]]:

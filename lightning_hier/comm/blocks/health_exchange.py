@@ -148,9 +148,7 @@ class HealthExchange:
         if channel.size == 1:
             return True
         digest = torch.tensor([self._trained.digest], device=self._communicators.device)
-        digests = digest.new_empty(channel.size)
-        channel.all_gather(digests, digest, "status").wait()
-        return bool((digests == digest).all())
+        return bool((channel.gather_rows(digest, "status") == digest).all())
 
     def report_out_of_data(self) -> HealthReport | None:
         """Exchange reports after this rank's last batch. A collective of the world.
@@ -197,10 +195,9 @@ class HealthExchange:
         values = [*astuple(report)[:-1], *samples]
         # float64 represents counts and digests exactly, below 2**53, and any sum of squares.
         row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
-        rows = row.new_empty(world.size * row.numel())
         with profiler_range("hier/block/status"):
-            world.all_gather(rows, row, "status").wait()
-        reports = [_report(values, self._counted) for values in rows.view(world.size, -1).tolist()]
+            rows = world.gather_rows(row, "status")
+        reports = [_report(values, self._counted) for values in rows.tolist()]
         # Not in _exchange, because ranks without batches must raise the error together with others.
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])

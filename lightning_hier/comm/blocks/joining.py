@@ -76,9 +76,7 @@ class Joining:
             [self._health.batches, *(count.total for count in counts)],
             device=self._communicators.device,
         )
-        rows = row.new_empty(world.size * row.numel())
-        world.all_gather(rows, row, "status").wait()
-        batches, *totals = rows.view(world.size, -1).T.tolist()
+        batches, *totals = world.gather_rows(row, "status").T.tolist()
         idle = [rank for rank, number in enumerate(batches) if number == 0]
         if 0 < len(idle) < world.size:
             raise OutOfStepError(
