@@ -43,6 +43,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("outputs/performance"), help="folder")
     parser.add_argument("--runs", type=int, default=1, help="of everything")
+    parser.add_argument("--blocks", type=int, default=1, help="that are measured in each run")
     parser.add_argument("--layouts", nargs="+", default=_LAYOUTS, help="HOSTSxRANKS")
     parser.add_argument("--rates", nargs="+", default=_RATES, help="as tc reads them")
     parser.add_argument("--works", nargs="+", default=_WORKS, choices=_WORKS)
@@ -76,10 +77,8 @@ def measure_run(told: argparse.Namespace, store: Store, run: int, *, loopback: b
 def _measure_network(told: argparse.Namespace, store: Store, run: int, network: Network) -> None:
     if "rows" in told.parts:
         for kind in told.works:
-            # What is really computed takes the longer, and shows the same but for the device.
-            blocks = 2 if kind == "emulated" else 1
             work = Work(kind=kind)
-            measure_rows(told.systems, work, network, store, run=run, blocks=blocks)
+            measure_rows(told.systems, work, network, store, run=run, blocks=told.blocks)
     if "synchronisation" in told.parts:
         chosen = variants(network.ranks_per_host)
         name = synchronisation_name(network)

@@ -22,11 +22,13 @@ class Figures:
             None where every step communicates.
         host_bytes: that a host sends in a step, by the counters of its link, headers included;
             mean over the hosts.
-        extra_bytes: peak of resident memory above that of the control, mean over the ranks.
+        extra_bytes: peak of resident memory above that of the control, mean over the ranks; None
+            if the same processes have trained with other systems before.
         density: elements that GTC has sent, of all; None without GTC.
-        goodput: payload bytes per second that the link carried just before.
+        goodput: payload bytes per second that the link carried just before; None for one host.
         peak_bytes: that a host sends in the step in which it sends the most, mean over the hosts;
             None in older results.
+        synchronisations_s: the same as ``synchronisation_s`` of each block; empty in older results.
 
     """
 
@@ -35,10 +37,11 @@ class Figures:
     between_s: float
     synchronisation_s: float | None
     host_bytes: float
-    extra_bytes: float
+    extra_bytes: float | None
     density: float | None
-    goodput: float
+    goodput: float | None
     peak_bytes: float | None = None
+    synchronisations_s: Sequence[float] = ()
 
     @property
     def ratio(self) -> float:
@@ -53,7 +56,7 @@ class Figures:
     @property
     def link_s(self) -> float:
         """What the link alone takes for what a host sends in a step."""
-        return self.host_bytes / self.goodput
+        return self.host_bytes / self.goodput if self.goodput else 0.0
 
     def least_ratio(self, *, overlap: bool) -> float:
         """What ``ratio`` would be if the link were all that takes time beside the step.
@@ -87,18 +90,20 @@ def figures(readings: Sequence[Reading], block: int) -> Figures:
     sent = {own["host"]: own["sent_bytes"] for own in readings}
     densities = [d for own in readings if (d := own["metrics"].get("hier/gtc/density")) is not None]
     between_s = mean(lambda own: statistics.median(_between(own["steps_s"], block)))
+    ends = [own["steps_s"][block - 1 :: block] for own in readings if block > 1]
+    synchronisations_s = [statistics.fmean(taken) - between_s for taken in zip(*ends, strict=True)]
+    extra = [own["extra_peak_bytes"] for own in readings if "extra_peak_bytes" in own]
     return Figures(
         step_s=mean(lambda own: statistics.fmean(own["steps_s"])),
         control_s=mean(lambda own: statistics.fmean(own["control_s"])),
         between_s=between_s,
-        synchronisation_s=None
-        if block == 1
-        else mean(lambda own: statistics.fmean(own["steps_s"][block - 1 :: block])) - between_s,
+        synchronisation_s=statistics.fmean(synchronisations_s) if synchronisations_s else None,
         host_bytes=statistics.fmean(statistics.fmean(steps) for steps in sent.values()),
-        extra_bytes=mean(lambda own: own["extra_peak_bytes"]),
+        extra_bytes=statistics.fmean(extra) if extra else None,
         density=statistics.fmean(densities) if densities else None,
         goodput=readings[0]["goodput"],
         peak_bytes=statistics.fmean(max(steps) for steps in sent.values()),
+        synchronisations_s=synchronisations_s,
     )
 
 

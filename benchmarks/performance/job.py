@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.performance.systems import System
@@ -61,37 +61,39 @@ class Steps:
     """How many steps are taken.
 
     Attributes:
-        control: without communication, before the system's and again after them.
+        control: without communication, before and after those of the system.
         warm_up: of the system, before the window.
         window: those that are measured: whole blocks.
 
     """
 
-    control: int
-    warm_up: int
-    window: int
+    control: int = 0
+    warm_up: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run of one system.
+    """One start of the ranks.
 
     Attributes:
-        system: its name.
-        work: what each rank computes.
+        work: computation of a step.
         network: hosts and links.
-        steps: how many.
-        goodput_bytes: sent over a bare socket to measure the link.
-        folder: where every rank writes what it has found.
+        goodput_bytes: bytes sent over a bare socket to measure the link.
+        folder: folder of the results of all ranks.
+        systems: names of the systems that are measured one after the other.
+        blocks: number of blocks that are measured of systems with blocks.
+        steps: number of steps, if the rank's module does not compute it.
 
     """
 
-    system: str
     work: Work
     network: Network
-    steps: Steps
     goodput_bytes: int
     folder: str
+    systems: Sequence[str] = ()
+    blocks: int = 0
+    steps: Steps = field(default_factory=Steps)
 
     def encoded(self) -> str:
         """As one argument of a command."""
@@ -129,7 +131,7 @@ def bits_per_second(rate: str | None) -> float:
     raise ValueError(f"a rate ends in kbit, mbit or gbit, got {rate!r}")
 
 
-def steps_for(system: System, work: Work, network: Network, *, blocks: int = 2) -> Steps:
+def steps_for(system: System, work: Work, network: Network, *, blocks: int) -> Steps:
     """As many as give stable figures in bounded time.
 
     A block system is warm after its first synchronisation, and measured over whole blocks. What

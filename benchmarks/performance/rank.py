@@ -1,6 +1,6 @@
-"""What a rank does in one run: the steps without communication, the system's, and those again.
+"""Trains with the systems of a job one after the other, each between steps without communication.
 
-Run by torchrun on every host. A rank writes what it has found into the folder of the job.
+Run by torchrun on every host. Each rank writes its readings into the folder of the job.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from benchmarks.hosts import link_bytes
 from benchmarks.performance import memory
-from benchmarks.performance.job import Job
+from benchmarks.performance.job import Job, Steps, steps_for
 from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
-from benchmarks.performance.systems import Setup, named, set_up, without_communication
+from benchmarks.performance.systems import Setup, System, named, set_up, without_communication
 from benchmarks.performance.work import WorkModule
 from benchmarks.quiet_trainer import quiet_trainer
 from lightning_hier import HierarchicalStrategy
@@ -84,38 +85,69 @@ def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> W
     return watch
 
 
-def control(job: Job, *, adam: bool) -> list[float]:
-    """Seconds of steps of the same ranks without communication."""
-    steps = job.steps.control
-    setup = without_communication()
-    return train(job, setup, warm_up=2, window=steps, adam=adam).steps_s()
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Steps of the same ranks without communication.
+
+    Attributes:
+        steps_s: seconds of each step.
+        peak_bytes: peak of the resident memory.
+
+    """
+
+    steps_s: list[float]
+    peak_bytes: int
 
 
-def run(job: Job) -> dict[str, Any]:
-    """One run of one system between two of the control."""
-    system, steps = named(job.system), job.steps
-    goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
+def control(job: Job, steps: int, *, adam: bool) -> Control:
+    """Train for so many steps without communication."""
     memory.forget_peak()
-    before = control(job, adam=system.adam)
-    control_peak = memory.peak_bytes()
+    watch = train(job, without_communication(), warm_up=2, window=steps, adam=adam)
+    return Control(steps_s=watch.steps_s(), peak_bytes=memory.peak_bytes())
+
+
+def run(job: Job) -> list[dict[str, Any]]:
+    """Measure all systems of the job in turn. A collective of the world."""
+    readings = []
+    before: dict[bool, Control] = {}  # of the latest system, for the optimizer that it has used
+    for name in job.systems:
+        system, adam = named(name), named(name).adam
+        steps = steps_for(system, job.work, job.network, blocks=job.blocks)
+        before = {adam: before.get(adam) or control(job, steps.control, adam=adam)}
+        memory.forget_peak()
+        reading = measure(job, system, steps)
+        peak = memory.peak_bytes()
+        if len(job.systems) == 1:  # others leave memory that is resident and free
+            reading["extra_peak_bytes"] = peak - before[adam].peak_bytes
+        after = control(job, steps.control, adam=adam)
+        reading["control_s"] = [*before[adam].steps_s, *after.steps_s]
+        readings.append(reading)
+        before = {adam: after}
+        if dist.get_rank() == 0:
+            print(f"measured {name}", flush=True)
+    return readings
+
+
+def measure(job: Job, system: System, steps: Steps) -> dict[str, Any]:
+    """Train with one system, and return the readings of this rank. A collective of the world."""
+    # A host by itself has no link.
+    goodput = None
+    if job.network.hosts > 1:
+        goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
     setup = set_up(system)
-    memory.forget_peak()
     watch = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
-    peak = memory.peak_bytes()
     return {
         "rank": dist.get_rank(),
         "host": dist.get_rank() // job.network.ranks_per_host,
         "goodput": goodput,
-        "control_s": [*before, *control(job, adam=system.adam)],
         "steps_s": watch.steps_s(),
         "sent_bytes": watch.sent_bytes(),
-        "extra_peak_bytes": peak - control_peak,
         "metrics": watch.metrics,
     }
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Run the job of the first argument."""
     job = Job.decoded(sys.argv[1])
     report(job.folder, lambda: run(job))
 

@@ -1,4 +1,8 @@
-"""Runs rows of the table: each system in its own processes, its control beside it."""
+"""Runs of the systems in one network, one after the other in one start of the ranks.
+
+A start takes longer than the steps of many systems. Where ranks fail, each system is measured in a
+start of its own, so that only those that fail have no figures.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any
 from benchmarks.hosts import Host, hosts, loopback_hosts
 from benchmarks.launch import run_module
 from benchmarks.performance.figures import figures
-from benchmarks.performance.job import Job, Network, goodput_bytes, key_of, steps_for
+from benchmarks.performance.job import Job, Network, goodput_bytes, key_of
 from benchmarks.performance.store import Store
 from benchmarks.performance.systems import System, obstacle
 from benchmarks.performance.work import Work
@@ -22,8 +26,6 @@ _LIMIT_S = 900.0
 # Of a row that is known to fail: it may do so by waiting for ever.
 _FAILURE_LIMIT_S = 180.0
 _WORTH_READING = 400
-
-Say = Callable[[str], None]
 
 
 @contextmanager
@@ -66,31 +68,41 @@ def ranks_do(
         ]
 
 
-def measure_row(system: System, work: Work, network: Network, *, blocks: int) -> dict[str, Any]:
-    """One run of one system: its figures, or why there are none."""
-    missing = obstacle(system)
-    if missing is not None:
-        return {"skipped": missing}
-    steps = steps_for(system, work, network, blocks=blocks)
-    nbytes = goodput_bytes(network)
+def measure_systems(
+    systems: Sequence[System], work: Work, network: Network, *, blocks: int
+) -> dict[System, dict[str, Any]]:
+    """Measure systems in one start of the ranks.
+
+    Returns:
+        For each system its figures, or the reason why there are none.
+
+    """
+    nbytes, names = goodput_bytes(network), [system.name for system in systems]
 
     def argument(folder: str) -> str:
         return Job(
-            system=system.name,
             work=work,
             network=network,
-            steps=steps,
             goodput_bytes=nbytes,
             folder=folder,
+            systems=names,
+            blocks=blocks,
         ).encoded()
 
+    known = systems[0].expected_failure if len(systems) == 1 else ""
+    limit_s = _FAILURE_LIMIT_S if known else _LIMIT_S * len(systems)
     try:
-        limit_s = _FAILURE_LIMIT_S if system.expected_failure else _LIMIT_S
-        readings = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
+        ranks = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
     except (RuntimeError, TimeoutError) as error:
-        known = f" (known: {system.expected_failure})" if system.expected_failure else ""
-        return {"failed": why(error) + known}
-    return {"figures": asdict(figures(readings, system.block))}
+        if len(systems) == 1:
+            return {systems[0]: {"failed": why(error) + (f" (known: {known})" if known else "")}}
+        print(f"{why(error)}; each system is measured in a start of its own", flush=True)
+        alone = (measure_systems([own], work, network, blocks=blocks) for own in systems)
+        return {system: row for rows in alone for system, row in rows.items()}
+    return {
+        system: {"figures": asdict(figures(readings, system.block))}
+        for system, readings in zip(systems, zip(*ranks, strict=True), strict=True)
+    }
 
 
 def measure_rows(
@@ -100,21 +112,24 @@ def measure_rows(
     store: Store,
     *,
     run: int,
-    blocks: int = 2,
-    say: Say = print,
+    blocks: int,
 ) -> None:
-    """One run of all systems, one after the other; those that are in the store are left out."""
+    """Measure one run of all systems that are not in the store."""
+    kind = key_of(network, work)
+    keys = {system: f"row/{kind}/{system.name}/{run}" for system in systems}
+    wanted = []
     for system in systems:
-        kind = key_of(network, work)
-        key = f"row/{kind}/{system.name}/{run}"
-        if key in store:
-            continue
-        found = measure_row(system, work, network, blocks=blocks)
-        if "skipped" in found:
-            say(f"{system.title}: left out, {found['skipped']}")
-            continue  # not kept: it may be there the next time
-        store.add(key, {"kind": kind, "system": system.name, "run": run, **found})
-        say(f"{kind}, run {run}, {system.title}: {_in_short(found)}")
+        missing = obstacle(system)
+        if missing is not None:
+            print(f"{system.title}: left out, {missing}")  # not stored: a later start may have it
+        elif keys[system] not in store:
+            wanted.append(system)
+    together = [system for system in wanted if not system.expected_failure]
+    starts = [[system] for system in wanted if system.expected_failure]
+    for start in [together, *starts] if together else starts:
+        for system, row in measure_systems(start, work, network, blocks=blocks).items():
+            store.add(keys[system], {"kind": kind, "system": system.name, "run": run, **row})
+            print(f"{kind}, run {run}, {system.title}: {_in_short(row)}", flush=True)
 
 
 def _in_short(found: dict[str, Any]) -> str:

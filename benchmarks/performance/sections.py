@@ -68,16 +68,11 @@ def between(
 ) -> dict[str, float]:
     """A step of BMUF that ends no block against the bare local step: mean of the ranks' ratios."""
     network = Network(hosts=ranks, ranks_per_host=1, rate=None, loopback=loopback)
-    steps = Steps(control=0, warm_up=0, window=window)
+    steps = Steps(window=window)
 
     def argument(folder: str) -> str:
         return Job(
-            system="bmuf",
-            work=work,
-            network=network,
-            steps=steps,
-            goodput_bytes=0,
-            folder=folder,
+            work=work, network=network, steps=steps, goodput_bytes=0, folder=folder
         ).encoded()
 
     readings = ranks_do(network, "benchmarks.performance.between", argument, str(pairs))

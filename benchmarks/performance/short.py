@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import encoding, step_overhead
 from benchmarks.performance.between import Pair, processor_ratio
-from benchmarks.performance.job import Job, Network, Steps, goodput_bytes
+from benchmarks.performance.job import Job, Network, goodput_bytes
 from benchmarks.performance.rows import ranks_do
 from benchmarks.performance.sections import synchronisation_figures
 from benchmarks.performance.short_ranks import SENDERS
@@ -43,12 +43,7 @@ def measure(*, loopback: bool) -> dict[str, float]:
         network,
         "benchmarks.performance.short_ranks",
         lambda folder: Job(
-            system="",
-            work=SMALL,
-            network=network,
-            steps=Steps(control=0, warm_up=0, window=0),
-            goodput_bytes=nbytes,
-            folder=folder,
+            work=SMALL, network=network, goodput_bytes=nbytes, folder=folder
         ).encoded(),
     )
     pairs = [Pair(**pair) for own in readings for pair in own["between"]]

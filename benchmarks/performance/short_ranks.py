@@ -40,7 +40,7 @@ def run(job: Job) -> dict[str, Any]:
         ranks_per_host=job.network.ranks_per_host,
         folder=job.folder,
     )
-    steps = Steps(control=0, warm_up=0, window=_PAIR_STEPS)
+    steps = Steps(window=_PAIR_STEPS)
     return {
         "sent_bytes": {name: sent_bytes(job, name) for name in SENDERS},
         "synchronisation": synchronisation.measure(variant, told),

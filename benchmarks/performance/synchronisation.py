@@ -68,7 +68,7 @@ def variants(ranks_per_host: int) -> list[Variant]:
         placements += [(ranks_per_host, "leader"), (ranks_per_host, "sharded")]
     return [
         Variant(group_size=size, across=across, across_dtype=dtype)
-        for dtype in ("float32", "bfloat16", "int8")
+        for dtype in ("float32", "bfloat16", "int8", "int4")
         for size, across in placements
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,13 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
     ("synchronisation s", lambda own: own.synchronisation_s, 2),
     ("MB a host and step", lambda own: own.host_bytes / 1e6, 2),
     ("MB in the largest step", lambda own: _megabytes(own.peak_bytes), 2),
-    ("memory, models", lambda own: own.extra_bytes / Work().model_bytes, 1),
+    ("memory, models", lambda own: _models(own.extra_bytes), 1),
     ("density %", lambda own: None if own.density is None else 100 * own.density, 2),
 )
+
+
+def _models(nbytes: float | None) -> float | None:
+    return None if nbytes is None else nbytes / Work().model_bytes
 
 
 def _megabytes(nbytes: float | None) -> float | None:
@@ -68,12 +73,12 @@ def systems_table(results: Results, kind: str) -> str:
     for system in SYSTEMS:
         found = list(results.figures(kind, system.name).values())
         if found:
-            rows.append((system.title, str(len(found)), *_cells(found)))
+            rows.append((system.title, str(len(found)), *_cells(found), _largest(found)))
             continue
         failure = results.failure(kind, system.name)
         if failure is not None:
             failures.append(f"- {system.title}: {system.expected_failure or failure}")
-    header = ("system", "runs", *(name for name, _, _ in _COLUMNS))
+    header = ("system", "runs", *(name for name, _, _ in _COLUMNS), "largest to median")
     shown = [place for place in range(len(header)) if any(row[place] for row in rows)]
     table = markdown(
         [header[place] for place in shown], [[row[place] for place in shown] for row in rows]
@@ -89,9 +94,15 @@ def _cells(found: Sequence[Figures]) -> list[str]:
     return cells
 
 
+def _largest(runs: Sequence[Figures]) -> str:
+    """The longest synchronisation of all runs relative to their median."""
+    taken = [seconds for own in runs for seconds in own.synchronisations_s]
+    return f"{max(taken) / statistics.median(taken):.2f}" if taken else ""
+
+
 def _synchronisations(results: Results) -> dict[str, str]:
     found = {}
-    for layout in ("2x2", "4x1"):
+    for layout in ("2x1", "2x2", "4x1"):
         for rate in ("1gbit", "100mbit"):
             name = synchronisation_name(Network.read(layout, rate))
             runs = list(results.section(name).values())

@@ -71,12 +71,19 @@ def _encoding(results: Results) -> list[float]:
     ]
 
 
-def _variant(value: str, **settings: str | int) -> Callable[[Results], list[float]]:
+def _variant(
+    value: str, layout: str = "2x2", **settings: str | int
+) -> Callable[[Results], list[float]]:
     name = Variant(**settings).name  # type: ignore[arg-type]
-    section = synchronisation_name(Network.read("2x2", "1gbit"))
+    section = synchronisation_name(Network.read(layout, "1gbit"))
     return lambda results: [
         found[name][value] for _, found in sorted(results.section(section).items()) if name in found
     ]
+
+
+def _to(layout: str, system: str, other: str) -> Callable[[Results], list[float]]:
+    kind = key_of(Network.read(layout, "1gbit"), Work())
+    return lambda results: results.against(kind, system, other, lambda own: own.step_s)
 
 
 def _to_ddp(kind: str, system: str) -> Callable[[Results], list[float]]:
@@ -87,7 +94,8 @@ def _communication_to_ddp(kind: str, system: str) -> Callable[[Results], list[fl
     return lambda results: results.against(kind, system, "ddp", lambda own: own.communication_s)
 
 
-_SYNCHRONISATION = "block synchronisation, 24.3M float32, 1 Gbit/s, 2 x 2, to the wire time"
+_SYNCHRONISATION = "block synchronisation, 24.3M, 1 Gbit/s, 2 x 2, to the wire time of float32"
+_ALONE = "the same, 2 hosts of 1 rank"
 
 _WHOLE = "BMUF, block 50, 2 x 2, whole run, to the same ranks without communication"
 
@@ -124,15 +132,22 @@ TARGETS = (
         limit=1.10,
         measured=_variant("ratio", group_size=GROUP_SIZE, across="sharded"),
     ),
-    Target(
-        name="the same, every rank a worker, bfloat16, to the wire time of float32",
-        limit=0.60,
-        measured=_variant("ratio", across_dtype="bfloat16"),
+    *(
+        Target(
+            name=f"{_ALONE}, {dtype}",
+            limit=limit,
+            measured=_variant("ratio", "2x1", across_dtype=dtype),
+        )
+        for dtype, limit in (("float32", 1.10), ("bfloat16", 0.60), ("int8", 0.35), ("int4", 0.22))
     ),
-    Target(
-        name="the same, every rank a worker, int8, to the wire time of float32",
-        limit=0.35,
-        measured=_variant("ratio", across_dtype="int8"),
+    *(
+        Target(
+            name=f"{ours}, {layout.replace('x', ' x ')}, 1 Gbit/s, a step, to {theirs}",
+            limit=1.0,
+            measured=_to(layout, ours, theirs),
+        )
+        for layout in ("2x1", "4x1", "2x2", "1x4")
+        for ours, theirs in (("bmuf", "torchft_local_sgd"), ("diloco", "torchft_diloco"))
     ),
     _whole("1 Gbit/s", FAST, "bmuf", 1.10),
     _whole("1 Gbit/s, overlap", FAST, "bmuf_overlap", 1.03),
@@ -146,8 +161,13 @@ TARGETS = (
     ),
     Target(
         name="GTC at 1% density, 2 x 2, 1 Gbit/s, communication of a step, to DDP's",
-        limit=0.15,
+        limit=0.12,
         measured=_communication_to_ddp(FAST, "gtc"),
+    ),
+    Target(
+        name="BMUF_GTC, 2 x 2, 1 Gbit/s, block 50, whole run, to no communication",
+        limit=1.45,
+        measured=lambda results: results.to_limit(FAST, "bmuf_gtc"),
     ),
     Target(
         name="BMUF_GTC, 2 x 2, 100 Mbit/s, block 50, whole run, to DDP's",

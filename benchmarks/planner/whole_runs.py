@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 from typing import Any
 
 from benchmarks.performance.figures import Figures
@@ -72,7 +73,9 @@ def _rows(measured: Results, kind: str, name: str) -> list[Figures]:
 
 def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figures]) -> Prediction:
     """Predict from the step without communication and the goodput of the same run."""
-    between = replace(network.between, bytes_per_second=_median(own, lambda row: row.goodput))
+    between = replace(
+        network.between, bytes_per_second=_median(own, lambda row: row.goodput or inf)
+    )
     step_s = _median(own, lambda row: row.control_s)
     strategy, settings = SETTINGS[name]
     # The float16 hook halves the bytes sent.

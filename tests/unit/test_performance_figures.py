@@ -99,11 +99,12 @@ def test_rates_and_layouts_are_read() -> None:
 def test_whole_blocks_are_measured_and_slow_dense_steps_are_few() -> None:
     slow, fast = Network.read("2x2", "100mbit"), Network.read("2x2", "1gbit")
     for system in SYSTEMS:
-        steps = steps_for(system, Work(), slow)
+        steps = steps_for(system, Work(), slow, blocks=2)
         if system.block > 1 and system.family != "limit":
             assert steps.warm_up % system.block == steps.window % system.block == 0
     ddp = named("ddp")
-    assert steps_for(ddp, Work(), slow).window < steps_for(ddp, Work(), fast).window
+    few, many = (steps_for(ddp, Work(), network, blocks=2) for network in (slow, fast))
+    assert few.window < many.window
 
 
 def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
