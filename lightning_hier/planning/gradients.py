@@ -20,7 +20,7 @@ _DDP_COPIES = 2.0
 _ENCODE, _ENCODE_SENT, _GTC_COPIES = 2.5, 34.0, 3.5
 # Adding a received element at a random position takes as long as copying eight consecutive ones.
 _DECODE = 8.0
-_WORD_BYTES, _COUNT_BYTES = 4, 8
+_WORD_BYTES = 4
 # A bitmap has 2 bits for each element.
 _ELEMENTS_PER_WORD = 16
 
@@ -53,7 +53,6 @@ def exchange(
         copies = Load(copied_bytes=gradients * _DDP_COPIES)
         return GradientExchange(overlapped=reduced + later + copies)
     sent = gtc_payload(workload, group, network, density)
-    sent += gtc_counts(workload, group, network)
     later = Load(latency_s=(buckets(workload) - 1) * sent.latency_s)
     # From a density of 1/16 on, the payload is a bitmap, whose cost is constant.
     passes = _ENCODE + _ENCODE_SENT * min(density, 1 / 16) + _GTC_COPIES
@@ -89,11 +88,6 @@ def gtc_payload(workload: Workload, group: RankGroup, network: Network, density:
     elements = workload.parameters
     words = math.ceil(min(density * elements, elements / _ELEMENTS_PER_WORD))
     return all_gather(_WORD_BYTES * words, group, network)
-
-
-def gtc_counts(workload: Workload, group: RankGroup, network: Network) -> Load:
-    """Number of elements that each rank sends of each tensor, and a flag for each bucket."""
-    return all_gather(_COUNT_BYTES * (buckets(workload) + workload.tensors), group, network)
 
 
 def step_with_gradients_s(

@@ -17,7 +17,7 @@ from lightning_hier.planning.candidates import (
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
-from lightning_hier.planning.servers import cluster_of
+from lightning_hier.planning.servers import best_push_period
 from lightning_hier.planning.strategies import predict
 from lightning_hier.planning.workload import Workload
 
@@ -127,9 +127,7 @@ def _gradients(
         density, reason = _density(workload, network, settings)
         settings, reasons = replace(settings, density=density), [*reasons, reason]
     if "push_period" not in fixed:
-        # The smallest N of two-stage ASGD with T_calc >= T_trans (eq. 6 and 7).
-        period = cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1
-        settings = replace(settings, push_period=period)
+        settings = replace(settings, push_period=best_push_period(workload, network))
     return settings, reasons
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_hier.planning import Link, Network, Processor, Workload, recommend
 from lightning_hier.planning.candidates import ENOUGH, LONG
-from lightning_hier.planning.servers import cluster_of
+from lightning_hier.planning.servers import push_load
 from lightning_hier.planning.synchronisation import synchronise
 
 LSTM = Workload(parameters=24_300_000, step_s=0.15, tensors=22)
@@ -137,10 +137,14 @@ def test_where_everything_is_too_slow_the_first_of_the_fast_ones_is_recommended(
 
 
 def test_the_push_period_makes_computing_as_long_as_sending() -> None:
-    network = cluster(1000, hosts=4, devices=2)
-    period, found = recommend(LSTM, network).settings.push_period, cluster_of(LSTM, network)
-    assert found.computation_seconds(period) >= found.transmission_seconds()
-    assert found.computation_seconds(period - 1) < found.transmission_seconds()
+    """T_calc of eq. 7 is N mini-batches on two devices, T_trans of eq. 6 is 2 N_e M / B."""
+    network = replace(
+        cluster(1000, hosts=4, devices=2), processor=Processor(copy_bytes_per_second=1e18)
+    )
+    period = recommend(LSTM, network).settings.push_period
+    sending_s = 2 * 3 * LSTM.gradient_bytes / 125e6 + 2e-4
+    assert push_load(LSTM, network).seconds(network) == pytest.approx(sending_s)
+    assert LSTM.step_s * period / 2 >= sending_s > LSTM.step_s * (period - 1) / 2
 
 
 def test_fixed_settings_are_kept() -> None:
