@@ -162,9 +162,7 @@ def test_unequal_hosts_are_refused_on_every_rank(tmp_path: Path) -> None:
 def test_far_slower_pair_is_named() -> None:
     def pair(first: int, second: int, rate: float) -> LinkReading:
         link = Link(bytes_per_second=rate)
-        return LinkReading(
-            where="between", ranks=(first, second), is_pair=True, link=link, processor_s=0.0
-        )
+        return LinkReading(where="between", ranks=(first, second), link=link, processor_s=0.0)
 
     slow = pair(2, 4, 1e7)
     (line,) = slow_pairs([pair(0, 2, 1e8), slow, pair(4, 0, 1e8)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +17,7 @@ from lightning_hier.cli.measure.module_step import workload_of
 from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.planning import Link, Measurement, Processor, Workload
-from lightning_hier.planning.probe import SIZES, LinkReading, Where, copy_speed, measure_links
+from lightning_hier.planning.probe import LinkReading, Where, copy_speed, measure_links
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
@@ -54,7 +54,7 @@ def run(args: list[str]) -> None:
             )
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
-        readings = measure_links(communicators)
+        readings = measure_links(communicators, timedelta(seconds=arguments.timeout_s))
         measured = Measurement(
             hosts=hosts,
             devices=devices,
@@ -102,8 +102,10 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
 
 
 def _slowest_ring(readings: Sequence[LinkReading], where: Where) -> Link | None:
-    # Rings, in which all ranks send at once as in training. Pairs only show single slow links.
-    links = [reading.link for reading in readings if reading.where == where and not reading.is_pair]
+    # Rings of all ranks, which send at once as in training. Pairs only show single slow links.
+    own = [reading for reading in readings if reading.where == where]
+    most = max((len(reading.ranks) for reading in own), default=0)
+    links = [reading.link for reading in own if len(reading.ranks) == most]
     return min(links, key=lambda link: link.bytes_per_second, default=None)
 
 
@@ -114,25 +116,22 @@ def _processor(
     if device.type == "cuda":
         return Processor(copy_bytes_per_second=copied)
     cores = len(os.sched_getaffinity(0))  # those that this process may use
-    # A message and its reply: the same number of bytes is sent and received.
-    busy_s = max((reading.processor_s for reading in readings if reading.is_pair), default=0.0)
+    rates = [own.socket_bytes / own.processor_s for own in readings if own.processor_s]
     return Processor(
         cores=cores,
         # Ranks that share a core each get a part of its time.
         copy_bytes_per_second=copied * max(devices / cores, 1.0),
-        socket_bytes_per_second=SIZES[-1] / busy_s if busy_s else None,
+        socket_bytes_per_second=min(rates, default=None),
     )
 
 
 def _print(measured: Measurement, readings: Sequence[LinkReading]) -> None:
     print(f"{measured.hosts} hosts of {measured.devices} ranks, {measured.notes['backend']}")
-    for name, link, where in (
-        ("within a host", measured.within, "within"),
-        ("between hosts", measured.between, "between"),
-    ):
+    for name, link in ("within a host", measured.within), ("between hosts", measured.between):
         if link is not None:
             print(f"{name}: {_described(link)} while all send")
-            print(*slow_pairs([own for own in readings if own.where == where]), sep="", end="")
+    for line in slow_pairs(readings):
+        print(line)
     if (work := measured.workload) is not None:
         print(
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
@@ -141,12 +140,12 @@ def _print(measured: Measurement, readings: Sequence[LinkReading]) -> None:
 
 
 def slow_pairs(readings: Sequence[LinkReading]) -> list[str]:
-    """A line for each pair of ranks that is much slower than most."""
-    pairs = [reading for reading in readings if reading.is_pair]
+    """A line for each pair of hosts whose link is much slower than most."""
+    pairs = [own for own in readings if own.where == "between" and len(own.ranks) == 2]
     speeds = sorted(pair.link.bytes_per_second for pair in pairs)
     return [
         f"  ranks {pair.ranks[0]} and {pair.ranks[1]}: {_described(pair.link)}, less than half of "
-        "the median of all pairs: every synchronisation waits for this link\n"
+        "the median of all pairs: every synchronisation waits for this link"
         for pair in pairs
         if pair.link.bytes_per_second < speeds[len(speeds) // 2] / 2
     ]
