@@ -13,7 +13,7 @@ from benchmarks.planner.late_replies import late_wait_s
 from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
 from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 
-LSTM = Workload(parameters=24_305_007, step_s=0.15, tensors=22, name="LSTM of 24.3M")
+LSTM = Workload(parameters=24_305_007, step_s=0.15, name="LSTM of 24.3M")
 
 HOSTS = Network(
     hosts=2,

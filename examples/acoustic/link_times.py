@@ -94,7 +94,6 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     busy = max(1.0, settings.ranks / cores)
     work = Workload(
         parameters=alone.parameters,
-        tensors=alone.tensors,
         step_s=busy * alone.seconds["one_worker"],
         on_cores=True,
     )

@@ -37,13 +37,11 @@ class StepTimes:
         seconds: of a step, by the name of the system; the synchronisation of models is divided
             among the steps of a block.
         parameters: of the model.
-        tensors: of the model's parameters.
 
     """
 
     seconds: dict[str, float]
     parameters: int
-    tensors: int
 
 
 def arguments(runs: Sequence[Settings], result: Path) -> str:
@@ -102,9 +100,7 @@ def time_steps(settings: Settings) -> StepTimes:
     trainer.fit(model, data)
     seconds = (ends.seconds[first + timed - 1] - ends.seconds[first - 1]) / timed
     parameters = [own.numel() for own in model.parameters()]
-    return StepTimes(
-        seconds={settings.system: seconds}, parameters=sum(parameters), tensors=len(parameters)
-    )
+    return StepTimes(seconds={settings.system: seconds}, parameters=sum(parameters))
 
 
 def main() -> None:
@@ -116,7 +112,7 @@ def main() -> None:
     if dist.is_initialized() and dist.get_rank():
         return
     seconds = {name: own for each in found for name, own in each.seconds.items()}
-    times = StepTimes(seconds=seconds, parameters=found[0].parameters, tensors=found[0].tensors)
+    times = StepTimes(seconds=seconds, parameters=found[0].parameters)
     Path(job["result"]).write_text(json.dumps(asdict(times)))
 
 

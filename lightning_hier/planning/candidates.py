@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_hier.planning.gradients import exchange, step_with_gradients_s
-from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.gradients import step_with_gradients
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.strategies import predict
@@ -124,18 +123,11 @@ def choose(compared: Sequence[Candidate]) -> Candidate:
     return next(candidate for candidate in compared if candidate.prediction.step_s <= limit_s)
 
 
-def step_between_s(workload: Workload, network: Network, settings: Settings) -> float:
-    """Seconds of a step between two synchronisations."""
-    group = Layout(network=network, group_size=settings.group_size).group
-    gradients = exchange(workload, group, network, settings.density)
-    return step_with_gradients_s(workload, network, gradients)
-
-
 def _fitted(
     workload: Workload, network: Network, settings: Settings, fixed: Mapping[str, Any]
 ) -> Candidate:
     """The shortest delay that hides an exchange, and the shortest block that is cheap enough."""
-    step_s = step_between_s(workload, network, settings)
+    step_s, _ = step_with_gradients(workload, network, settings)
     # Computed once, because it does not depend on the lengths of block and delay.
     block, parts = synchronise(workload, network, settings), settings.fragments
     longest = fixed.get("block_size", _LONGEST)

@@ -51,11 +51,6 @@ class Layout:
         return max(self.network.devices // self.group_size, 1)
 
     @property
-    def world(self) -> RankGroup:
-        """All ranks."""
-        return RankGroup(size=self.network.ranks, hosts=self.network.hosts)
-
-    @property
     def group(self) -> RankGroup:
         """The ranks of one group."""
         hosts = max(self.group_size // self.network.devices, 1)

@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_hier.planning.candidates import (
-    ENOUGH,
-    LONG,
-    Candidate,
-    candidates,
-    choose,
-    step_between_s,
-)
+from lightning_hier.planning.candidates import ENOUGH, LONG, Candidate, candidates, choose
+from lightning_hier.planning.gradients import step_with_gradients
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
@@ -162,8 +156,8 @@ def _added(
     workload: Workload, network: Network, settings: Settings, density: float | None
 ) -> float:
     """Share of a step that gradients of this density add."""
-    settings = replace(settings, density=density)
-    return step_between_s(workload, network, settings) / workload.step_s - 1
+    step_s, _ = step_with_gradients(workload, network, replace(settings, density=density))
+    return step_s / workload.step_s - 1
 
 
 def _block_reasons(best: Candidate) -> list[str]:

@@ -5,25 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_hier.planning.collectives import RankGroup
-from lightning_hier.planning.gradients import (
-    divided_exchange,
-    divided_step_s,
-    exchange,
-    gradient_memory_bytes,
-    step_with_gradients_s,
-)
-from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.gradients import gradient_memory_bytes, step_with_gradients
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
 from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 from lightning_hier.planning.workload import Workload
 
-STRATEGIES = (
-    *("ddp", "gtc", "model_averaging", "bmuf", "bmuf_adam", "diloco", "bmuf_gtc", "hierarchical"),
-    *("bmuf_adam_fsdp", "diloco_fsdp", "two_stage_asgd", "psp"),
-)
 _BLOCK_ARGUMENTS = ("block_size", "across_dtype", "across_density", "fragments", "overlap")
 # Values of settings that have no effect. A density of 1 of GTC is shown, and is not exact.
 _NO_EFFECT = {"group_size": 1, "across_density": 1.0, "fragments": 1, "moments_every": 1}
@@ -46,13 +34,15 @@ def predict(
 
     """
     settings = settings or Settings()
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
     if strategy == "two_stage_asgd":
         return predict_two_stage_asgd(workload, network, settings)
     if strategy == "psp":
         return predict_psp(workload, network)
-    return _predict_tiers(strategy, workload, network, settings)
+    presets = _presets(network, settings)
+    if strategy not in presets:
+        names = ", ".join([*presets, "two_stage_asgd", "psp"])
+        raise ValueError(f"strategy must be one of {names}, got {strategy!r}")
+    return _predict_tiers(strategy, workload, network, replace(settings, **presets[strategy]))
 
 
 def predict_all(workload: Workload, network: Network, settings: Settings) -> list[Prediction]:
@@ -76,47 +66,33 @@ def _predict_tiers(
     strategy: str, workload: Workload, network: Network, settings: Settings
 ) -> Prediction:
     """Gradients inside groups at every step, models across groups at the end of each block."""
-    settings = _own(strategy, network, settings)
-    group = Layout(network=network, group_size=settings.group_size).group
-    if settings.divided:
-        gradients = divided_exchange(workload, group, network)
-        step_s = divided_step_s(workload, network, gradients)
-    else:
-        exchanged = exchange(workload, group, network, settings.density)
-        gradients = exchanged.overlapped  # what follows the last bucket sends nothing
-        step_s = step_with_gradients_s(workload, network, exchanged)
-    block, tau = synchronise(workload, network, settings), settings.block_size
+    step_s, gradient_bytes = step_with_gradients(workload, network, settings)
+    block = synchronise(workload, network, settings)
+    # Model, gradients and state of the optimizer, which FSDP2 divides among the ranks of a group.
+    memory: float = 2 * workload.gradient_bytes + workload.state_bytes
+    memory = memory / settings.group_size if settings.divided else memory
+    memory += workload.model_bytes - workload.gradient_bytes  # buffers
+    memory += gradient_memory_bytes(workload, settings)
     return Prediction(
         strategy=strategy,
         settings=_shown(strategy, settings),
         ranks=network.ranks,
         alone_s=workload.step_s,
         step_s=block.mean_step_s(step_s, settings),
-        host_bytes=gradients.nic_bytes + block.host_bytes / tau,
-        memory_bytes=_training_memory_bytes(workload, group, settings)
-        + synchronisation_memory_bytes(workload, network, settings),
+        host_bytes=gradient_bytes + block.host_bytes / settings.block_size,
+        memory_bytes=memory + synchronisation_memory_bytes(workload, network, settings),
         peak_bytes=block.peak_bytes,
         pause_s=block.pause_s + block.outlasting_s(step_s, settings),
     )
 
 
-def _training_memory_bytes(workload: Workload, group: RankGroup, settings: Settings) -> float:
-    """Model, gradients, and state of the optimizer, with what their exchange adds."""
-    divided = 2 * workload.gradient_bytes + workload.state_bytes
-    buffers = workload.model_bytes - workload.gradient_bytes
-    if settings.divided:
-        return divided / group.size + buffers
-    return divided + buffers + gradient_memory_bytes(workload, group, settings.density)
-
-
-def _own(strategy: str, network: Network, settings: Settings) -> Settings:
-    """The settings with the groups, gradients and blocks of the strategy."""
+def _presets(network: Network, settings: Settings) -> dict[str, dict[str, Any]]:
+    """What each strategy does not leave to the user."""
     density = settings.density or Settings.density
     # The presets divide a module among the devices of a host, unless groups are set.
     size = settings.group_size if settings.group_size > 1 else network.devices
     fsdp = {"group_size": size, "density": None, "sharded": True, "divided": True}
-    # What the presets do not leave to the user.
-    preset: dict[str, dict[str, Any]] = {
+    return {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},
         "model_averaging": {"group_size": 1, "block_sync": "model_averaging"},
@@ -128,7 +104,6 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
         "bmuf_adam_fsdp": {"block_sync": "bmuf_adam", **fsdp},
         "diloco_fsdp": {"block_sync": "diloco", **fsdp},
     }
-    return replace(settings, **preset[strategy])
 
 
 def _shown(strategy: str, settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from lightning_hier.algorithms.arguments import (
     check_choice,
     check_flag,
     check_positive,
-    check_share,
     check_whole,
 )
 
@@ -29,9 +28,7 @@ class Workload:
         parameters: number of trainable elements.
         step_s: seconds of one step: data, forward, backward and update, while all ranks train.
         element_bytes: bytes of one parameter.
-        backward_share: fraction of the step in which DDP can send gradients.
         optimizer: ``"adam"`` means any optimizer with two state tensors per parameter.
-        tensors: number of parameter tensors.
         buffers: floating-point elements that are averaged with the model (BatchNorm statistics).
         on_cores: whether steps run on the cores that also send messages.
         name: name in tables.
@@ -41,20 +38,16 @@ class Workload:
     parameters: int
     step_s: float
     element_bytes: int = 4
-    # A backward pass computes about twice as much as a forward pass.
-    backward_share: float = 2 / 3
     optimizer: OptimizerName = "sgd_momentum"
-    tensors: int = 1
     buffers: int = 0
     on_cores: bool = False
     name: str = "model"
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "element_bytes", "tensors"):
-            check_whole(name, getattr(self, name))
+        check_whole("parameters", self.parameters)
+        check_whole("element_bytes", self.element_bytes)
         check_whole("buffers", self.buffers, least=0)
         check_positive("step_s", self.step_s)
-        check_share("backward_share", self.backward_share, zero=True)
         check_flag("on_cores", self.on_cores)
         check_choice("optimizer", self.optimizer, get_args(OptimizerName))
 
@@ -81,7 +74,6 @@ def size_of(module: Module) -> dict[str, int]:
     floating = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     return {
         "parameters": sum(parameter.numel() for parameter in trained),
-        "tensors": len(trained),
         "buffers": sum(buffer.numel() for buffer in floating),
         "element_bytes": max((parameter.element_size() for parameter in trained), default=0),
     }

@@ -81,7 +81,6 @@ def test_two_hosts_of_two(tmp_path: Path) -> None:
     assert found.workload == Workload(
         name="Momentum",
         parameters=66,
-        tensors=2,
         buffers=5,
         step_s=found.workload.step_s,
         optimizer="sgd_momentum",

@@ -227,7 +227,6 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 def test_a_module_is_counted() -> None:
     assert size_of(Small()) == {
         "parameters": 30,
-        "tensors": 4,
         "buffers": 10,
         "element_bytes": 4,
     }

@@ -19,7 +19,7 @@ from examples.acoustic.step_times import StepTimes, time_steps  # noqa: E402
 
 PNG = b"\x89PNG"
 RUNS = [demo.OURS, demo.DDP]
-ALONE = StepTimes(seconds={"one_worker": 0.03}, parameters=270_000, tensors=10)
+ALONE = StepTimes(seconds={"one_worker": 0.03}, parameters=270_000)
 
 
 def outcome(settings: Settings, errors: float, steps: int = 1000) -> Result:
@@ -92,7 +92,7 @@ def test_steps_of_one_rank_are_timed() -> None:
     )
     found = time_steps(small)
     assert found.seconds["one_worker"] > 0
-    assert found.parameters > 1000 and found.tensors == 10
+    assert found.parameters > 1000
 
 
 @pytest.mark.slow

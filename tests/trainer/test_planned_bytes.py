@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lightning_hier as lh
-from lightning_hier.planning import Link, Network, Settings, Workload
-from lightning_hier.planning.collectives import RankGroup
-from lightning_hier.planning.gradients import gtc_payload
+from lightning_hier.planning import Link, Network, Settings, Workload, predict
 from lightning_hier.planning.synchronisation import synchronise
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF, BMUF_ADAM, HIERARCHICAL, Net, fit
@@ -25,7 +23,7 @@ HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
 # Fragments and their shards consist of whole quantisation groups, and of whole blocks of 4096
 # elements, of which 1/16 are selected.
 TENSORS, EACH = 4, 8192
-NET = Workload(parameters=TENSORS * EACH, tensors=TENSORS, step_s=1.0)
+NET = Workload(parameters=TENSORS * EACH, step_s=1.0)
 
 
 def _groups(across: Any, group_size: int = 2, **sync: Any) -> lh.HierarchicalStrategy:
@@ -145,7 +143,7 @@ def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
 def test_compressed_gradients(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
     """Exactly, where every rank sends as many elements."""
     workload = Workload(parameters=ELEMENTS, step_s=1.0)
-    group = RankGroup(size=4, hosts=2)
-    payload = gtc_payload(workload, group, HOSTS, SENT[name] / ELEMENTS)
+    # The ring leaves a host once, so a host sends to the other one what each rank sends.
+    planned = predict("gtc", workload, HOSTS, Settings(density=SENT[name] / ELEMENTS))
     for own in ranks:
-        assert own[name]["gradients"] == STEPS * payload.nic_bytes
+        assert own[name]["gradients"] == STEPS * planned.host_bytes

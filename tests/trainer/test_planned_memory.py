@@ -25,7 +25,7 @@ from tests.ranks import run_ranks
 LAYERS, EACH = 4, 1 << 16
 LINK = Link(bytes_per_second=1e9)
 HOSTS = Network(hosts=2, devices=1, within=LINK, between=LINK)
-NET = Workload(parameters=LAYERS * EACH, tensors=LAYERS, step_s=1.0, optimizer="adam")
+NET = Workload(parameters=LAYERS * EACH, step_s=1.0, optimizer="adam")
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model_averaging": (lh.ModelAveraging, {}),

@@ -28,9 +28,7 @@ workloads = st.builds(
     Workload,
     parameters=st.integers(1_000, 10**9),
     step_s=st.floats(1e-3, 10),
-    backward_share=st.floats(0, 1),
     optimizer=st.sampled_from(["sgd", "sgd_momentum", "adam"]),
-    tensors=st.integers(1, 200),
     buffers=st.integers(0, 10_000),
     on_cores=st.booleans(),
 )

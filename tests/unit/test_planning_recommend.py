@@ -13,7 +13,7 @@ from lightning_hier.planning.candidates import ENOUGH, LONG
 from lightning_hier.planning.servers import push_load
 from lightning_hier.planning.synchronisation import synchronise
 
-LSTM = Workload(parameters=24_300_000, step_s=0.15, tensors=22)
+LSTM = Workload(parameters=24_300_000, step_s=0.15)
 FAST_INSIDE = Link(bytes_per_second=20e9, latency_s=2e-5)
 
 
