@@ -14,7 +14,7 @@ from lightning_hier.planning.collectives import (
     reduce,
 )
 from lightning_hier.planning.layout import Layout
-from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
+from lightning_hier.planning.prediction import ACROSS_BYTES
 from lightning_hier.planning.workload import Workload
 
 # Elements of a chunk and of a quantised chunk on a CPU (comm/blocks/shard.py). On a GPU there are
@@ -45,8 +45,7 @@ class FragmentLoad:
 
     Args:
         workload: training of one rank.
-        layout: the groups.
-        settings: settings of block synchronisation.
+        layout: the groups, with the settings of their synchronisation.
         moments: whether Adam's moments are sent with the fragment.
 
     Attributes:
@@ -54,9 +53,8 @@ class FragmentLoad:
 
     """
 
-    def __init__(
-        self, workload: Workload, layout: Layout, settings: Settings, *, moments: bool
-    ) -> None:
+    def __init__(self, workload: Workload, layout: Layout, *, moments: bool) -> None:
+        settings = layout.settings
         self._workload, self._layout, self._settings = workload, layout, settings
         self._network, self._between = layout.network, layout.between_hosts
         self._sparse = settings.across_density < 1.0

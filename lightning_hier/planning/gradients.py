@@ -33,11 +33,13 @@ def step_with_gradients(
 ) -> tuple[float, float]:
     """Seconds of a step of a group, and bytes of its gradients that a host sends to other hosts.
 
+    The equations are in docs/planning.md.
+
     Raises:
         ValueError: the groups do not fit the hosts.
 
     """
-    group = Layout(network=network, group_size=settings.group_size).group
+    group = Layout(network, settings).group
     if group.size == 1:
         return workload.step_s, 0.0
     nbytes, density = workload.gradient_bytes, settings.density
@@ -61,24 +63,13 @@ def step_with_gradients(
     # Each bucket is a separate collective.
     load += Load(latency_s=(buckets - 1) * load.latency_s, copied_bytes=gradients * copies)
     after_s = Load(copied_bytes=gradients * copies_after).seconds(network)
-    return _overlapping_s(workload, network, load, buckets) + after_s, load.nic_bytes
-
-
-def _overlapping_s(workload: Workload, network: Network, load: Load, buckets: int) -> float:
-    """Forward + max(backward + C_last, first backward + C).
-
-    C is the time of all buckets, which are sent one after the other: the first one after its part
-    of the backward pass, the last one after the whole pass. If the same cores compute the step,
-    their part of C is not hidden (docs/planning.md, "The equations").
-    """
-    step_s, total = workload.step_s, workload.gradient_bytes
+    # Buckets are sent one after the other beside the backward pass, the last one after it. If the
+    # same cores compute the step, their part is not hidden.
     sending_s = load.seconds(network, pieces=buckets)
-    backward_s = _BACKWARD * step_s
-    if workload.on_cores:
-        return step_s + max(sending_s - backward_s, load.processor_s(network))
-    last_s = backward_s + min(_BUCKET_BYTES / total, 1.0) * sending_s
-    first_s = min(_FIRST_BUCKET_BYTES / total, 1.0) * backward_s + sending_s
-    return step_s - backward_s + max(last_s, first_s)
+    last_s = min(_BUCKET_BYTES / nbytes, 1.0) * sending_s
+    busy_s = load.processor_s(network) if workload.on_cores else 0.0
+    exposed_s = max(sending_s - _BACKWARD * workload.step_s, last_s, busy_s)
+    return workload.step_s + exposed_s + after_s, load.nic_bytes
 
 
 def gradient_memory_bytes(workload: Workload, settings: Settings) -> float:

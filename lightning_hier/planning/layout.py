@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.planning.collectives import RankGroup
 from lightning_hier.planning.network import Network
+from lightning_hier.planning.prediction import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Layout:
     """Groups of consecutive ranks.
 
     Attributes:
         network: the hosts.
-        group_size: ranks that train one model.
-        sharded: whether all ranks of a group exchange one shard each, or only the first rank.
+        settings: settings, whose ``group_size`` and ``sharded`` count.
 
     Raises:
         ValueError: groups neither divide a host nor consist of whole hosts.
@@ -24,12 +23,10 @@ class Layout:
     """
 
     network: Network
-    group_size: int
-    sharded: bool = False
+    settings: Settings
 
     def __post_init__(self) -> None:
-        check_whole("group_size", self.group_size)
-        devices, size = self.network.devices, self.group_size
+        devices, size = self.network.devices, self.settings.group_size
         # Then all hosts have the same load, and that of one host is enough.
         if self.network.ranks % size or (devices % size and size % devices):
             sizes = [n for n in range(1, devices + 1) if devices % n == 0]
@@ -43,23 +40,25 @@ class Layout:
     @property
     def models(self) -> int:
         """Number of groups."""
-        return self.network.ranks // self.group_size
+        return self.network.ranks // self.settings.group_size
 
     @property
     def groups_per_host(self) -> int:
         """Number of groups with ranks on one host."""
-        return max(self.network.devices // self.group_size, 1)
+        return max(self.network.devices // self.settings.group_size, 1)
 
     @property
     def group(self) -> RankGroup:
         """The ranks of one group."""
-        hosts = max(self.group_size // self.network.devices, 1)
-        return RankGroup(size=self.group_size, hosts=hosts, concurrent=self.groups_per_host)
+        size = self.settings.group_size
+        hosts = max(size // self.network.devices, 1)
+        return RankGroup(size=size, hosts=hosts, concurrent=self.groups_per_host)
 
     @property
     def inter_host_ranks(self) -> int:
         """Ranks of a group on one host that exchange models with other groups."""
-        return min(self.group_size, self.network.devices) if self.sharded else 1
+        settings = self.settings
+        return min(settings.group_size, self.network.devices) if settings.sharded else 1
 
     @property
     def within_host(self) -> RankGroup | None:

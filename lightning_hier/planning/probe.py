@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.planning.network import Link
-
-Where = Literal["within", "between"]
 
 SIZES: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 """Bytes of the tensors."""
@@ -29,93 +23,54 @@ _REPEATS, _LIMIT_S = 20, 2.0
 _COPIED_BYTES, _COPIES = 1 << 26, 7
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkReading:
-    """A link, measured by an all-reduce of some ranks, which all send at the same time.
+def measure_links(communicators: Communicators) -> tuple[Link | None, Link | None, float | None]:
+    """Measure the links within hosts, then those between hosts, while they are otherwise idle.
 
-    Attributes:
-        where: within a host or between hosts.
-        ranks: the ranks of the ring.
-        link: the link.
-        processor_s: processor time of an all-reduce of the largest size on the first rank.
-
-    """
-
-    where: Where
-    ranks: tuple[int, ...]
-    link: Link
-    processor_s: float
-
-    @property
-    def socket_bytes(self) -> float:
-        """Bytes that each rank sends and receives in an all-reduce of the largest size."""
-        return 4 * (len(self.ranks) - 1) / len(self.ranks) * SIZES[-1]
-
-
-def measure_links(communicators: Communicators, timeout: timedelta) -> list[LinkReading]:
-    """Measure links within every host and between hosts, while they are otherwise idle.
-
-    All hosts are measured internally at the same time. Between hosts, all first ranks are measured
-    together, then pairs of neighbouring hosts one after the other. Every rank must call this
-    function, and it returns all readings on every rank.
+    The ranks of each host, and then the first ranks of all hosts, all send at the same time, as in
+    training. Every rank must call this function.
 
     Args:
         communicators: communicators with one group for each host.
-        timeout: time limit of every wait for a rank.
+
+    Returns:
+        On every rank, the link within the slowest host, the link between hosts, and the bytes that
+        a rank sends and receives in a second of processor time. None if there is no such link.
 
     Raises:
         PeerError: a rank did not take part within the time limit. The error names it.
 
     """
-    readings: list[LinkReading] = []
-    everyone = torch.zeros(1, device=communicators.device)
-    for number, (where, ring) in enumerate(_rings(communicators, timeout), start=1):
-        with communicators.progress.at(f"turn {number} of measuring the links"):
-            if ring is not None:
-                reading = _read(where, ring, communicators.device)
-                # Once for each ring, because all of its ranks have a reading.
-                readings += [reading] if ring.position == 0 else []
-            # Simultaneous turns would share links, so all ranks wait for the end of each turn.
-            communicators.world.all_reduce_(everyone, _KIND).wait()
+    group, across, device = communicators.group, communicators.across, communicators.device
+    own: dict[str, tuple[float, float, float]] = {}
+    for where, ring, is_member in ("within", group, True), ("between", across, group.position == 0):
+        with communicators.progress.at(f"measuring the links {where} hosts"):
+            if ring.size > 1 and is_member:
+                own[where] = _read(ring, device)
+            # The other ranks wait, because their messages would share the links.
+            communicators.world.all_reduce_(torch.zeros(1, device=device), _KIND).wait()
     with communicators.progress.at("the exchange of the measurements"):
-        rows = gather_json([asdict(reading) for reading in readings], communicators.device)
-    return [
-        LinkReading(**values | {"ranks": tuple(values["ranks"]), "link": Link(**values["link"])})
-        for row in rows
-        for values in row
-    ]
+        rows = gather_json(own, device)
+    rates = [rate for row in rows for *_, rate in row.values()]
+    return _slowest(rows, "within"), _slowest(rows, "between"), min(rates, default=None)
 
 
-def _rings(
-    communicators: Communicators, timeout: timedelta
-) -> Iterator[tuple[Where, Channel | None]]:
-    """Channel of each turn. None: this rank waits."""
-    group, across = communicators.group, communicators.across
-    if group.size > 1:
-        yield "within", group
-    if across.size > 1:
-        yield "between", across if group.position == 0 else None
-    # Two hosts have a single link, which is that of their ring.
-    for host in range(across.size if across.size > 2 else 0):
-        pair = [group.size * host, group.size * ((host + 1) % across.size)]
-        # torch creates a process group on all ranks, also on those that are not members.
-        process_group = dist.new_group(pair, timeout=timeout)
-        is_member = dist.get_rank() in pair
-        yield "between", communicators.in_group(process_group) if is_member else None
+def _slowest(rows: Sequence[Mapping[str, Sequence[float]]], where: str) -> Link | None:
+    found = [row[where] for row in rows if where in row]
+    if not found:
+        return None
+    bytes_per_second, latency_s, _ = min(found)
+    return Link(bytes_per_second=bytes_per_second, latency_s=latency_s)
 
 
-def _read(where: Where, ring: Channel, device: torch.device) -> LinkReading:
-    """Time all-reduces of all sizes."""
+def _read(ring: Channel, device: torch.device) -> tuple[float, float, float]:
+    """Rate and latency of the link, and bytes sent and received in a second of processor time."""
     times, busy_s = {}, 0.0
     # In increasing order: the processor time that is kept is that of the largest size.
     for size in SIZES:
         times[size], busy_s = _time(ring, torch.zeros(size // 4, device=device))
-    return LinkReading(
-        where=where,
-        ranks=tuple(ring.ranks),
-        link=fit_ring(ring.size, times),
-        processor_s=busy_s,
-    )
+    link = fit_ring(ring.size, times)
+    handled = 4 * (ring.size - 1) / ring.size * SIZES[-1]
+    return link.bytes_per_second, link.latency_s, handled / max(busy_s, 1e-9)
 
 
 def _time(ring: Channel, tensor: Tensor) -> tuple[float, float]:

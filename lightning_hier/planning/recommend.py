@@ -82,7 +82,7 @@ def recommend(
         arguments: dict[str, Any] = {}
         reasons = [f"DDP keeps {kept:.0%} of the speed, so no other strategy is needed."]
     else:
-        models = Layout(network=network, group_size=best.settings.group_size).models
+        models = Layout(network, best.settings).models
         strategy, arguments = _strategy_class(best.settings, models)
         prediction = best.prediction
         reasons = [f"DDP would keep {kept:.1%} of the speed.", *reasons, *_block_reasons(best)]
@@ -110,7 +110,7 @@ def _gradients(
     """Groups, density and push period that are not fixed, in a block that is long enough."""
     least = max(int(fixed.get(name, 0)) for name in ("fragments", "overlap"))
     settings = Settings(**{"block_size": max(Settings.block_size, least), **fixed})
-    Layout(network=network, group_size=settings.group_size)  # groups that do not fit are an error
+    Layout(network, settings)  # groups that do not fit are an error
     reasons = []
     if "group_size" not in fixed:
         size, reason = _group_size(workload, network, settings)

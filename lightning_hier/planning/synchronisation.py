@@ -54,13 +54,12 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
         ValueError: the groups do not fit the hosts.
 
     """
-    layout = _layout(network, settings)
+    layout = Layout(network, settings)
     if layout.models == 1:
         return Synchronisation()
     # Synchronisations with the moments, and without them.
     largest, others = (
-        _of_fragment(workload, layout, settings, moments=moments)
-        for moments in (settings.moments, False)
+        _of_fragment(workload, layout, moments=moments) for moments in (settings.moments, False)
     )
     share = 1 / settings.moments_every
     blocking_s, host_bytes = (
@@ -76,16 +75,14 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
     )
 
 
-def _of_fragment(
-    workload: Workload, layout: Layout, settings: Settings, *, moments: bool
-) -> Synchronisation:
+def _of_fragment(workload: Workload, layout: Layout, *, moments: bool) -> Synchronisation:
     """One synchronisation."""
     network = layout.network
-    fragment = FragmentLoad(workload, layout, settings, moments=moments)
+    fragment = FragmentLoad(workload, layout, moments=moments)
     reading_s = fragment.report().seconds(network) + fragment.read().processor_s(network)
     exchanged, handed_out = fragment.exchange(), fragment.hand_out()
     local = fragment.encode() + fragment.apply() + handed_out
-    if settings.overlap:
+    if layout.settings.overlap:
         blocking_s = local.seconds(network, pieces=fragment.chunks)
         in_flight_s = exchanged.seconds(network, pieces=fragment.chunks)
         if workload.on_cores:
@@ -106,7 +103,7 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
 
     The table is in docs/architecture.md, "The life of one step".
     """
-    layout = _layout(network, settings)
+    layout = Layout(network, settings)
     if layout.models == 1:
         return 0.0
     # W; Delta or the momentum of DiLoCo; block-start weights and update in flight; both moments at
@@ -114,21 +111,12 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     late = bool(settings.overlap)
     vectors = 1.0 + (settings.block_sync != "model_averaging") + 2.0 * late
     vectors += 2.0 * settings.moments * (1.0 + 2.0 * late)
-    vectors += _error_vectors(workload, settings, layout.between_hosts.size)
+    # Error feedback, in float32 or wider, of own values, and of the sums that a rank computes.
+    sparse, dense = settings.across_density < 1.0, settings.across_dtype != "same"
+    errors = 1.0 if sparse else dense * (1 + 1 / layout.between_hosts.size)
+    vectors += errors * max(4 / workload.element_bytes, 1.0)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0
     # The buffer of other modules holds all tensors, of which shards are handed out in the group.
     buffer_share = share if settings.divided else 1.0
     return buffer_share * buffer + share * vectors * workload.gradient_bytes
-
-
-def _error_vectors(workload: Workload, settings: Settings, hosts: int) -> float:
-    """Error feedback of own values, and of the sums that a rank computes, in float32 or wider."""
-    width = max(4 / workload.element_bytes, 1.0)
-    if settings.across_density < 1.0:
-        return width
-    return 0.0 if settings.across_dtype == "same" else width * (1 + 1 / hosts)
-
-
-def _layout(network: Network, settings: Settings) -> Layout:
-    return Layout(network=network, group_size=settings.group_size, sharded=settings.sharded)

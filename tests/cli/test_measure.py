@@ -18,9 +18,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 import lightning_hier.cli
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
-from lightning_hier.cli.measure.command import run, slow_pairs
-from lightning_hier.planning import Link, Measurement, Workload
-from lightning_hier.planning.probe import LinkReading
+from lightning_hier.cli.measure.command import run
+from lightning_hier.planning import Measurement, Workload
 from tests.ranks import run_ranks
 
 
@@ -156,14 +155,3 @@ def _unequal(folder: str) -> None:
 def test_unequal_hosts_are_refused_on_every_rank(tmp_path: Path) -> None:
     errors = run_ranks(_unequal, 3, str(tmp_path), expect_failure=True)
     assert all("got 2 on host 0, 1 on host 1" in error for error in errors)
-
-
-def test_far_slower_pair_is_named() -> None:
-    def pair(first: int, second: int, rate: float) -> LinkReading:
-        link = Link(bytes_per_second=rate)
-        return LinkReading(where="between", ranks=(first, second), link=link, processor_s=0.0)
-
-    slow = pair(2, 4, 1e7)
-    (line,) = slow_pairs([pair(0, 2, 1e8), slow, pair(4, 0, 1e8)])
-    assert line.strip().startswith("ranks 2 and 4: 80 Mbit/s")
-    assert slow_pairs([slow]) == slow_pairs([]) == []

@@ -202,9 +202,9 @@ def test_groups_must_fit_the_hosts() -> None:
     link = Link(bytes_per_second=1e9)
     network = Network(hosts=6, devices=4, within=link, between=link)
     with pytest.raises(ValueError, match="sizes that do: 1, 2, 4, 8, 12, 24"):
-        Layout(network=network, group_size=3)
-    assert Layout(network=network, group_size=8).group.hosts == 2
-    assert Layout(network=network, group_size=2).models == 12
+        Layout(network, Settings(group_size=3))
+    assert Layout(network, Settings(group_size=8)).group.hosts == 2
+    assert Layout(network, Settings(group_size=2)).models == 12
 
 
 def test_unknown_strategies_are_refused() -> None:

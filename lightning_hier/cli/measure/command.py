@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
@@ -16,8 +16,8 @@ from lightning_hier.cli.measure.job import job
 from lightning_hier.cli.measure.module_step import workload_of
 from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.planning import Link, Measurement, Processor, Workload
-from lightning_hier.planning.probe import LinkReading, Where, copy_speed, measure_links
+from lightning_hier.planning import Measurement, Processor, Workload
+from lightning_hier.planning.probe import copy_speed, measure_links
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
@@ -54,13 +54,13 @@ def run(args: list[str]) -> None:
             )
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
-        readings = measure_links(communicators, timedelta(seconds=arguments.timeout_s))
+        within, between, socket_rate = measure_links(communicators)
         measured = Measurement(
             hosts=hosts,
             devices=devices,
-            within=_slowest_ring(readings, "within"),
-            between=_slowest_ring(readings, "between"),
-            processor=_processor(readings, copied, devices, device),
+            within=within,
+            between=between,
+            processor=_processor(socket_rate, copied, devices, device),
             workload=workload,
             notes={
                 "backend": dist.get_backend(),
@@ -69,7 +69,7 @@ def run(args: list[str]) -> None:
             },
         )
         if dist.get_rank() == 0:
-            _print(measured, readings)
+            _print(measured)
             arguments.out.write_text(measured.to_json())
             print(f"written to {arguments.out}: lightning-hier plan --network {arguments.out}")
 
@@ -101,55 +101,31 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
     return Workload(**max(gather_json(measured, device), key=lambda values: values["step_s"]))
 
 
-def _slowest_ring(readings: Sequence[LinkReading], where: Where) -> Link | None:
-    # Rings of all ranks, which send at once as in training. Pairs only show single slow links.
-    own = [reading for reading in readings if reading.where == where]
-    most = max((len(reading.ranks) for reading in own), default=0)
-    links = [reading.link for reading in own if len(reading.ranks) == most]
-    return min(links, key=lambda link: link.bytes_per_second, default=None)
-
-
 def _processor(
-    readings: Sequence[LinkReading], copied: float, devices: int, device: torch.device
+    socket_rate: float | None, copied: float, devices: int, device: torch.device
 ) -> Processor:
     """The processor of a host. With GPUs, ranks copy there and do not use sockets."""
     if device.type == "cuda":
         return Processor(copy_bytes_per_second=copied)
     cores = len(os.sched_getaffinity(0))  # those that this process may use
-    rates = [own.socket_bytes / own.processor_s for own in readings if own.processor_s]
     return Processor(
         cores=cores,
         # Ranks that share a core each get a part of its time.
         copy_bytes_per_second=copied * max(devices / cores, 1.0),
-        socket_bytes_per_second=min(rates, default=None),
+        socket_bytes_per_second=socket_rate,
     )
 
 
-def _print(measured: Measurement, readings: Sequence[LinkReading]) -> None:
+def _print(measured: Measurement) -> None:
     print(f"{measured.hosts} hosts of {measured.devices} ranks, {measured.notes['backend']}")
     for name, link in ("within a host", measured.within), ("between hosts", measured.between):
         if link is not None:
-            print(f"{name}: {_described(link)} while all send")
-    for line in slow_pairs(readings):
-        print(line)
+            print(
+                f"{name}: {8e-6 * link.bytes_per_second:,.0f} Mbit/s, latency "
+                f"{1e6 * link.latency_s:.0f} µs while all send"
+            )
     if (work := measured.workload) is not None:
         print(
             f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
             f"optimizer {work.optimizer}"
         )
-
-
-def slow_pairs(readings: Sequence[LinkReading]) -> list[str]:
-    """A line for each pair of hosts whose link is much slower than most."""
-    pairs = [own for own in readings if own.where == "between" and len(own.ranks) == 2]
-    speeds = sorted(pair.link.bytes_per_second for pair in pairs)
-    return [
-        f"  ranks {pair.ranks[0]} and {pair.ranks[1]}: {_described(pair.link)}, less than half of "
-        "the median of all pairs: every synchronisation waits for this link"
-        for pair in pairs
-        if pair.link.bytes_per_second < speeds[len(speeds) // 2] / 2
-    ]
-
-
-def _described(link: Link) -> str:
-    return f"{8e-6 * link.bytes_per_second:,.0f} Mbit/s, latency {1e6 * link.latency_s:.0f} µs"
