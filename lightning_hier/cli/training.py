@@ -9,12 +9,18 @@ from importlib.util import find_spec
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
-from lightning_hier.cli.strategy_names import with_classes
 from lightning_hier.cli.training_help import preset_asked_for, short_help, strategy_help
+from lightning_hier.strategies.registry import class_path_of, register
 
 NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
 # Prefixes of module names. They match the module that the warning points to (stacklevel).
 _LIBRARIES = r"(lightning|lightning_utilities|lightning_fabric|torch|torchmetrics|jsonargparse)\."
+
+# Options for the name of a strategy, and the corresponding options for its class.
+_OPTIONS = {
+    "--trainer.strategy": "--trainer.strategy.class_path",
+    "--trainer.strategy.help": "--trainer.strategy.help",
+}
 
 
 def run(args: list[str]) -> None:
@@ -44,7 +50,6 @@ def run(args: list[str]) -> None:
         print(strategy_help(name, preset), end="")
         return
     from lightning_hier.cli.lightning_cli import TrainingCLI
-    from lightning_hier.strategies.registry import register
 
     silence_libraries(name)
     # In the process of a command, the package imports its public names, which register the
@@ -57,6 +62,23 @@ def run(args: list[str]) -> None:
         cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):
         cli.run()
+
+
+def with_classes(args: list[str]) -> list[str]:
+    """Arguments of a command, with the names of presets replaced by their classes.
+
+    The parser accepts arguments of a strategy after its class, but not after a name, which it
+    treats as plain text.
+    """
+    changed: list[str] = []
+    for argument in args:
+        # "--option value" becomes "--option=value".
+        if changed and changed[-1] in _OPTIONS:
+            argument = f"{changed.pop()}={argument}"
+        option, _, value = argument.partition("=")
+        class_path = class_path_of(value) if option in _OPTIONS else None
+        changed.append(argument if class_path is None else f"{_OPTIONS[option]}={class_path}")
+    return changed
 
 
 def silence_libraries(command: str = "fit") -> None:

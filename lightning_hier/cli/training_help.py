@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.strategies.registry import PRESETS, Preset, summary
+from lightning_hier.strategies.registry import PRESETS, Preset, class_path_of, summary
 
 _OPTION = "--trainer.strategy.help="
 _MORE = "[--trainer.strategy.ARGUMENT=VALUE ...]"
@@ -69,8 +69,7 @@ def short_help(name: str) -> str:
 def preset_asked_for(args: list[str]) -> str | None:
     """Name of the preset whose help is requested, or None."""
     asked = [argument.removeprefix(_OPTION) for argument in args if argument.startswith(_OPTION)]
-    classes = {f"lightning_hier.{preset.__name__}": name for name, preset in PRESETS.items()}
-    return classes.get(asked[-1]) if asked else None
+    return next((name for name in PRESETS if asked and class_path_of(name) == asked[-1]), None)
 
 
 def strategy_help(command: str, name: str) -> str:

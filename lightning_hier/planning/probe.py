@@ -54,7 +54,7 @@ def measure_links(communicators: Communicators) -> tuple[Link | None, Link | Non
     return _slowest(rows, "within"), _slowest(rows, "between"), min(rates, default=None)
 
 
-def _slowest(rows: Sequence[Mapping[str, Sequence[float]]], where: str) -> Link | None:
+def _slowest(rows: Sequence[Mapping[str, list[float]]], where: str) -> Link | None:
     found = [row[where] for row in rows if where in row]
     if not found:
         return None

@@ -46,6 +46,12 @@ def summary(preset: Preset) -> str:
     return (preset.__doc__ or "").split("\n", 1)[0]
 
 
+def class_path_of(name: str) -> str | None:
+    """Path of the class of a preset, by its name in any case. None for other names."""
+    preset = PRESETS.get(name.lower())
+    return None if preset is None else f"lightning_hier.{preset.__name__}"
+
+
 def register() -> None:
     """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again."""
     for name, preset in PRESETS.items():
