@@ -4,8 +4,7 @@ The equations are in docs/planning.md. Only :mod:`probe`, which measures links, 
 group. All dataclasses check their values and raise ``ValueError``.
 """
 
-from lightning_hier.planning.measurement import Measurement
-from lightning_hier.planning.network import Link, Network, Processor
+from lightning_hier.planning.network import Link, Measurement, Network, Processor
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.recommend import Recommendation, recommend
 from lightning_hier.planning.strategies import predict, predict_all

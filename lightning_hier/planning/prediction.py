@@ -84,6 +84,15 @@ class Settings:
         return self.block_sync == "bmuf_adam"
 
     @property
+    def block_arguments(self) -> dict[str, Any]:
+        """Arguments of the block synchronisation, without those that have no effect."""
+        names = ["across_dtype", "across_density", "fragments", "overlap"]
+        names += ["moments_every"] * self.moments
+        values = {name: getattr(self, name) for name in names}
+        changed = {name: own for name, own in values.items() if own != getattr(Settings, name)}
+        return {"block_size": self.block_size, **changed}
+
+    @property
     def delay(self) -> int:
         """Steps between sending a fragment and applying its mean."""
         return self.block_size if self.overlap is True else int(self.overlap)

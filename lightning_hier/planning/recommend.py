@@ -30,8 +30,7 @@ _CLASSES = {
 # large for many of them, and sparse updates allow none.
 _MANY_GROUPS, _MOST_MOMENTUM = 16, 0.9
 _SPARSE_OUTER: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0}
-# Settings of a block synchronisation, and those of them that are not arguments of the presets.
-_BLOCK = ("across_dtype", "across_density", "fragments", "overlap", "moments_every")
+# Arguments of a block synchronisation that the presets do not have.
 _COMPONENT = ("across_density", "moments_every")
 
 
@@ -177,11 +176,7 @@ def _block_reasons(best: Candidate) -> list[str]:
 def _strategy_class(settings: Settings, models: int) -> tuple[str, dict[str, Any]]:
     """The class of a strategy with these settings, and its arguments, for so many groups."""
     kind = _CLASSES[settings.block_sync]
-    block: dict[str, Any] = {"block_size": settings.block_size}
-    for name in _BLOCK:
-        if getattr(settings, name) != getattr(Settings, name):
-            block[name] = getattr(settings, name)
-    block |= _outer(settings, models)
+    block = settings.block_arguments | _outer(settings, models)
     is_flat = not any(name in block for name in _COMPONENT)
     group: dict[str, Any] = {"group_size": settings.group_size}
     compresses = settings.density is not None and settings.group_size > 1

@@ -12,10 +12,6 @@ from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
 from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 from lightning_hier.planning.workload import Workload
 
-_BLOCK_ARGUMENTS = ("block_size", "across_dtype", "across_density", "fragments", "overlap")
-# Values of settings that have no effect. A density of 1 of GTC is shown, and is not exact.
-_NO_EFFECT = {"group_size": 1, "across_density": 1.0, "fragments": 1, "moments_every": 1}
-
 
 def predict(
     strategy: str, workload: Workload, network: Network, settings: Settings | None = None
@@ -108,12 +104,9 @@ def _presets(network: Network, settings: Settings) -> dict[str, dict[str, Any]]:
 
 def _shown(strategy: str, settings: Settings) -> dict[str, Any]:
     """The settings that have an effect."""
-    names = ["density"] * (settings.group_size > 1)
-    if strategy not in ("ddp", "gtc"):
-        names = ["group_size", *names, *_BLOCK_ARGUMENTS, *["moments_every"] * settings.moments]
-    values = {name: getattr(settings, name) for name in names}
-    return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, False, "same") and _NO_EFFECT.get(name) != value
-    }
+    exact = settings.group_size == 1 or settings.density is None
+    density = {} if exact else {"density": settings.density}
+    if strategy in ("ddp", "gtc"):
+        return density
+    group = {"group_size": settings.group_size} if settings.group_size > 1 else {}
+    return {**group, **density, **settings.block_arguments}

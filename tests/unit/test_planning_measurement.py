@@ -68,7 +68,6 @@ def small(**changes: object) -> str:
         (small(within=7), "'within' of a measurement: "),
         (small(workload={"parameters": 5}), "'step_s'"),
         (small(workload={"parameters": 5, "step_s": True}), "step_s must be a finite number"),
-        (small(notes=3), "notes must be texts by name"),
     ],
 )
 def test_a_mistake_is_named(text: str, says: str) -> None:
