@@ -11,7 +11,8 @@ from benchmarks.planner import elsewhere, whole_runs
 from benchmarks.planner.comparison import Comparison, Section
 from benchmarks.planner.late_replies import late_wait_s
 from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
-from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
+from lightning_hier.planning.memory import synchronisation_memory_bytes
+from lightning_hier.planning.synchronisation import synchronise
 
 LSTM = Workload(parameters=24_305_007, step_s=0.15, name="LSTM of 24.3M")
 

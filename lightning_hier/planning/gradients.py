@@ -23,9 +23,9 @@ _DDP_COPIES = 2.0
 _ENCODE, _ENCODE_SENT, _GTC_COPIES = 2.5, 34.0, 3.5
 # Adding a received element at a random position takes as long as copying eight consecutive ones.
 _DECODE = 8.0
-_WORD_BYTES = 4
+WORD_BYTES = 4
 # From this density on, the payload is a bitmap of 2 bits for each element, whose cost is constant.
-_BITMAP_DENSITY = 1 / 16
+BITMAP_DENSITY = 1 / 16
 
 
 def step_with_gradients(
@@ -55,8 +55,8 @@ def step_with_gradients(
     if density is None:
         load, copies, copies_after = all_reduce(nbytes, group, network), _DDP_COPIES, 0.0
     else:
-        sent = min(density, _BITMAP_DENSITY)
-        load = all_gather(_WORD_BYTES * sent * workload.parameters, group, network)
+        sent = min(density, BITMAP_DENSITY)
+        load = all_gather(WORD_BYTES * sent * workload.parameters, group, network)
         copies = (_ENCODE + _ENCODE_SENT * sent + _GTC_COPIES) / 2
         copies_after = copies + min(group.size * density, 2.0) * _DECODE
     gradients = network.devices * nbytes
@@ -70,13 +70,3 @@ def step_with_gradients(
     busy_s = load.processor_s(network) if workload.on_cores else 0.0
     exposed_s = max(sending_s - _BACKWARD * workload.step_s, last_s, busy_s)
     return workload.step_s + exposed_s + after_s, load.nic_bytes
-
-
-def gradient_memory_bytes(workload: Workload, settings: Settings) -> float:
-    """DDP's buckets; with GTC also the residual and the payload of all ranks."""
-    if settings.group_size == 1 or settings.divided:
-        return 0.0
-    if settings.density is None:
-        return workload.gradient_bytes
-    received = min(_WORD_BYTES * settings.density, 1 / 4) * settings.group_size
-    return 2 * workload.gradient_bytes + received * workload.parameters

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_hier.planning.gradients import gradient_memory_bytes, step_with_gradients
+from lightning_hier.planning.gradients import step_with_gradients
+from lightning_hier.planning.memory import synchronisation_memory_bytes, training_memory_bytes
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
-from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
+from lightning_hier.planning.synchronisation import synchronise
 from lightning_hier.planning.workload import Workload
 
 
@@ -64,11 +65,6 @@ def _predict_tiers(
     """Gradients inside groups at every step, models across groups at the end of each block."""
     step_s, gradient_bytes = step_with_gradients(workload, network, settings)
     block = synchronise(workload, network, settings)
-    # Model, gradients and state of the optimizer, which FSDP2 divides among the ranks of a group.
-    memory: float = 2 * workload.gradient_bytes + workload.state_bytes
-    memory = memory / settings.group_size if settings.divided else memory
-    memory += workload.model_bytes - workload.gradient_bytes  # buffers
-    memory += gradient_memory_bytes(workload, settings)
     return Prediction(
         strategy=strategy,
         settings=_shown(strategy, settings),
@@ -76,7 +72,8 @@ def _predict_tiers(
         alone_s=workload.step_s,
         step_s=block.mean_step_s(step_s, settings),
         host_bytes=gradient_bytes + block.host_bytes / settings.block_size,
-        memory_bytes=memory + synchronisation_memory_bytes(workload, network, settings),
+        memory_bytes=training_memory_bytes(workload, settings)
+        + synchronisation_memory_bytes(workload, network, settings),
         peak_bytes=block.peak_bytes,
         pause_s=block.pause_s + block.outlasting_s(step_s, settings),
     )

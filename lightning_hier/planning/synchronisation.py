@@ -1,14 +1,43 @@
-"""Cost of the synchronisations of a block: time, bytes and memory."""
+"""Cost of the synchronisations of a block: time and bytes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from lightning_hier.planning.fragment_load import FragmentLoad
+from lightning_hier.planning.collectives import (
+    Load,
+    RankGroup,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    reduce,
+)
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
-from lightning_hier.planning.prediction import Settings
+from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
+
+# Elements of a chunk and of a quantised chunk on a CPU (comm/blocks/shard.py). On a GPU there are
+# fewer chunks, and their latencies are overestimated.
+_CHUNK, _QUANTISED_CHUNK = 1 << 19, 1 << 20
+# Chunks in flight, one for each of gloo's threads.
+_IN_FLIGHT = 2
+_REPORT_BYTES = 64
+# Bytes of the position of a selected element.
+_POSITION_BYTES = 2
+# Time of each pass over an element, in copies (docs/reports/performance.md, one core).
+_SQUARES, _COPY, _SUBTRACT_START, _ENCODE, _DECODE = 0.6, 1.0, 2.0, 2.0, 1.0
+# The outer step.
+_FILTER = 2.5
+# A delay: update in flight and block-start weights are copied, and the local model is read again,
+# and its update is subtracted from the start and added to the new start.
+_LATE = 3 * _COPY + _SUBTRACT_START + 1.0
+# Selection, and additions to single elements for each that is received (measured on one core).
+_SELECT, _SCATTER = 10.0, 70.0
+# torch's gather on gloo copies through a flat tensor on both sides.
+_GATHER_COPIES = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +107,7 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
 def _of_fragment(workload: Workload, layout: Layout, *, moments: bool) -> Synchronisation:
     """One synchronisation."""
     network = layout.network
-    fragment = FragmentLoad(workload, layout, moments=moments)
+    fragment = _Fragment(workload, layout, moments=moments)
     reading_s = fragment.report().seconds(network) + fragment.read().processor_s(network)
     exchanged, handed_out = fragment.exchange(), fragment.hand_out()
     local = fragment.encode() + fragment.apply() + handed_out
@@ -98,25 +127,109 @@ def _of_fragment(workload: Workload, layout: Layout, *, moments: bool) -> Synchr
     )
 
 
-def synchronisation_memory_bytes(workload: Workload, network: Network, settings: Settings) -> float:
-    """Transfer buffer, global model, state of the outer step, and what the settings add.
+class _Fragment:
+    """One of n equal fragments, of which an inter-host rank exchanges its shard.
 
-    The table is in docs/architecture.md, "The life of one step".
+    Averaged buffers are counted as parameters, and rounding to quantisation groups is left out.
+
+    Args:
+        workload: training of one rank.
+        layout: the groups, with the settings of their synchronisation.
+        moments: whether Adam's moments are sent with the fragment.
+
+    Attributes:
+        chunks: pieces of the shard that are exchanged one after the other.
+
     """
-    layout = Layout(network, settings)
-    if layout.models == 1:
-        return 0.0
-    # W; Delta or the momentum of DiLoCo; block-start weights and update in flight; both moments at
-    # the start of a block and, with a delay, when they were sent and in flight.
-    late = bool(settings.overlap)
-    vectors = 1.0 + (settings.block_sync != "model_averaging") + 2.0 * late
-    vectors += 2.0 * settings.moments * (1.0 + 2.0 * late)
-    # Error feedback, in float32 or wider, of own values, and of the sums that a rank computes.
-    sparse, dense = settings.across_density < 1.0, settings.across_dtype != "same"
-    errors = 1.0 if sparse else dense * (1 + 1 / layout.between_hosts.size)
-    vectors += errors * max(4 / workload.element_bytes, 1.0)
-    buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
-    share = 1 / settings.group_size if settings.sharded else 1.0
-    # The buffer of other modules holds all tensors, of which shards are handed out in the group.
-    buffer_share = share if settings.divided else 1.0
-    return buffer_share * buffer + share * vectors * workload.gradient_bytes
+
+    def __init__(self, workload: Workload, layout: Layout, *, moments: bool) -> None:
+        settings = layout.settings
+        self._workload, self._layout, self._settings = workload, layout, settings
+        self._network, self._between = layout.network, layout.between_hosts
+        self._sparse = settings.across_density < 1.0
+        self._encodes = settings.across_dtype != "same" or self._sparse
+        shards = settings.fragments * (settings.group_size if settings.sharded else 1)
+        width = workload.element_bytes
+        self._weights = workload.model_bytes / width / shards
+        self._moments = 2 * workload.parameters / shards if moments else 0.0
+        elements = self._weights + self._moments
+        self._bytes = elements * width
+        # Ranks of a host that exchange a shard.
+        self._senders = layout.inter_host_ranks * layout.groups_per_host
+        self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if self._encodes else _CHUNK))
+
+    def report(self) -> Load:
+        """Health reports of all ranks, which must have arrived before any rank sends its model."""
+        world = RankGroup(size=self._network.ranks, hosts=self._network.hosts)
+        return all_gather(_REPORT_BYTES, world, self._network)
+
+    def read(self) -> Load:
+        """Read the shard, and check it and the models of the other ranks for NaN."""
+        settings = self._settings
+        sends_updates = self._encodes or settings.overlap or settings.block_sync == "diloco"
+        passes = _COPY + (_SUBTRACT_START if sends_updates else _SQUARES)
+        # Ranks that read the whole fragment for this. Each rank of a divided module reads its own.
+        readers = 0 if settings.sharded and not settings.divided else self._senders
+        others = (self._network.devices - readers) * self._workload.model_bytes
+        others_passes = _SQUARES / settings.fragments
+        return Load(copied_bytes=self._senders * self._bytes * passes + others * others_passes)
+
+    def exchange(self) -> Load:
+        """Sum within a host, exchange between hosts, broadcast within a host."""
+        group, network = self._between, self._network
+        load = self._encoded() if self._encodes else all_reduce(self._bytes, group, network)
+        # Chunks in flight at the same time share one latency.
+        rounds = max(self.chunks / _IN_FLIGHT, 1.0)
+        load += Load(latency_s=load.latency_s * (rounds - 1))
+        inner = self._layout.within_host
+        if inner is not None:
+            load += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
+        return load
+
+    def _encoded(self) -> Load:
+        """Sparse updates in one all-gather; the rest in a reduce-scatter and an all-gather."""
+        group, network, settings = self._between, self._network, self._settings
+        # Values that are not quantised have the dtype of their errors.
+        exact = max(self._workload.element_bytes, 4)
+        width = ACROSS_BYTES.get(settings.across_dtype, exact)
+        load, scattered = Load(), self._moments * ACROSS_BYTES["bfloat16"]
+        if self._sparse:
+            selected = settings.across_density * self._weights
+            load += all_gather(selected * (width + _POSITION_BYTES), group, network)
+        else:
+            scattered += self._weights * width
+        if scattered:
+            load += all_to_all(scattered, group, network)
+            load += all_gather(scattered / group.size, group, network)
+        return load
+
+    def encode(self) -> Load:
+        """Passes of the codecs, which run between two steps also if the exchange overlaps."""
+        if not self._encodes:
+            return Load()
+        size, density = self._between.size, self._settings.across_density
+        passes = 2 * _DECODE + _ENCODE * (1 + 1 / size)
+        selected = _SELECT + _SCATTER * density * size
+        total = self._weights * (selected if self._sparse else passes) + self._moments * passes
+        # On a single host, every group exchanges with the others.
+        encoders = self._layout.inter_host_ranks * (size if self._between.hosts == 1 else 1)
+        return Load(copied_bytes=encoders * self._workload.element_bytes * total)
+
+    def apply(self) -> Load:
+        """Outer step on each inter-host rank, and copy into all parameters."""
+        settings = self._settings
+        passes = _FILTER + (_LATE if settings.overlap else 0.0)
+        written = self._network.devices * self._bytes * _COPY
+        if settings.sharded and not settings.divided:  # every rank has all shards
+            written *= settings.group_size
+        return Load(copied_bytes=self._senders * self._bytes * passes + written)
+
+    def hand_out(self) -> Load:
+        """Send the new start model to the other ranks of the group."""
+        group, network = self._layout.group, self._network
+        if group.size == 1 or self._settings.divided:
+            return Load()
+        if not self._settings.sharded:
+            return broadcast(self._bytes, group, network)
+        copied = network.devices * group.size * self._bytes * _GATHER_COPIES
+        return all_gather(self._bytes, group, network) + Load(copied_bytes=copied)

@@ -16,7 +16,7 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 
 # Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
 # for the overhead of a message. Quantised chunks are twice as long, because their messages are
-# shorter. The planner has the same numbers (planning/fragment_load.py).
+# shorter. The planner has the same numbers (planning/synchronisation.py).
 CHUNK = 1 << 19
 
 # On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
