@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import threading
 
 from lightning_hier.algorithms.arguments import check_whole, is_number
-from lightning_hier.cli.commands import PROGRAM
+from lightning_hier.cli.mistakes import CommandParser
+
+_DESCRIPTION = """\
+Serve quorums for groups that come and go (membership=TorchFT(...)).
+
+It needs no GPU and little memory. Anyone who reaches its port can take part in the
+quorums: open it to the hosts of the groups only."""
 
 # A limit in seconds that is not 0 in the milliseconds of torchft.
 _LEAST_S = 0.001
@@ -64,33 +69,16 @@ def _address(bind: str, server: str) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"{PROGRAM} lighthouse",
-        description="Serve quorums for groups that come and go (membership=TorchFT(...)). "
-        "It needs no GPU and little memory. Anyone who reaches its port can take part in the "
-        "quorums: open it to the hosts of the groups only.",
+def _parser() -> CommandParser:
+    parser = CommandParser("lighthouse", _DESCRIPTION)
+    add = parser.add_argument
+    listens = "address and port on which it listens (%(default)s)"
+    add("--bind", default="[::]:29510", help=listens)
+    add(
+        "--min_groups", type=int, default=1, help="least number of groups in a quorum (%(default)s)"
     )
-    parser.add_argument(
-        "--bind", default="[::]:29510", help="address and port on which it listens (%(default)s)"
-    )
-    parser.add_argument(
-        "--min_groups",
-        type=int,
-        default=1,
-        help="least number of groups in a quorum (%(default)s)",
-    )
-    parser.add_argument(
-        "--join_timeout_s",
-        type=float,
-        default=60.0,
-        help="seconds that a quorum waits for groups that are alive but have not come "
-        "(%(default)s)",
-    )
-    parser.add_argument(
-        "--heartbeat_timeout_s",
-        type=float,
-        default=5.0,
-        help="seconds without a heartbeat after which a group is lost (%(default)s)",
-    )
+    join = "seconds that a quorum waits for groups that are alive but have not come (%(default)s)"
+    add("--join_timeout_s", type=float, default=60.0, help=join)
+    heartbeat = "seconds without a heartbeat after which a group is lost (%(default)s)"
+    add("--heartbeat_timeout_s", type=float, default=5.0, help=heartbeat)
     return parser
