@@ -15,13 +15,9 @@ the section "LocalSGD, 4 x 1, measured by others" of docs/reports/planner.md.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks.planner.elsewhere import PARAMETERS, UTILISATION, utilisation
-from lightning_hier.cli.plan import run
+from benchmarks.planner.elsewhere import UTILISATION, utilisation
 
 CELLS = [(size, rate) for size in (8, 128) for rate in UTILISATION[size]]
 BEYOND = {(8, 50): 0.35}
@@ -32,15 +28,3 @@ def test_round_figures(block_size: int, mbit_s: int) -> None:
     predicted = utilisation(block_size, mbit_s, step_s=0.026)
     limit = BEYOND.get((block_size, mbit_s), 0.30)
     assert predicted == pytest.approx(UTILISATION[block_size][mbit_s], rel=limit)
-
-
-def test_the_command_line_says_the_same(tmp_path: Path) -> None:
-    """Whatever the copy rate: the link is what is waited for."""
-    file = tmp_path / "plan.json"
-    run(
-        f"--parameters {PARAMETERS} --step-s 0.026 --hosts 4 --devices 1 --between-mbit-s 1000 "
-        f"--block-size 8 --json {file}".split()
-    )
-    predictions = json.loads(file.read_text())["predictions"]
-    (found,) = [own for own in predictions if own["strategy"] == "model_averaging"]
-    assert 100 * found["efficiency"] == pytest.approx(UTILISATION[8][1000], rel=0.30)

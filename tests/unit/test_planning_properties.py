@@ -241,8 +241,3 @@ def test_fsdp_gathers_twice_and_reduces_once_beside_the_step(on_cores: bool, ste
     workload = Workload(parameters=10**6, step_s=1.0, on_cores=on_cores)
     found = predict("diloco_fsdp", workload, network)
     assert found.step_s == pytest.approx(step_s) and found.memory_bytes == 1.5 * 4e6
-
-
-def test_a_divided_module_exchanges_shards() -> None:
-    with pytest.raises(ValueError, match="divided=True needs sharded=True"):
-        Settings(divided=True)

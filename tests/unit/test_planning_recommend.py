@@ -158,20 +158,6 @@ def test_fixed_settings_are_kept() -> None:
     assert 1 <= free.settings.overlap <= 77 / 4
 
 
-@pytest.mark.parametrize(
-    ("fixed", "says"),
-    [
-        ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
-        ({"group_size": 3}, "group_size must divide the 8 devices"),
-        ({"density": 2.0}, "density must be above 0 and at most 1, got 2.0"),
-    ],
-)
-def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
-    with pytest.raises(ValueError) as raised:
-        recommend(LSTM, cluster(100), fixed)
-    assert says in str(raised.value)
-
-
 def test_moments_are_late_on_request_only() -> None:
     adam = replace(LSTM, optimizer="adam")
     fixed = {"block_sync": "bmuf_adam", "overlap": True}
