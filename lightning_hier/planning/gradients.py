@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_hier.planning.collectives import Load, all_gather, all_reduce
+from lightning_hier.planning.collectives import Load, RankGroup, all_gather, all_reduce
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Settings
@@ -45,13 +45,7 @@ def step_with_gradients(
     nbytes, density = workload.gradient_bytes, settings.density
     buckets = 1 + math.ceil(max(nbytes - _FIRST_BUCKET_BYTES, 0) / _BUCKET_BYTES)
     if settings.divided:
-        # Weights are gathered for both passes, and gradients are reduced and scattered. The last
-        # two together have the bytes of an all-reduce.
-        load = all_gather(nbytes / group.size, group, network) + all_reduce(nbytes, group, network)
-        sending_s = load.seconds(network, pieces=buckets)
-        # A layer is exchanged while another one is computed. On the CPU, FSDP2 waits for it.
-        together = sum if workload.on_cores else max
-        return together((workload.step_s, sending_s)), load.nic_bytes
+        return _divided_step(workload, network, group, buckets)
     if density is None:
         load, copies, copies_after = all_reduce(nbytes, group, network), _DDP_COPIES, 0.0
     else:
@@ -70,3 +64,16 @@ def step_with_gradients(
     busy_s = load.processor_s(network) if workload.on_cores else 0.0
     exposed_s = max(sending_s - _BACKWARD * workload.step_s, last_s, busy_s)
     return workload.step_s + exposed_s + after_s, load.nic_bytes
+
+
+def _divided_step(
+    workload: Workload, network: Network, group: RankGroup, buckets: int
+) -> tuple[float, float]:
+    """FSDP2: weights are gathered for both passes, and gradients are reduced and scattered."""
+    nbytes = workload.gradient_bytes
+    # The second gather and the reduction together have the bytes of an all-reduce.
+    load = all_gather(nbytes / group.size, group, network) + all_reduce(nbytes, group, network)
+    sending_s = load.seconds(network, pieces=buckets)
+    # A layer is exchanged while another one is computed. On the CPU, FSDP2 waits for it.
+    together = sum if workload.on_cores else max
+    return together((workload.step_s, sending_s)), load.nic_bytes

@@ -109,7 +109,6 @@ def _gradients(
     """Groups, density and push period that are not fixed, in a block that is long enough."""
     least = max(int(fixed.get(name, 0)) for name in ("fragments", "overlap"))
     settings = Settings(**{"block_size": max(Settings.block_size, least), **fixed})
-    Layout(network, settings)  # groups that do not fit are an error
     reasons = []
     if "group_size" not in fixed:
         size, reason = _group_size(workload, network, settings)
