@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lightning_hier.planning.collectives import (
     Load,
-    RankGroup,
     all_gather,
     all_reduce,
     all_to_all,
@@ -24,7 +23,6 @@ from lightning_hier.planning.workload import Workload
 _CHUNK, _QUANTISED_CHUNK = 1 << 19, 1 << 20
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
-_REPORT_BYTES = 64
 # Bytes of the position of a selected element.
 _POSITION_BYTES = 2
 # Time of each pass over an element, in copies (docs/reports/performance.md, one core).
@@ -159,9 +157,13 @@ class _Fragment:
         self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if self._encodes else _CHUNK))
 
     def report(self) -> Load:
-        """Health reports of all ranks, which must have arrived before any rank sends its model."""
-        world = RankGroup(size=self._network.ranks, hosts=self._network.hosts)
-        return all_gather(_REPORT_BYTES, world, self._network)
+        """Health reports of all ranks, which must have arrived before any rank sends its model.
+
+        The first rank gathers and broadcasts them. They are short, so only latencies count.
+        """
+        network = self._network
+        link = network.within if network.hosts == 1 else network.between
+        return Load(latency_s=(1 + math.ceil(math.log2(network.ranks))) * link.latency_s)
 
     def read(self) -> Load:
         """Read the shard, and check it and the models of the other ranks for NaN."""
