@@ -1,7 +1,7 @@
 """Parameter servers: PSP-SGD (psp_sgd, Algorithm 1) and two-stage ASGD (two_stage_asgd).
 
-A push sends gradients to servers, and its reply has the new parameters. A step of PSP-SGD waits for
-both. Two-stage ASGD pushes every N mini-batches, and with double buffering it does not wait.
+Workers push gradients to servers, whose replies have the new parameters. PSP-SGD waits for the
+replies at every step, two-stage ASGD after N mini-batches, or not at all with double buffering.
 """
 
 from __future__ import annotations
@@ -16,94 +16,88 @@ from lightning_hier.planning.workload import Workload
 # Copies that take as long as one end needs to encrypt or to decrypt a message to another host
 # (docs/reports/transport.md).
 _ENCRYPTION_COPIES = 4.0
-# A PSP server adds the gradients of all workers for its shard, in total one model. A worker copies
-# its gradient out and the new parameters in.
-_PSP_COPIES = 3.0
-# A gradient within a node of two-stage ASGD: a copy, the update of the replica, the addition to the
-# sum, the copy back into the module. For a push, a node reads the sum and installs the reply.
-_STAGE_COPIES, _NODE_COPIES = 4.0, 3.0
+# Copies of a gradient within a host. PSP: a worker copies its gradient out and the parameters in, a
+# server adds. Two-stage ASGD: a copy, the update of the replica, the addition to the sum, the copy
+# back into the module.
+_COPIES = {"psp": 3.0, "two_stage_asgd": 4.0}
 # Models of a rank besides module and gradient: docs/reports/stragglers.md, "Memory of a rank", and
-# docs/reports/two_stage_asgd.md, "Memory" (transfer buffer, shared memory, the node's exchange; the
-# master).
-_PSP_HELD, _NODE_HELD, _MASTER_HELD = 1 + 2.7, 1 + 1 + 2.6, 3.0
+# docs/reports/two_stage_asgd.md, "Memory" (transfer buffer, shared memory, the node's exchange).
+_HELD = {"psp": 1 + 2.7, "two_stage_asgd": 1 + 1 + 2.6}
+_MASTER_HELD = 3.0
 
 
-def predict_psp(workload: Workload, network: Network) -> Prediction:
-    """Step plus pushes and replies, if every server waits for all workers and none is late.
+def predict_servers(
+    strategy: str, workload: Workload, network: Network, settings: Settings
+) -> Prediction:
+    """Step, and push with its reply, if every server waits for all workers and none is late.
 
-    A gradient goes to all servers and a shard to all workers: 2 D (N - D) / N models per host. The
-    gradient is pushed when it is complete, so pushes do not overlap with the backward pass.
+    The gradient of PSP-SGD is pushed when it is complete, so pushes do not overlap with the
+    backward pass. With double buffering, devices of two-stage ASGD never wait: gradients computed
+    during a push are part of the next one, and a period that is too short for the network makes
+    pushes larger. Without it, a period is the sum of T_calc (eq. 7) and T_trans (eq. 6).
     """
-    ranks, devices, model = network.ranks, network.devices, workload.gradient_bytes
-    outside, inside = (ranks - devices) / ranks, (devices - 1) / ranks
-    link = network.between if network.hosts > 1 else network.within
-    load = Load(
-        latency_s=2 * link.latency_s if ranks > 1 else 0.0,
-        nic_bytes=2 * devices * outside * model,
-        inner_bytes=2 * inside * model,
-        copied_bytes=devices * model * (_PSP_COPIES + _ENCRYPTION_COPIES * outside),
-        socket_bytes=4 * devices * (outside + inside) * model,
-    )
-    return Prediction(
-        strategy="psp",
-        ranks=ranks,
-        alone_s=workload.step_s,
-        step_s=workload.step_s + load.seconds(network, pieces=ranks),
-        host_bytes=load.nic_bytes,
-        memory_bytes=(2 + _PSP_HELD) * model + workload.state_bytes / ranks,
-    )
-
-
-def predict_two_stage_asgd(workload: Workload, network: Network, settings: Settings) -> Prediction:
-    """One node for each host, N mini-batches of G devices between two pushes.
-
-    With double buffering, devices never wait: gradients computed during a push are part of the next
-    one, and a period that is too short for the network makes pushes larger. Without it, a period is
-    the sum of T_calc (eq. 7) and T_trans (eq. 6).
-    """
-    device_s, push = _device_step_s(workload, network), push_load(workload, network)
-    push_s, steps = push.seconds(network), settings.push_period / network.devices
-    if settings.double_buffering:
-        steps = max(steps, push_s / device_s)
-        push_s = push.processor_s(network) if workload.on_cores else 0.0
-    models = 2 + _NODE_HELD + _MASTER_HELD * (network.hosts > 1)
-    return Prediction(
-        strategy="two_stage_asgd",
-        settings={
+    model, devices = workload.gradient_bytes, network.devices
+    push, step_s = _push(strategy, workload, network), _local_s(strategy, workload, network)
+    waited_s, steps = push.seconds(network), 1.0
+    shown: dict[str, float] = {}
+    held, states = 2 + _HELD[strategy], 1 / network.ranks
+    if strategy == "two_stage_asgd":
+        steps = settings.push_period / devices
+        if settings.double_buffering:
+            steps = max(steps, waited_s / step_s)
+            waited_s = push.processor_s(network) if workload.on_cores else 0.0
+        shown = {
             "push_period": settings.push_period,
-            "gradients_a_push": round(steps * network.devices, 1),
-        },
+            "gradients_a_push": round(steps * devices, 1),
+        }
+        held, states = held + _MASTER_HELD * (network.hosts > 1), 2.0
+    return Prediction(
+        strategy=strategy,
+        settings=shown,
         ranks=network.ranks,
         alone_s=workload.step_s,
-        step_s=device_s + push_s / steps,
-        host_bytes=(network.hosts - 1) * workload.gradient_bytes / steps,
-        memory_bytes=models * workload.gradient_bytes + 2 * workload.state_bytes,
-    )
-
-
-def push_load(workload: Workload, network: Network) -> Load:
-    """A push of every node and its reply: T_trans = 2 N_e M / B (eq. 6), and a node's processor.
-
-    The master's own node does not use its NIC, so N_e is one less than the number of hosts.
-    """
-    if network.hosts == 1:
-        return Load()
-    nbytes = 2.0 * workload.gradient_bytes
-    return Load(
-        latency_s=2 * network.between.latency_s,
-        nic_bytes=(network.hosts - 1) * nbytes,
-        copied_bytes=(_ENCRYPTION_COPIES + _NODE_COPIES / 2) * nbytes,
-        socket_bytes=nbytes,
+        step_s=step_s + waited_s / steps,
+        host_bytes=_sent(strategy, network) * model / steps,
+        memory_bytes=held * model + states * workload.state_bytes,
     )
 
 
 def best_push_period(workload: Workload, network: Network) -> int:
     """Smallest N with T_calc >= T_trans, for which double buffering hides a push (eq. 6 and 7)."""
-    steps = push_load(workload, network).seconds(network) / _device_step_s(workload, network)
-    return max(math.ceil(network.devices * steps), 1)
+    strategy = "two_stage_asgd"
+    push_s = _push(strategy, workload, network).seconds(network)
+    return max(math.ceil(network.devices * push_s / _local_s(strategy, workload, network)), 1)
 
 
-def _device_step_s(workload: Workload, network: Network) -> float:
-    """One mini-batch of one device, and the copies of its gradient within the node."""
-    copies = Load(copied_bytes=_STAGE_COPIES * network.devices * workload.gradient_bytes)
-    return workload.step_s + copies.seconds(network)
+def _local_s(strategy: str, workload: Workload, network: Network) -> float:
+    """One mini-batch of each device, and the copies of their gradients within the host."""
+    copied = _COPIES[strategy] * network.devices * workload.gradient_bytes
+    return workload.step_s + Load(copied_bytes=copied).processor_s(network)
+
+
+def _sent(strategy: str, network: Network) -> float:
+    """Models that the busiest host sends to other hosts in a push and its reply.
+
+    PSP-SGD sends a gradient to all servers and a shard to all workers, 2 D (N - D) / N models. The
+    master of two-stage ASGD replies to all other hosts: its own node does not use the NIC.
+    """
+    if strategy == "two_stage_asgd":
+        return network.hosts - 1.0
+    return 2 * network.devices * (network.ranks - network.devices) / network.ranks
+
+
+def _push(strategy: str, workload: Workload, network: Network) -> Load:
+    """A push of every worker and its reply, at the busiest host."""
+    psp, model, sent = strategy == "psp", workload.gradient_bytes, _sent(strategy, network)
+    inside = 2 * (network.devices - 1) / network.ranks if psp else 0.0
+    link = network.between if sent else network.within
+    return Load(
+        latency_s=2 * link.latency_s if sent or inside else 0.0,
+        # The servers of PSP-SGD send and receive at the same time. The master replies to a push
+        # after it has received it: T_trans = 2 N_e M / B (eq. 6).
+        nic_bytes=(1 if psp else 2) * sent * model,
+        inner_bytes=inside * model,
+        # As much is received as sent.
+        copied_bytes=2 * sent * _ENCRYPTION_COPIES * model,
+        socket_bytes=2 * (sent + network.devices * inside) * model,
+    )

@@ -9,7 +9,7 @@ from lightning_hier.planning.gradients import step_with_gradients
 from lightning_hier.planning.memory import synchronisation_memory_bytes, training_memory_bytes
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
-from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
+from lightning_hier.planning.servers import predict_servers
 from lightning_hier.planning.synchronisation import synchronise
 from lightning_hier.planning.workload import Workload
 
@@ -31,10 +31,8 @@ def predict(
 
     """
     settings = settings or Settings()
-    if strategy == "two_stage_asgd":
-        return predict_two_stage_asgd(workload, network, settings)
-    if strategy == "psp":
-        return predict_psp(workload, network)
+    if strategy in ("two_stage_asgd", "psp"):
+        return predict_servers(strategy, workload, network, settings)
     presets = _presets(network, settings)
     if strategy not in presets:
         names = ", ".join([*presets, "two_stage_asgd", "psp"])
