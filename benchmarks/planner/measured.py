@@ -67,12 +67,13 @@ def sections() -> list[Section]:
 
 
 def _block(variant: Variant) -> Settings:
+    across: Any = variant.across
     across_dtype: Any = "same" if variant.across_dtype == "float32" else variant.across_dtype
     return Settings(
         density=None,
         across_dtype=across_dtype,
         group_size=variant.group_size,
-        sharded=variant.across == "sharded",
+        across=across,
     )
 
 

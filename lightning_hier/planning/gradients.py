@@ -44,7 +44,7 @@ def step_with_gradients(
         return workload.step_s, 0.0
     nbytes, density = workload.gradient_bytes, settings.density
     buckets = 1 + math.ceil(max(nbytes - _FIRST_BUCKET_BYTES, 0) / _BUCKET_BYTES)
-    if settings.divided:
+    if settings.across == "divided":
         return _divided_step(workload, network, group, buckets)
     if density is None:
         load, copies, copies_after = all_reduce(nbytes, group, network), _DDP_COPIES, 0.0

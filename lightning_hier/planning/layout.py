@@ -15,7 +15,7 @@ class Layout:
 
     Attributes:
         network: the hosts.
-        settings: settings, whose ``group_size`` and ``sharded`` count.
+        settings: settings, whose ``group_size`` and ``across`` count.
 
     Raises:
         ValueError: groups neither divide a host nor consist of whole hosts.
@@ -57,8 +57,8 @@ class Layout:
     @property
     def inter_host_ranks(self) -> int:
         """Ranks of a group on one host that exchange models with other groups."""
-        settings = self.settings
-        return min(settings.group_size, self.network.devices) if settings.sharded else 1
+        is_leader = self.settings.across == "leader"
+        return 1 if is_leader else min(self.settings.group_size, self.network.devices)
 
     @property
     def within_host(self) -> RankGroup | None:

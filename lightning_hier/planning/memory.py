@@ -16,7 +16,7 @@ def training_memory_bytes(workload: Workload, settings: Settings) -> float:
     """
     model, size = workload.gradient_bytes, settings.group_size
     held: float = 2 * model + workload.state_bytes
-    if settings.divided:
+    if settings.across == "divided":
         held /= size
     elif size > 1 and settings.density is None:
         held += model
@@ -44,7 +44,7 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     errors = 1.0 if sparse else dense * (1 + 1 / layout.between_hosts.size)
     vectors += errors * max(4 / workload.element_bytes, 1.0)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
-    share = 1 / settings.group_size if settings.sharded else 1.0
+    share = 1.0 if settings.across == "leader" else 1 / settings.group_size
     # The buffer of other modules holds all tensors, of which shards are handed out in the group.
-    buffer_share = share if settings.divided else 1.0
+    buffer_share = share if settings.across == "divided" else 1.0
     return buffer_share * buffer + share * vectors * workload.gradient_bytes

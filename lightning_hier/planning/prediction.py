@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 BlockSyncName = Literal["model_averaging", "bmuf", "bmuf_adam", "diloco"]
 """Block synchronisations by the name of their preset."""
 
+Across = Literal["leader", "sharded", "divided"]
+"""Ranks of a group that exchange the model, as in the argument ``across`` of a `block_sync`."""
+
 ACROSS_BYTES = {"bfloat16": 2.0, "int8": 1 + 4 / 512, "int4": 0.5 + 4 / 128}
 """Bytes per element by ``across_dtype``. Groups of 512 or 128 elements share a float32 scale."""
 
@@ -33,9 +36,8 @@ class Settings:
         fragments: parts of the model that are synchronised one after the other in a block.
         overlap: steps during which a fragment is exchanged. True: those of a block.
         moments_every: blocks between two exchanges of Adam's moments, with ``"bmuf_adam"``.
-        sharded: whether all ranks of a group exchange one shard each, or only the first rank.
-        divided: whether a group also divides the module among its ranks (FSDP2). It needs
-            ``sharded``.
+        across: ranks of a group that exchange the model: only the first one (``"leader"``), or each
+            one shard (``"sharded"``). ``"divided"``: the same with FSDP2, which divides the module.
         push_period: mini-batches of a node between two pushes of two-stage ASGD.
         double_buffering: whether devices of two-stage ASGD compute during a push.
 
@@ -51,8 +53,7 @@ class Settings:
     fragments: int = 1
     overlap: bool | int = False
     moments_every: int = 1
-    sharded: bool = False
-    divided: bool = False
+    across: Across = "leader"
     push_period: int = 4
     double_buffering: bool = True
 
@@ -62,12 +63,9 @@ class Settings:
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         check_choice("block_sync", self.block_sync, get_args(BlockSyncName))
+        check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, ("same", *ACROSS_BYTES))
         check_share("across_density", self.across_density)
-        if self.divided and not self.sharded:
-            raise ValueError(
-                "divided=True needs sharded=True: each rank of a divided module exchanges its shard"
-            )
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
         # A block has a step for each fragment, and an exchange arrives before the next one is sent.

@@ -82,7 +82,7 @@ def _presets(network: Network, settings: Settings) -> dict[str, dict[str, Any]]:
     density = settings.density or Settings.density
     # The presets divide a module among the devices of a host, unless groups are set.
     size = settings.group_size if settings.group_size > 1 else network.devices
-    fsdp = {"group_size": size, "density": None, "sharded": True, "divided": True}
+    fsdp = {"group_size": size, "density": None, "across": "divided"}
     return {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},

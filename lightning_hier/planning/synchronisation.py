@@ -146,7 +146,7 @@ class _Fragment:
         self._network, self._between = layout.network, layout.between_hosts
         self._sparse = settings.across_density < 1.0
         self._encodes = settings.across_dtype != "same" or self._sparse
-        shards = settings.fragments * (settings.group_size if settings.sharded else 1)
+        shards = settings.fragments * (1 if settings.across == "leader" else settings.group_size)
         width = workload.element_bytes
         self._weights = workload.model_bytes / width / shards
         self._moments = 2 * workload.parameters / shards if moments else 0.0
@@ -170,8 +170,8 @@ class _Fragment:
         settings = self._settings
         sends_updates = self._encodes or settings.overlap or settings.block_sync == "diloco"
         passes = _COPY + (_SUBTRACT_START if sends_updates else _SQUARES)
-        # Ranks that read the whole fragment for this. Each rank of a divided module reads its own.
-        readers = 0 if settings.sharded and not settings.divided else self._senders
+        # Ranks that read all of their tensors for this.
+        readers = 0 if settings.across == "sharded" else self._senders
         others = (self._network.devices - readers) * self._workload.model_bytes
         others_passes = _SQUARES / settings.fragments
         return Load(copied_bytes=self._senders * self._bytes * passes + others * others_passes)
@@ -222,16 +222,16 @@ class _Fragment:
         settings = self._settings
         passes = _FILTER + (_LATE if settings.overlap else 0.0)
         written = self._network.devices * self._bytes * _COPY
-        if settings.sharded and not settings.divided:  # every rank has all shards
+        if settings.across == "sharded":  # every rank has the tensors of all shards
             written *= settings.group_size
         return Load(copied_bytes=self._senders * self._bytes * passes + written)
 
     def hand_out(self) -> Load:
         """Send the new start model to the other ranks of the group."""
         group, network = self._layout.group, self._network
-        if group.size == 1 or self._settings.divided:
+        if group.size == 1 or self._settings.across == "divided":
             return Load()
-        if not self._settings.sharded:
+        if self._settings.across == "leader":
             return broadcast(self._bytes, group, network)
         copied = network.devices * group.size * self._bytes * _GATHER_COPIES
         return all_gather(self._bytes, group, network) + Load(copied_bytes=copied)

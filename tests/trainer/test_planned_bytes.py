@@ -75,11 +75,11 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
     ),
     "leader, 1/16": (Settings(group_size=2, **_SPARSE), partial(_groups, "leader", **_SPARSE)),
     "sharded, 1/16": (
-        Settings(group_size=2, sharded=True, **_SPARSE),
+        Settings(group_size=2, across="sharded", **_SPARSE),
         partial(_groups, "sharded", **_SPARSE),
     ),
     "leader": (Settings(group_size=2), partial(_groups, "leader")),
-    "sharded": (Settings(group_size=2, sharded=True), partial(_groups, "sharded")),
+    "sharded": (Settings(group_size=2, across="sharded"), partial(_groups, "sharded")),
 }
 
 

@@ -146,7 +146,7 @@ def test_errors_of_16_bit_models_have_32_bits() -> None:
         ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"push_period": 0}, "push_period must be a whole number of at least 1"),
         ({"density": 2.0}, "density must be above 0 and at most 1, got 2.0"),
-        ({"divided": True}, "divided=True needs sharded=True"),
+        ({"across": "all"}, "across must be"),
         ({"moments_every": 0}, "moments_every must be a whole number of at least 1"),
         ({"block_sync": "sgd"}, "block_sync must be"),
     ],
