@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from lightning.pytorch import Trainer
 
-from lightning_hier.cli.commands import COMMANDS, PROGRAM
+from lightning_hier.cli.main import COMMANDS
+from lightning_hier.cli.mistakes import PROGRAM
 from lightning_hier.strategies.registry import PRESETS
 
 SHELLS = ("bash", "zsh")

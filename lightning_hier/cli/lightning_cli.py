@@ -16,8 +16,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
 from lightning_hier.callbacks.progress_lines import ProgressLines
-from lightning_hier.cli.commands import PROGRAM
-from lightning_hier.cli.mistakes import end_with
+from lightning_hier.cli.mistakes import PROGRAM, end_with
 from lightning_hier.strategies.arguments import of_synchronisations
 from lightning_hier.strategies.registry import class_path_of
 

@@ -1,4 +1,9 @@
-"""`lightning-hier`: runs a command and reports errors of the user on one screen."""
+"""`lightning-hier`: runs a command and reports errors of the user on one screen.
+
+The module of a command is imported when the command is called. It has a function
+``run(args: list[str]) -> None``, which receives the arguments after the name of the command.
+Commands that train share one module, which also receives the name and handles errors itself.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,32 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from lightning_hier.cli.commands import COMMANDS, PROGRAM
-from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.mistakes import PROGRAM, end_with, mistakes_in_one_screen
 from lightning_hier.version import __version__
+
+
+class Command(NamedTuple):
+    """A command: its module, its summary, and whether it trains."""
+
+    module: str
+    summary: str
+    trains: bool = False
+
+
+# Not subparsers of argparse, for which every command would be imported to learn its options.
+COMMANDS: dict[str, Command] = {
+    "fit": Command("training", "train a model", trains=True),
+    "validate": Command("training", "score a model on validation data", trains=True),
+    "test": Command("training", "score a model on test data", trains=True),
+    "predict": Command("training", "make predictions with a model", trains=True),
+    "measure": Command("measure", "measure links and a step of a module, for plan"),
+    "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
+    "report": Command("report", "create a page that compares runs"),
+    "lighthouse": Command("lighthouse", "serve quorums for groups that come and go"),
+    "completion": Command("completion", "print a completion script for bash or zsh"),
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:

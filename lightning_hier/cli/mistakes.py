@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from textwrap import dedent
 from typing import NoReturn
 
-from lightning_hier.cli.commands import PROGRAM
-
+PROGRAM = "lightning-hier"
+# How to install the packages that only some commands need.
+INSTALL = "pip install '.[cli]' in the folder of lightning_hier"
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
 _MOST_LINES = 20  # a terminal shows at least 24
 # Lines about types that jsonargparse tried in turn, which hide the line about the user's value.

@@ -7,8 +7,7 @@ import os
 import warnings
 from importlib.util import find_spec
 
-from lightning_hier.cli.commands import INSTALL
-from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.mistakes import INSTALL, end_with, mistakes_in_one_screen
 from lightning_hier.cli.training_help import preset_asked_for, short_help, strategy_help
 from lightning_hier.strategies.registry import class_path_of, register
 

@@ -9,7 +9,8 @@ from textwrap import fill
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from lightning_hier.cli.commands import COMMANDS, PROGRAM
+from lightning_hier.cli.main import COMMANDS
+from lightning_hier.cli.mistakes import PROGRAM
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo

@@ -6,9 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from lightning_hier.cli import commands, mistakes
-from lightning_hier.cli.commands import COMMANDS, Command
-from lightning_hier.cli.main import main
+from lightning_hier.cli import mistakes
+from lightning_hier.cli.main import COMMANDS, Command, main
 from lightning_hier.cli.mistakes import plain
 from lightning_hier.version import __version__
 from tests.cli.shell import run_python
@@ -121,7 +120,7 @@ class Module:
 
 
 def run_raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(commands.COMMANDS, "fail", Command("fail", "fail"))
+    monkeypatch.setitem(COMMANDS, "fail", Command("fail", "fail"))
     monkeypatch.setattr("lightning_hier.cli.main._module", lambda name: Module(error))
     main(["fail", "--x"])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from lightning_hier.cli.commands import INSTALL
+from lightning_hier.cli.mistakes import INSTALL
 from lightning_hier.cli.report.units import Unit, unit_of
 
 Point = tuple[float, float]
