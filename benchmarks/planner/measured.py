@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from math import comb
 from typing import Any
 
 from benchmarks.performance.synchronisation import Variant, variants
 from benchmarks.planner import elsewhere, whole_runs
 from benchmarks.planner.comparison import Comparison, Section
-from benchmarks.planner.late_replies import late_wait_s
 from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
 from lightning_hier.planning.memory import synchronisation_memory_bytes
 from lightning_hier.planning.synchronisation import synchronise
@@ -152,7 +152,7 @@ def _late_replies() -> Section:
     step_s, share, late_s, ranks = 0.272, 0.007, 0.33, 8
     rows = []
     for (pushes, pulled), found in LATE.items():
-        waited_s = late_wait_s(
+        waited_s = _late_wait_s(
             ranks,
             min_pushes=round(pushes * ranks),
             min_pulled=round(pulled * ranks),
@@ -170,4 +170,31 @@ def _late_replies() -> Section:
         rows=rows,
         limit=0.20,
         remark="The delay is fitted to the row with c = 8 (1.43), so that row is no evidence.",
+    )
+
+
+def _late_wait_s(
+    ranks: int, *, min_pushes: int, min_pulled: int, late_share: float, late_s: float
+) -> float:
+    """Return the mean wait of a step: P(too many workers are late for a server) times the delay.
+
+    A worker is late if fewer than ``min_pulled`` of its replies are on time.
+
+    Args:
+        ranks: number N of workers and of blocks.
+        min_pushes: number c of workers whose gradients a server needs.
+        min_pulled: number of blocks that a worker needs.
+        late_share: fraction of the replies that are late.
+        late_s: delay of a late reply in seconds.
+
+    """
+    worker_late = _more_than(ranks - min_pulled, ranks, late_share)
+    return _more_than(ranks - min_pushes, ranks, worker_late) * late_s
+
+
+def _more_than(spare: int, number: int, chance: float) -> float:
+    """Return P(X > spare) of the binomial distribution."""
+    return sum(
+        comb(number, k) * chance**k * (1 - chance) ** (number - k)
+        for k in range(spare + 1, number + 1)
     )
