@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,10 +32,6 @@ _DEFAULTS = {
     "between": {"latency_s": 1e-4},
     "within": {"bytes_per_second": 100e9 / 8, "latency_s": 20e-6},
 }
-SETTINGS = (
-    *("block_sync", "block_size", "group_size", "density", "push_period", "across_dtype"),
-    *("across_density", "fragments", "overlap", "moments_every"),
-)
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 _NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -87,9 +83,9 @@ def _whole(text: str) -> int:
     return int(number)
 
 
-def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Arguments with these names that were given."""
-    values = {name: getattr(arguments, name) for name in names}
+def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """Fields of a dataclass for which an argument of the same name was given."""
+    values = {entry.name: getattr(arguments, entry.name, None) for entry in fields(kind)}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -101,18 +97,17 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         ValueError: a value is missing or out of range, or a file is malformed.
 
     """
-    values = _read(arguments.network) | given(arguments, "hosts", "devices")
+    values = _read(arguments.network) | given(arguments, Network)
     # Defaults, then what was measured, then what the user has given.
     parts: dict[str, dict[str, Any]] = {
         part: _DEFAULTS.get(part, {}) | (values.get(part) or {})
         for part in ("between", "within", "processor", "workload")
     }
-    for argument, value in given(arguments, *_UNITS).items():
-        part, name, unit = _UNITS[argument]
-        parts[part][name] = value * unit
-    parts["processor"] |= given(arguments, "cores")
-    work = ("parameters", "step_s", "optimizer", "element_bytes", "on_cores")
-    parts["workload"] |= given(arguments, *work)
+    for argument, (part, name, unit) in _UNITS.items():
+        if (value := getattr(arguments, argument)) is not None:
+            parts[part][name] = value * unit
+    parts["processor"] |= given(arguments, Processor)
+    parts["workload"] |= given(arguments, Workload)
     if not {"hosts", "devices"} <= values.keys():
         raise ValueError(
             "the cluster is unknown: set --hosts and --devices, or --network with a measurement"

@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
-from lightning_hier.cli.plan.arguments import SETTINGS, cluster_and_work, given, parser
+from lightning_hier.cli.plan.arguments import cluster_and_work, given, parser
 from lightning_hier.planning import (
     Network,
     Prediction,
     Recommendation,
+    Settings,
     Workload,
     predict_all,
     recommend,
@@ -33,7 +34,7 @@ def run(args: list[str]) -> None:
     """
     arguments = parser().parse_args(args)
     network, workload = cluster_and_work(arguments)
-    recommended = recommend(workload, network, given(arguments, *SETTINGS))
+    recommended = recommend(workload, network, given(arguments, Settings))
     # With the settings of the recommendation, so that both tables agree.
     predictions = predict_all(workload, network, recommended.candidates[0].settings)
     _print_cluster(workload, network)
