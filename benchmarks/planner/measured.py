@@ -77,10 +77,18 @@ def _block(variant: Variant) -> Settings:
     )
 
 
+def _runs() -> list[dict[str, dict[str, float]]]:
+    return list(whole_runs.results().section("synchronisation, 2 x 2, 1gbit").values())
+
+
+def _variants() -> list[Variant]:
+    """Return the variants that the runs of the report have."""
+    return [own for own in variants(HOSTS.devices) if all(own.name in run for run in _runs())]
+
+
 def _found(variant: Variant, value: str) -> float:
     """Return the median over the runs of the report."""
-    runs = whole_runs.results().section("synchronisation, 2 x 2, 1gbit").values()
-    return statistics.median(run[variant.name][value] for run in runs)
+    return statistics.median(run[variant.name][value] for run in _runs())
 
 
 def _synchronisations() -> Section:
@@ -95,7 +103,7 @@ def _synchronisations() -> Section:
                 predicted=synchronise(LSTM, HOSTS, _block(variant)).blocking_s,
                 found=_found(variant, "seconds"),
             )
-            for variant in variants(HOSTS.devices)
+            for variant in _variants()
         ],
         limit=0.20,
     )
@@ -114,7 +122,7 @@ def _memory() -> Section:
                 / LSTM.model_bytes,
                 found=_found(variant, "extra_models"),
             )
-            for variant in variants(HOSTS.devices)
+            for variant in _variants()
         ],
         limit=0.01,
     )
