@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 import lightning
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
@@ -30,17 +30,11 @@ class TrainingCLI(LightningCLI):
         args: command and its arguments.
 
     Attributes:
-        has_begun: whether the first batch has started. Errors before it are about settings.
+        has_begun: whether the first batch has been processed.
     """
 
     def __init__(self, args: list[str]) -> None:
-        self.has_begun = False
-
-        def record(*_: Any) -> None:
-            self.has_begun = True
-
-        kinds = ("train", "validation", "test", "predict")
-        first_batch = LambdaCallback(**{f"on_{kind}_batch_start": record for kind in kinds})
+        self._first_batch = FirstBatch()
         super().__init__(
             parser_class=ShortErrorParser,
             parser_kwargs={"prog": PROGRAM},
@@ -48,9 +42,14 @@ class TrainingCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},
             # A fixed default, because ranks that draw a seed would draw different ones.
             seed_everything_default=0,
-            trainer_defaults={"callbacks": [first_batch]},
+            trainer_defaults={"callbacks": [self._first_batch]},
             args=args,
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first batch has been processed."""
+        return self._first_batch.has_begun
 
     def run(self) -> None:
         """Train, validate, test or predict, depending on the command."""
@@ -118,3 +117,27 @@ class ConfigFile(ActionConfigFile):
         class_path = class_path_of(named) if isinstance(named, str) else None
         if class_path is not None:
             cfg["trainer.strategy"] = Namespace(class_path=class_path)
+
+
+class FirstBatch(Callback):
+    """Records the first batch. Errors before it are about settings."""
+
+    # Not a LambdaCallback: its function would be local, which strategies that spawn cannot pickle.
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Record that a batch has started."""
+        self.has_begun = True
+
+    def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Record that a batch has started."""
+        self.has_begun = True
+
+    def on_test_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Record that a batch has started."""
+        self.has_begun = True
+
+    def on_predict_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        """Record that a batch has started."""
+        self.has_begun = True
