@@ -1,9 +1,10 @@
-"""Realignment finds the truth of a toy HMM, and raises the likelihood on the way."""
+"""A corpus is aligned from transcripts alone: paths, pauses, variants, what is left out."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -17,8 +18,16 @@ from examples.acoustic.alignment import (  # noqa: E402
     realign,
     viterbi,
 )
+from examples.acoustic.corpora.recording import (  # noqa: E402
+    NormalisationMode,
+    RecordedCorpus,
+    Recording,
+)
+from examples.acoustic.corpus import Corpus  # noqa: E402
+from examples.acoustic.flat_start import FlatStartOptions, align_corpus  # noqa: E402
 from examples.acoustic.lexicon import Lexicon  # noqa: E402
 from examples.acoustic.reading import Reading, Transcript  # noqa: E402
+from examples.acoustic.realignment import realign_corpus  # noqa: E402
 from examples.acoustic.senones import SenoneMap  # noqa: E402
 
 LEXICON = Lexicon.from_dict(
@@ -59,37 +68,6 @@ class ToySpeech:
             self.truth[key] = truth
             self.readings[key] = reading
 
-    def gaussian_scores(self, alignments: Alignments) -> dict[str, Tensor]:
-        """Log densities (T, S) of unit-variance Gaussians fitted to the alignments."""
-        keys = list(alignments.by_key)
-        frames = torch.cat([self.features[key] for key in keys])
-        targets = torch.cat([alignments.by_key[key].senones for key in keys])
-        sums = torch.zeros(len(SENONES), DIMENSIONS).index_add_(0, targets, frames)
-        means = sums / torch.bincount(targets, minlength=len(SENONES)).clamp(min=1)[:, None]
-        return {k: -0.5 * torch.cdist(f, means).square() for k, f in self.features.items()}
-
-    def accuracy(self, alignments: Alignments) -> float:
-        pairs = [(a.senones, self.truth[key]) for key, a in alignments.by_key.items()]
-        right = sum(int((found == truth).sum()) for found, truth in pairs)
-        return right / sum(len(truth) for _, truth in pairs)
-
-
-def test_realignment_from_a_flat_start_finds_the_truth() -> None:
-    speech = ToySpeech(200, seed=0)
-    current = flat_start(speech.transcripts, LEXICON, SENONES, silence_frames=12)
-    start = speech.accuracy(current)
-    likelihoods = []
-    for _ in range(6):
-        scores = speech.gaussian_scores(current)
-        current = realign(
-            speech.transcripts, scores.__getitem__, LEXICON, SENONES, previous=current
-        )
-        likelihoods.append(current.log_likelihood)
-    assert all(b > a - 1e-4 for a, b in itertools.pairwise(likelihoods))
-    assert likelihoods[-1] > likelihoods[0] + 0.5
-    assert start < 0.5
-    assert speech.accuracy(current) > 0.95
-
 
 def test_pauses_and_variants_are_found_with_true_scores() -> None:
     speech = ToySpeech(40, seed=1)
@@ -119,16 +97,6 @@ def test_viterbi_is_the_best_of_all_segmentations(seed: int) -> None:
     assert total == pytest.approx(float(scores[torch.arange(8), path].sum()), rel=1e-5)
 
 
-def test_viterbi_refuses_what_has_no_path() -> None:
-    scores = torch.zeros(4, 6)
-    with pytest.raises(ValueError, match="5 states need as many frames and at least one, got 4"):
-        viterbi(scores, [0, 1, 2, 3, 4])
-    with pytest.raises(ValueError, match="senone 1 twice in a row"):
-        viterbi(scores, [0, 1, 1])
-    with pytest.raises(ValueError, match="0 states"):
-        viterbi(scores, [])
-
-
 def test_what_is_too_short_is_left_out_and_named() -> None:
     transcripts = [
         Transcript("long", ("ka",), 12),
@@ -151,11 +119,69 @@ def test_what_is_too_short_is_left_out_and_named() -> None:
     assert flat.by_key["tight"].senones.tolist() == [*SENONES.of("k"), *SENONES.of("a")]
 
 
-def test_wrong_input_is_named() -> None:
-    transcript = Transcript("u", ("ka",), 12)
-    with pytest.raises(KeyError, match=r"2 word\(s\) without pronunciation: ku, ma"):
-        flat_start([Transcript("u", ("ma", "ku"), 50)], LEXICON, SENONES)
-    with pytest.raises(ValueError, match=r"'u': scores must have shape \(12, 21\)"):
-        realign([transcript], lambda _: torch.zeros(11, 21), LEXICON, SENONES)
-    with pytest.raises(ValueError, match="'u': scores must be finite"):
-        realign([transcript], lambda _: torch.full((12, 21), torch.inf), LEXICON, SENONES)
+def toy_corpus(speech: ToySpeech, *, normalisation: NormalisationMode = "global") -> Corpus:
+    """A corpus of the toy's utterances: most train, some valid and test."""
+    recordings = []
+    for i, transcript in enumerate(speech.transcripts):
+        split = {0: "valid", 1: "test"}.get(i % 10, "train")
+        recordings.append(
+            Recording(
+                key=transcript.key,
+                speaker="toy",
+                split=split,
+                words=transcript.words,
+                features=speech.features[transcript.key],
+            )
+        )
+    return RecordedCorpus(
+        name="toy", recordings=tuple(recordings), senones=SENONES, lexicon=LEXICON
+    ).finish(normalisation=normalisation)
+
+
+def agreement(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    right = sum(int((senones == truth[key]).sum()) for key, senones in found.items())
+    return right / sum(len(senones) for senones in found.values())
+
+
+def test_corpus_is_aligned_from_transcripts() -> None:
+    speech = ToySpeech(120, seed=0)
+    corpus = toy_corpus(speech)
+    likelihoods: list[float] = []
+
+    def note(_: int, alignments: Alignments) -> None:
+        likelihoods.append(alignments.log_likelihood)
+
+    options = FlatStartOptions(
+        realignments=4, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
+    )
+    found = align_corpus(corpus, options, on_round=note)
+    assert set(found) == {transcript.key for transcript in speech.transcripts}
+    assert agreement(found, speech.truth) > 0.8
+    assert all(b > a for a, b in itertools.pairwise(likelihoods))
+    aligned = corpus.with_alignments(found)
+    for before, after in zip(corpus.train, aligned.train, strict=True):
+        assert before.senones is None
+        assert after.senones is not None
+        assert len(after.senones) == len(before.features)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    assert agreement(align_corpus(corpus, options), found) == 1.0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_model_of_every_third_frame_aligns_every_frame() -> None:
+    """Scores that point at the true senone of each stack's centre give back all the truth."""
+    speech = ToySpeech(20, seed=2)
+    for key, truth in speech.truth.items():
+        speech.features[key] = torch.nn.functional.one_hot(truth, len(SENONES)).float()
+    corpus = toy_corpus(speech, normalisation="none")
+    assert corpus.stacking.subsample == 3
+
+    def score(features: Tensor) -> Tensor:
+        centre = features.unflatten(1, (corpus.stacking.stack, len(SENONES)))[:, 1]
+        return 5.0 * centre
+
+    found = realign_corpus(corpus, score)
+    assert agreement(found.senones(), speech.truth) == 1.0
+    assert found.log_likelihood == pytest.approx(5.0)
+    assert not found.left_out

@@ -92,20 +92,6 @@ def test_repeats_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "2 of 3 utterances are given twice" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"lengths": []}, "at least one utterance"),
-        ({"lengths": [3, 0]}, "number 1 has 0"),
-        ({"lengths": [3], "batch_frames": 0}, "batch_frames must be at least 1, got 0"),
-        ({"lengths": [3], "rank": 2, "world_size": 2}, "got 2 of 2"),
-    ],
-)
-def test_wrong_values_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FrameBatchSampler(**arguments)
-
-
 def test_collate_pads_with_zeros_and_ignored_targets() -> None:
     utterances = [
         Utterance(

@@ -67,8 +67,6 @@ def test_kaldi_archives_are_found_from_the_table(kaldi_folder: Path) -> None:
 
 def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
     splits = _splits(kaldi_folder)
-    with pytest.raises(ValueError, match="needs phones"):
-        build_kaldi_corpus(**splits, flat_start=True)
     with pytest.raises(ValueError, match="9 pdfs, 3 phones of 1 states have 3"):
         build_kaldi_corpus(
             **splits,
@@ -76,18 +74,9 @@ def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
             phones=kaldi_folder / "phones",
             states_per_phone=1,
         )
-    with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
-        build_kaldi_corpus(**splits, alignments=kaldi_folder / "train")
     kaldiio.save_ark(str(kaldi_folder / "bad.ark"), {"train-0": np.zeros(5, np.int32)})
     with pytest.raises(ValueError, match="train-0 has 20 frames .* and 5 in its alignment"):
         build_kaldi_corpus(**splits, alignments=kaldi_folder / "bad.ark")
-    scp = kaldi_folder / "train" / "feats.scp"
-    scp.write_text("train-0 echo hello |\n")
-    with pytest.raises(ValueError, match="commands in tables are not run"):
-        build_kaldi_corpus(**splits)
-    (kaldi_folder / "train" / "text").unlink()
-    with pytest.raises(FileNotFoundError, match="lacks text"):
-        build_kaldi_corpus(**splits)
 
 
 @pytest.mark.parametrize(

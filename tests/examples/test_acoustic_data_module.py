@@ -126,14 +126,3 @@ def test_training_leaves_out_utterances_without_targets(
     data = CorpusDataModule(lambda: bare)
     with pytest.raises(ValueError, match="no train utterance of corpus synthetic has targets"):
         data.train_dataloader()
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="one of synthetic, an4, manifest, kaldi, got 'timit'"):
-        AcousticDataModule("timit")
-    with pytest.raises(ValueError, match="'sentence'; the arguments are .*sentences"):
-        AcousticDataModule("synthetic", {"sentence": 3})
-    with pytest.raises(ValueError, match="missing a required argument: 'path'"):
-        AcousticDataModule("an4")
-    with pytest.raises(ValueError, match="batch_frames must be at least 1, got 0"):
-        AcousticDataModule(batch_frames=0)

@@ -49,15 +49,6 @@ def test_ends_are_repeated() -> None:
     ]
 
 
-def test_stacking_refuses_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="stack must be at least 1, got 0"):
-        Stacking(stack=0)
-    with pytest.raises(ValueError, match="phase must be from 0 to 2, got 3"):
-        Stacking().centres(10, 3)
-    with pytest.raises(ValueError, match="lengths"):
-        Stacking().interleave([torch.zeros(4), torch.zeros(2), torch.zeros(3)])
-
-
 def test_filter_bank_has_a_frame_for_each_10_ms_and_finds_the_tone() -> None:
     time = torch.arange(16_000) / 16_000
     low = log_filter_bank(torch.sin(2 * torch.pi * 300 * time))
@@ -78,13 +69,6 @@ def test_frame_k_is_centred_half_a_shift_after_k_shifts() -> None:
     # Symmetric about the frame in which the click stands in the middle.
     assert float(energy[frame]) == pytest.approx(float(energy.max()))
     assert float(energy[frame - 1]) == pytest.approx(float(energy[frame + 1]), abs=0.2)
-
-
-def test_filter_bank_refuses_short_and_stereo_sound() -> None:
-    with pytest.raises(ValueError, match="at least 400 samples .* got 399"):
-        log_filter_bank(torch.zeros(399))
-    with pytest.raises(ValueError, match=r"\(2, 800\)"):
-        log_filter_bank(torch.zeros(2, 800))
 
 
 def test_deltas_of_a_ramp_are_its_slope() -> None:
@@ -140,9 +124,3 @@ def test_senone_names() -> None:
     assert SENONES.of("b") == (6, 7, 8)
     assert SENONES.name(7) == "b.2"
     assert SenoneMap.from_phones(["z", "a", "sil"], 1).phones == ("sil", "a", "z")
-    with pytest.raises(KeyError, match="unknown phone 'q'"):
-        SENONES.of("q")
-    with pytest.raises(ValueError, match="first phone must be 'sil'"):
-        SenoneMap(("a", "sil"))
-    with pytest.raises(ValueError, match="named twice: \\['a'\\]"):
-        SenoneMap(("sil", "a", "a"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from examples.acoustic.corpora import synthesis
-from examples.acoustic.corpora.espeak import Espeak, Speech, phone_name, pronounce
+from examples.acoustic.corpora.espeak import Espeak, phone_name, pronounce
 from examples.acoustic.corpora.grammar import RULES, sample_sentence, vocabulary
 from examples.acoustic.corpora.synthesis import (
     SynthesisConfig,
@@ -103,39 +103,6 @@ def test_sound_starts_where_the_first_phone_starts(espeak: Espeak) -> None:
     first = next(phone for phone in speech.phones if phone.phone != "sil")
     loud = np.flatnonzero(np.abs(speech.samples.astype(int)) > 500)[0] / speech.rate_hz
     assert first.start_s == pytest.approx(loud, abs=0.02)
-
-
-def test_speed_and_pitch_reach_the_voice(espeak: Espeak) -> None:
-    slow = espeak.speak(("seven", "apples"), voice="en-us", words_per_minute=120)
-    fast = espeak.speak(("seven", "apples"), voice="en-us", words_per_minute=240)
-    assert len(slow.samples) > 1.5 * len(fast.samples)
-    low = espeak.speak(("seven", "apples"), voice="en-us", pitch=20)
-    high = espeak.speak(("seven", "apples"), voice="en-us", pitch=80)
-    assert _fundamental_hz(high) > 1.4 * _fundamental_hz(low)
-
-
-def _fundamental_hz(speech: Speech) -> float:
-    """Rate at which the longest vowel repeats itself, by autocorrelation."""
-    vowel = max((p for p in speech.phones if p.phone == "a"), key=lambda p: p.end_s - p.start_s)
-    start, end = (int(s * speech.rate_hz) for s in (vowel.start_s, vowel.end_s))
-    part = speech.samples[start:end].astype(float)
-    part = part * np.hanning(len(part))
-    alike = np.correlate(part, part, "full")[len(part) - 1 :]
-    shortest, longest = speech.rate_hz // 260, speech.rate_hz // 50
-    return speech.rate_hz / (shortest + int(np.argmax(alike[shortest:longest])))
-
-
-def test_mistakes_are_named(espeak: Espeak) -> None:
-    with pytest.raises(ValueError, match="no voice 'xx-nowhere'"):
-        espeak.speak(("red",), voice="xx-nowhere")
-    with pytest.raises(ValueError, match="got 20 and 50"):
-        espeak.speak(("red",), voice="en-us", words_per_minute=20)
-    with pytest.raises(ValueError, match=r"word by word .*\['the'\]"):
-        espeak.speak(("sit", "in", "the", "garden"), voice="en-us")
-    with pytest.raises(ValueError, match="every split needs at least one"):
-        SynthesisConfig(sentences=3)
-    with pytest.raises(ValueError, match="silence_s must be a pair"):
-        SynthesisConfig(silence_s=(0.3, 0.1))
 
 
 def test_pronounce_speaks_words_alone() -> None:

@@ -105,27 +105,6 @@ def test_sentence_list_yields_only_its_sentences() -> None:
         assert decoder.decode(noisy) in allowed
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (torch.zeros(0, len(SENONES)), "at least one frame"),
-        (torch.zeros(5, len(SENONES) + 1), "one column per senone"),
-        (torch.zeros(len(SENONES)), "one column per senone"),
-        (torch.full((5, len(SENONES)), float("nan")), "must be finite"),
-    ],
-)
-def test_wrong_scores_get_one_clear_error(values: Tensor, message: str) -> None:
-    decoder = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR))
-    with pytest.raises(ValueError, match=message):
-        decoder.decode(values)
-
-
-@pytest.mark.parametrize("option", ["beam", "acoustic_scale", "max_active"])
-def test_options_must_be_positive(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be above 0, got 0"):
-        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})
-
-
 def test_priors_turn_posteriors_into_likelihoods() -> None:
     targets = [torch.tensor([0, 0, 1, -100]), torch.tensor([2, 0])]
     prior = log_priors(targets, 4)

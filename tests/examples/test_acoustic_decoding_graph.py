@@ -130,20 +130,3 @@ def test_unknown_words_and_phones_are_all_listed() -> None:
     few = SenoneMap(phones=("sil", "k"))
     with pytest.raises(ValueError, match=r"phones without senones: \['i', 's'\]"):
         build_graph(few, LEXICON, WordLoop(LEXICON.words), topology=topology)
-
-
-@pytest.mark.parametrize("field", ["self_loop", "skip", "silence"])
-def test_topology_takes_probabilities_only(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} must be in"):
-        HMMTopology(**{field: 1.0})
-    with pytest.raises(ValueError, match=r"self_loop must be in \(0, 1\), got 0.0"):
-        HMMTopology(self_loop=0.0)
-
-
-def test_empty_grammars_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one word, got none"):
-        WordLoop([])
-    with pytest.raises(ValueError, match="at least one sentence, got none"):
-        SentenceList([])
-    with pytest.raises(ValueError, match="at least one sentence with words"):
-        BigramModel([[]])

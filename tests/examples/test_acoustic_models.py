@@ -1,4 +1,4 @@
-"""Shapes, sizes, context and independence of padding of the acoustic models."""
+"""The acoustic models: context, independence of padding, chunks in training and decoding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from examples.acoustic.models import (
@@ -13,6 +15,13 @@ from examples.acoustic.models import (
     DNNAcousticModel,
     FrameClassifier,
     LSTMAcousticModel,
+)
+from examples.acoustic.models.chunks import (
+    ChunkShape,
+    combine_windows,
+    decoding_windows,
+    join_chunks,
+    training_chunks,
 )
 
 SENONES = 6
@@ -97,27 +106,6 @@ def test_frame_depends_on_its_context_alone(
     assert frames_that_matter(build().train(), frame, frames) == list(seen)
 
 
-def test_lstm_delay_repeats_the_last_frame() -> None:
-    torch.manual_seed(0)
-    model = small_lstm()
-    assert isinstance(model, LSTMAcousticModel)
-    features = torch.randn(1, 5, DIM)
-    by_hand = torch.cat([features, features[:, -1:].expand(1, 3, DIM)], dim=1)
-    hidden, _ = model.lstm(by_hand)
-    expected = model.affine(hidden)[:, 3:]
-    torch.testing.assert_close(model(features, torch.tensor([5])), expected)
-
-
-def test_dnn_splices_frames_in_order() -> None:
-    torch.manual_seed(0)
-    model = small_dnn()
-    assert isinstance(model, DNNAcousticModel)
-    features = torch.randn(1, 5, DIM)
-    spliced = torch.cat([features[0, 1], features[0, 2], *features[0, 3:5], features[0, 4]])
-    expected = model.affine(model.hidden(spliced))
-    torch.testing.assert_close(model(features, torch.tensor([5]))[0, 3], expected)
-
-
 def test_max_norm_holds_after_every_update_and_touches_hidden_layers_only() -> None:
     torch.manual_seed(0)
     model = DNNAcousticModel(
@@ -132,19 +120,69 @@ def test_max_norm_holds_after_every_update_and_touches_hidden_layers_only() -> N
     assert model.affine.weight.norm(dim=1).max() > 0.5 * output_before
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: LSTMAcousticModel(delay=-1, hidden_dim=2), "delay must be at least 0 frames"),
-        (lambda: LSTMAcousticModel(num_senones=0, hidden_dim=2), "num_senones must be at least 1"),
-        (lambda: DNNAcousticModel(hidden_dim=2, context=-1), "context must be at least 0 frames"),
-        (lambda: DNNAcousticModel(hidden_dim=2, num_layers=0), "num_layers must be at least 1"),
-        (lambda: DNNAcousticModel(hidden_dim=2, max_norm=0.0), "max_norm must be above 0"),
-        (lambda: BLSTMAcousticModel(hidden_dim=2, chunk=0), "chunk must be at least 1 frame"),
-        (lambda: BLSTMAcousticModel(hidden_dim=2, left=-1), "left and right must be at least 0"),
-        (lambda: BLSTMAcousticModel(hidden_dim=2, overlap=54), "overlap must lie between 0 and"),
-    ],
+shapes = st.builds(
+    lambda chunk, left, right, share: ChunkShape(
+        chunk=chunk, left=left, right=right, overlap=int(share * ((left + chunk + right) // 2))
+    ),
+    st.integers(1, 12),
+    st.integers(0, 6),
+    st.integers(0, 6),
+    st.floats(0.0, 1.0),
 )
-def test_wrong_values_are_refused(build: Callable[[], FrameClassifier], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()
+batches = st.lists(st.integers(1, 50), min_size=1, max_size=4)
+
+
+def numbered(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features whose only value says which frame of which utterance it is; padding is -1."""
+    features = torch.full((len(lengths), max(lengths), 1), -1.0, dtype=torch.float64)
+    for row, length in enumerate(lengths):
+        features[row, :length, 0] = torch.arange(length) + 100.0 * row
+    return features, torch.tensor(lengths)
+
+
+@settings(deadline=None, max_examples=150)
+@given(shape=shapes, lengths=batches)
+def test_training_chunks_hold_every_frame_exactly_once(
+    shape: ChunkShape, lengths: list[int]
+) -> None:
+    features, sizes = numbered(lengths)
+    chunks, needed = training_chunks(features, sizes, shape)
+    # A chunk that is left out must hold no frame: make the left-out ones visible.
+    kept = torch.where(needed[:, :, None, None], chunks, -7.0)
+    joined = join_chunks(kept, features.shape[1], shape)
+    assert joined.shape == features.shape
+    for row, length in enumerate(lengths):
+        assert torch.equal(joined[row, :length], features[row, :length])
+        assert needed[row].sum() == -(-length // shape.chunk)
+
+
+def test_training_chunks_carry_their_context() -> None:
+    features, sizes = numbered([10])
+    chunks, _ = training_chunks(features, sizes, ChunkShape(chunk=4, left=2, right=1, overlap=2))
+    assert chunks[0, :, :, 0].tolist() == [
+        [0, 0, 0, 1, 2, 3, 4],
+        [2, 3, 4, 5, 6, 7, 8],
+        [6, 7, 8, 9, 9, 9, 9],
+    ]
+
+
+@settings(deadline=None, max_examples=150)
+@given(shape=shapes, lengths=batches)
+def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
+    shape: ChunkShape, lengths: list[int]
+) -> None:
+    features, sizes = numbered(lengths)
+    windows, needed = decoding_windows(features, sizes, shape)
+    combined = combine_windows(windows, needed, features.shape[1], shape)
+    assert combined.shape == features.shape
+    # All windows agree on a frame here, so any weights that sum to one give the frame back.
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(combined[row, :length], features[row, :length])
+
+
+def test_weight_passes_from_one_window_to_the_next() -> None:
+    shape = ChunkShape(chunk=8, left=0, right=0, overlap=3)
+    _, needed = decoding_windows(torch.zeros(1, 13, 1), torch.tensor([13]), shape)
+    says = torch.tensor([0.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 8, 1)
+    combined = combine_windows(says, needed, 13, shape)[0, :, 0]
+    torch.testing.assert_close(combined, torch.tensor([0.0] * 5 + [0.25, 0.5, 0.75] + [1.0] * 5))

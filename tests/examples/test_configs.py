@@ -1,4 +1,4 @@
-"""Every config of the examples parses, names its strategy, and makes a model of its size."""
+"""Configs of the examples parse and name their strategy; models have the sizes that they should."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 import yaml
 
+from examples.acoustic.models import LSTMAcousticModel
+from examples.image.model import ResNetClassifier
+from examples.ocr.model import DarkNetDBLSTM
 from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 
 
@@ -88,3 +91,41 @@ def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture
         assert printed["trainer"]["gradient_clip_val"] == 1.0
     if example == "ocr":
         assert model.subsample == config["data"]["init_args"].get("pixels_per_frame", 4)
+
+
+class FakeTrainer:
+    """A Trainer whose data module is of two sizes."""
+
+    def __init__(self) -> None:
+        self.datamodule = type("Data", (), {"corpus": None})()
+        self.datamodule.corpus = type("Corpus", (), {"num_classes": 3, "channels": 2})()
+
+
+def test_given_sizes_make_the_layers_at_once() -> None:
+    model = ResNetClassifier(num_classes=3, image_channels=2, channels=(4,))
+    network = model.network
+    model.configure_model()
+    assert model.network is network
+
+
+def test_missing_sizes_come_from_the_data_and_given_ones_stay() -> None:
+    model = ResNetClassifier(num_classes=7, channels=(4,))
+    assert not list(model.parameters())
+    model._trainer = FakeTrainer()  # type: ignore[assignment]
+    model.configure_model()
+    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 7)
+    assert (model.hparams["num_classes"], model.hparams["image_channels"]) == (7, 2)
+    assert model.hparams_initial["image_channels"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (ResNetClassifier(), "num_classes, image_channels of ResNetClassifier"),
+        (LSTMAcousticModel(feature_dim=4), "num_senones of LSTMAcousticModel"),
+        (DarkNetDBLSTM(num_classes=4), "height of DarkNetDBLSTM"),
+    ],
+)
+def test_sizes_that_nobody_tells_are_named(model: ResNetClassifier, names: str) -> None:
+    with pytest.raises(ValueError, match=f"{names} must be given"):
+        model.configure_model()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -36,28 +35,6 @@ def test_small_network_takes_images_of_any_size(size: int, channels: tuple[int, 
     assert model(torch.zeros(5, 3, size, size)).shape == (5, 7)
     blocks = [module for module in model.modules() if isinstance(module, ResidualBlock)]
     assert len(blocks) == 2 * len(channels)
-
-
-def test_a_block_adds_its_input() -> None:
-    """With the last normalisation's scale at 0 a block is its shortcut."""
-    block = ResidualBlock(3, 3)
-    torch.nn.init.zeros_(block.convolutions[-1].weight)
-    images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(block(images), functional.relu(images))
-    assert ResidualBlock(3, 6, stride=2)(torch.randn(2, 3, 9, 9)).shape == (2, 6, 5, 5)
-
-
-@pytest.mark.parametrize("options", [{"blocks": 0}, {"channels": ()}, {"channels": (4, 0)}])
-def test_network_without_layers_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="needs a stage"):
-        ResNetClassifier(**SIZES, **options)
-
-
-def test_networks_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="coloured images, got 1"):
-        ResNetClassifier(network="resnet50", **SIZES)
-    with pytest.raises(ValueError, match="'small' or 'resnet50', got 'vgg'"):
-        ResNetClassifier(network="vgg")
 
 
 def test_optimizer_is_the_papers() -> None:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from examples.language.corpora.folder import build_folder_documents
 from examples.language.corpora.stdlib import build_stdlib_documents, is_table
 from examples.language.corpus import TokenStream, tokenise
-from examples.language.data_module import Text
 from examples.language.documents import SPLITS, split_of
-from examples.language.vocabulary import BPEVocabulary, ByteVocabulary, read_bpe
+from examples.language.vocabulary import BPEVocabulary, ByteVocabulary
 from examples.language.windows import IGNORED, WindowDataset, WindowSampler
-from tests.examples.language_texts import small_data, write_texts
+from tests.examples.language_texts import write_texts
 
 
 def test_names_are_divided_in_shares_and_the_same_each_time() -> None:
@@ -87,18 +86,6 @@ def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:
     assert [len(own[split]) for split in SPLITS] == [60, 0, 60]
 
 
-def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    root = str(write_texts(tmp_path / "texts", files=1))
-    for arguments in ({}, {"path": root, "test_path": root}):
-        with pytest.raises(ValueError, match="either path or some of train_path"):
-            build_folder_documents(**arguments)
-    with pytest.raises(FileNotFoundError, match=r"no file \*\*/\*\.md in"):
-        build_folder_documents(path=root, pattern="**/*.md")
-    (tmp_path / "texts" / "latin.txt").write_bytes("größer".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.txt must be text in UTF-8"):
-        build_folder_documents(path=root).read()
-
-
 @given(st.text(st.characters(exclude_categories=["Cs"])))  # no halves of surrogate pairs
 def test_bytes_of_a_text_are_its_tokens(text: str) -> None:
     vocabulary = ByteVocabulary()
@@ -131,18 +118,6 @@ def test_bpe_is_trained_the_same_each_time_and_joins_bytes(bpe: BPEVocabulary) -
         bpe.encode("<|end_of_document|>")
 
 
-def test_tokenizer_files_are_checked(tmp_path: Path, bpe: BPEVocabulary) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(bpe.definition, encoding="utf-8")
-    assert read_bpe(path).definition == bpe.definition
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: no tokenizer in the JSON"):
-        read_bpe(path)
-    path.write_text(bpe.definition.replace("end_of_document", "eod"), encoding="utf-8")
-    with pytest.raises(ValueError, match="must have a token"):
-        read_bpe(path)
-
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
 def test_tokens_come_from_the_cache(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,13 +137,6 @@ def test_tokens_come_from_the_cache(
         ends = tokens == read.vocabulary.end
         assert ends.sum() == len(documents.read()[split]) and ends[-1]
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 1
-
-
-def test_bpe_needs_a_train_split_or_a_file(tmp_path: Path) -> None:
-    root = write_texts(tmp_path / "texts", files=3)
-    documents = build_folder_documents(test_path=str(root))
-    with pytest.raises(ValueError, match="trained on the train split, which is empty"):
-        tokenise(documents, tokenizer="bpe")
 
 
 @given(
@@ -229,21 +197,3 @@ def test_order_is_drawn_from_seed_and_epoch() -> None:
 
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3
-
-
-def test_data_module_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stdlib, folder, shards, got 'web'"):
-        Text(corpus="web")
-    with pytest.raises(ValueError, match="the arguments are path, tests"):
-        Text(corpus_args={"folder": "x"})
-    with pytest.raises(ValueError, match="context must be at least 1, got 0"):
-        Text(context=0)
-    with pytest.raises(ValueError, match="give their tokenizer in corpus_args, got 'bpe'"):
-        Text("shards", tokenizer="bpe")
-    root = write_texts(tmp_path / "texts", files=4)
-    data = small_data(root, corpus_args={"test_path": str(root)})
-    assert data.val_dataloader() == []
-    with pytest.raises(
-        ValueError, match="the corpus has no train split; see corpus_args of folder"
-    ):
-        data.train_dataloader()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -16,8 +15,7 @@ from torch.nn import functional
 from examples.language.documents import split_of
 from examples.language.model import LanguageModel
 from examples.language.schedules import Schedule
-from examples.language.shapes import shape_of
-from examples.language.transformer import rotary_angles, rotate
+from examples.language.transformer import rotary_angles
 from examples.language.windows import IGNORED, Batch
 from tests.examples.language_texts import small_data, small_model, write_texts
 from tests.examples.quiet_trainer import quiet_trainer
@@ -26,17 +24,6 @@ from tests.ranks import run_ranks
 
 def tokens_of(model: LanguageModel, *shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, model.vocabulary, shape))
-
-
-def test_numbers_take_the_place_of_those_of_the_name() -> None:
-    assert shape_of("tiny", layers=7).layers == 7
-    assert shape_of("tiny", layers=7).width == 64
-    with pytest.raises(ValueError, match="tiny, small, gpt2, 1b, got 'huge'"):
-        shape_of("huge")
-    with pytest.raises(ValueError, match=r"multiple of 2 \* heads = 10, got 64"):
-        shape_of("tiny", heads=5)
-    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
-        shape_of("tiny", layers=0)
 
 
 @torch.no_grad()
@@ -50,18 +37,6 @@ def test_a_later_token_changes_no_earlier_logits() -> None:
         after = model(changed)
         assert torch.equal(after[:, :position], before[:, :position])
         assert not torch.allclose(after[:, position:], before[:, position:])
-
-
-def test_rotated_products_depend_on_distance_alone() -> None:
-    query, key = torch.randn(2, 8, dtype=torch.float64)
-    angles = rotary_angles(30, 8, torch.device("cpu"), torch.float64)
-    queries, keys = (rotate(x.expand(1, 1, 30, 8), *angles)[0, 0] for x in (query, key))
-    products = queries @ keys.t()
-    for distance in range(5):
-        diagonal = products.diagonal(-distance)
-        assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal))
-    assert torch.allclose(products[0, 0], query @ key)
-    assert not torch.allclose(products[3, 0], products[0, 0])
 
 
 @torch.no_grad()
@@ -110,25 +85,6 @@ def test_rates_at_the_steps_of_a_run() -> None:
     made = model.configure_optimizers()
     assert made["lr_scheduler"]["interval"] == "step"
     assert made["optimizer"].param_groups[0]["lr"] == pytest.approx(0.04)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "linear"}, "'cosine' or 'constant', got 'linear'"),
-        ({"warmup_share": 1.5}, "warmup_share must be from 0 to 1, got 1.5"),
-        ({"kind": "constant", "warmup_share": 0.9}, "must not exceed 1 together"),
-    ],
-)
-def test_schedules_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Schedule(**options)
-
-
-def test_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
-    data = small_data(write_texts(tmp_path / "texts"))
-    with pytest.raises(ValueError, match="the schedule needs the length of the run"):
-        quiet_trainer(max_epochs=-1).fit(small_model(), data)
 
 
 def test_checkpointed_activations_give_the_same_gradients() -> None:

@@ -103,22 +103,3 @@ def test_shards_command_writes_what_the_data_module_reads(tmp_path: Path) -> Non
         assert all(map(np.array_equal, one, two))
     with pytest.raises(SystemExit, match="no file"):
         main([f"--out={tmp_path}/shards", f"--path={tmp_path}/nothing"])
-
-
-def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.bin", np.arange(10, dtype=np.uint16))
-    path = [str(tmp_path / "a.bin")]
-    with pytest.raises(ValueError, match="either tokenizer or vocabulary_size"):
-        build_shards_corpus(train=path)
-    with pytest.raises(FileNotFoundError, match=r"no shard .*b\*\.bin"):
-        build_shards_corpus(train=[str(tmp_path / "b*.bin")], vocabulary_size=10)
-    with pytest.raises(ValueError, match="must be a list of paths"):
-        build_shards_corpus(train=path[0], vocabulary_size=10)
-    assert build_shards_corpus(train=path, vocabulary_size=10).vocabulary.token_bytes is None
-    np.save(tmp_path / "lengths.npy", np.ones(9))
-    with pytest.raises(
-        ValueError, match=r"must hold vocabulary_size=10 integers, got shape \(9,\)"
-    ):
-        build_shards_corpus(
-            train=path, vocabulary_size=10, token_bytes=str(tmp_path / "lengths.npy")
-        )

@@ -133,17 +133,6 @@ def test_compiled_blocks_train_the_same_model(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_a_mesh_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
-    folder = str(write_texts(tmp_path / "texts"))
-    errors = run_ranks(refused_on_this_rank, 2, folder, expect_failure=True)
-    assert all("vocabulary must be a multiple of tensor_parallel_size=2" in e for e in errors)
-
-
-def refused_on_this_rank(folder: str) -> None:
-    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
-    quiet_trainer(strategy, devices=2, max_steps=1).fit(small_model(), small_data(Path(folder)))
-
-
 def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> None:
     data = small_data(write_texts(tmp_path / "texts"))
     with pytest.raises(ValueError, match="vocabulary of the model must be at least the data's 257"):

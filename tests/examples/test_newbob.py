@@ -91,26 +91,6 @@ def test_state_round_trip_continues_the_same_schedule(cut: int, tmp_path: Path) 
     assert rates == RATES[cut:]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_lr": 0.0}, "min_lr must lie between 0 and the learning rate 1.0, got 0.0"),
-        ({"min_lr": 1.0}, "min_lr must lie between 0 and the learning rate 1.0, got 1.0"),
-        ({"min_lr": 0.1, "min_improvement": 1.5}, r"min_improvement must lie in \[0, 1\), got 1.5"),
-        ({"min_lr": 0.1, "patience": 0}, "patience must be at least 1 epoch, got 0"),
-        ({"min_lr": 0.1, "factor": 1.0}, "factor must lie between 0 and 1, got 1.0"),
-    ],
-)
-def test_wrong_values_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NewbobLR(sgd(1.0), **options)
-
-
-def test_step_without_a_loss_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs the loss of the epoch"):
-        NewbobLR(sgd(1.0), min_lr=0.1).step()
-
-
 class ScriptedLoss(LightningModule):
     """Logs a given loss per epoch, so that the schedule in a Trainer is known beforehand."""
 

@@ -32,17 +32,6 @@ def test_foreign_characters_are_named() -> None:
         Alphabet().encode("søté")
 
 
-def test_wrong_numbers_are_named() -> None:
-    with pytest.raises(ValueError, match=r"numbers must be from 0 to 2, got \[-1, 3\]"):
-        Alphabet("ab").decode([1, 3, -1])
-
-
-@pytest.mark.parametrize("characters", ["", "aba"])
-def test_characters_must_be_different_ones(characters: str) -> None:
-    with pytest.raises(ValueError, match="each different"):
-        Alphabet(characters)
-
-
 @pytest.mark.parametrize(
     ("written", "on_keyboard"),
     [

@@ -76,12 +76,6 @@ def test_epochs_and_seeds_differ_and_come_back() -> None:
     assert _epoch(fixed, 0) == _epoch(fixed, 1)
 
 
-def test_a_draw_carries_its_epoch() -> None:
-    sampler = _samplers([5, 6, 7], 1)[0]
-    sampler.set_epoch(7)
-    assert [draw.epoch for draw in sampler] == [7]
-
-
 def test_batches_of_a_step_have_similar_widths() -> None:
     widths = np.random.default_rng(1).integers(60, 1500, 512).tolist()
     steps = _samplers(widths, 4, 8)[0].steps(epoch=2)
@@ -89,20 +83,6 @@ def test_batches_of_a_step_have_similar_widths() -> None:
     assert padded < 1.2 * sum(widths)
     widest = [[max(widths[p] for p in batch) for batch in step] for step in steps]
     assert np.mean([max(step) / min(step) for step in widest]) < 1.3
-
-
-@pytest.mark.parametrize(
-    ("widths", "kwargs", "message"),
-    [
-        ([], {}, "at least one line"),
-        ([3, 0], {}, "at least 1 pixel wide"),
-        ([3], {"batch_lines": 0}, "batch_lines must be at least 1, got 0"),
-        ([3], {"rank": 2, "world_size": 2}, "got 2 of 2"),
-    ],
-)
-def test_wrong_numbers(widths: list[int], kwargs: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LineBatchSampler(widths, **kwargs)
 
 
 def test_collate_makes_ink_of_darkness_and_paper_of_padding() -> None:
@@ -120,13 +100,3 @@ def test_collate_makes_ink_of_darkness_and_paper_of_padding() -> None:
     assert batch.target_lengths.tolist() == [1, 3]
     assert batch.index.tolist() == [5, 9]
     assert batch.targets.dtype == batch.index.dtype == batch.widths.dtype == torch.int64
-
-
-def test_collate_refuses_what_does_not_fit() -> None:
-    image = np.zeros((2, 2), np.uint8)
-    with pytest.raises(ValueError, match="at least one image"):
-        collate([], [], [])
-    with pytest.raises(ValueError, match="1 images, 2 targets"):
-        collate([image], [[1], [2]], [0])
-    with pytest.raises(ValueError, match=r"one height, got \[2, 3\]"):
-        collate([image, np.zeros((3, 2), np.uint8)], [[1], [2]], [0, 1])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.ocr.corpora.files import Selection
 from examples.ocr.corpora.folder import build_folder_corpus
 from examples.ocr.corpora.iam import build_iam_corpus
 from examples.ocr.corpora.manifest import build_manifest_corpus
@@ -97,23 +96,6 @@ def test_skipped_lines_are_named_also_when_read_from_the_cache(
         build_manifest_corpus(path=tmp_path / "data", cache_dir=tmp_path / "cache")
 
 
-def test_long_lists_of_problems_are_cut(tmp_path: Path) -> None:
-    write_manifest(
-        tmp_path, [{"path": f"{i}.png", "text": "a", "split": "train"} for i in range(50)]
-    )
-    with pytest.raises(ValueError, match="50 lines of corpus") as caught:
-        build_manifest_corpus(path=tmp_path)
-    assert str(caught.value).endswith("\n  and 30 more")
-    assert "19.png" in str(caught.value)
-    assert "20.png" not in str(caught.value)
-
-
-def test_only_error_and_skip_are_known(tmp_path: Path) -> None:
-    _manifest(tmp_path)
-    with pytest.raises(ValueError, match="must be 'error' or 'skip', got 'ignore'"):
-        build_manifest_corpus(path=tmp_path, on_unreadable="ignore")
-
-
 def test_selection_takes_narrow_lines_evenly_spread(tmp_path: Path) -> None:
     _manifest(tmp_path, lines=6)
     corpus = build_manifest_corpus(path=tmp_path, height=30, max_lines=3, max_eval_lines=2)
@@ -125,19 +107,6 @@ def test_selection_takes_narrow_lines_evenly_spread(tmp_path: Path) -> None:
     assert max(line.width for line in narrow.test) == 100
     squeezed = build_manifest_corpus(path=tmp_path, height=30, scale=0.5)
     assert squeezed.train[0].image.shape == (30, 30)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"height": 0}, "height must be at least 1, got 0"),
-        ({"scale": 0.0}, "scale must be above 0"),
-        ({"max_lines": 0}, "max_lines must be at least 1"),
-    ],
-)
-def test_selection_out_of_range(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Selection(**settings)
 
 
 def test_the_cache_knows_changed_files_and_other_sizes(tmp_path: Path) -> None:

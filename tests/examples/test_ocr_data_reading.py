@@ -65,9 +65,3 @@ def test_a_line_is_at_least_one_pixel_wide() -> None:
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(ValueError, match="all pixels are the same"):
         read_line_image(png(Image.new("L", (9, 9), 255)), 9)
-
-
-def test_half_a_file_is_refused() -> None:
-    data = png(Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 300), np.uint8)))
-    with pytest.raises(OSError):
-        read_line_image(data[: len(data) // 2], 60)

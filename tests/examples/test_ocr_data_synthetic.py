@@ -7,8 +7,7 @@ import pytest
 
 from examples.ocr.alphabet import KEYBOARD
 from examples.ocr.corpora.digits import digits_of
-from examples.ocr.corpora.fonts import Typeface, typefaces
-from examples.ocr.corpora.rendering import render
+from examples.ocr.corpora.fonts import typefaces
 from examples.ocr.corpora.synthetic import build_synthetic_corpus
 from examples.ocr.corpora.wording import Wording
 from examples.ocr.corpus import SPLITS
@@ -58,13 +57,6 @@ def test_there_are_many_fonts_and_each_writes_what_it_claims() -> None:
         assert len(set(shapes.values())) >= len(shapes) - 1, face.name
 
 
-def test_a_font_refuses_what_it_lacks() -> None:
-    face = Typeface("none", None, frozenset("$"))
-    with pytest.raises(ValueError, match=r"none cannot write \['\$'\]"):
-        render("$5", face, np.random.default_rng(0))
-    assert not face.can_write("é")
-
-
 def test_texts_reach_every_key() -> None:
     wording = Wording(np.random.default_rng(0), max_characters=32)
     lines = [wording.line() for _ in range(3000)]
@@ -82,18 +74,3 @@ def test_digits_of_the_splits_are_different_pictures() -> None:
         assert np.median(images[:, :, 0]) == 255  # dark on white
     with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'dev'"):
         digits_of("dev")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"train_lines": 0}, "train_lines must be at least 1, got 0"),
-        ({"handwritten": 1.5}, "handwritten must be from 0 to 1"),
-        ({"max_characters": 8}, "max_characters must be at least 16"),
-        ({"height": 2}, "height must be at least 8"),
-        ({"scale": 0}, "scale must be above 0"),
-    ],
-)
-def test_settings_out_of_range(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_synthetic_corpus(**{**SMALL, "handwritten": 0.0, **settings})

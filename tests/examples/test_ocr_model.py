@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.ctc import ctc_losses
-from examples.ocr.darknet import DarkNet
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.recurrent import BidirectionalLSTM
@@ -105,61 +104,8 @@ def test_lstm_is_that_of_packed_sequences() -> None:
         torch.testing.assert_close(outputs[:length, row], expected[:length, row])
 
 
-@pytest.mark.parametrize(
-    ("shape", "widths", "message"),
-    [
-        ((2, 1, 24, 32), [32, 3], "widths must be from 4, one frame, to the 32 pixels"),
-        ((2, 1, 24, 32), [33, 32], "got 32 to 33"),
-        ((2, 1, 30, 32), [32, 32], r"must be \(B, 1, 24, W\), got \(2, 1, 30, 32\)"),
-        ((2, 3, 24, 32), [32, 32], r"must be \(B, 1, 24, W\)"),
-    ],
-)
-def test_images_that_do_not_fit_are_refused(
-    shape: tuple[int, ...], widths: list[int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        small()(torch.zeros(shape), torch.tensor(widths))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_classes": 1}, "num_classes must be at least 2"),
-        ({"unalignable": "ignore"}, "unalignable must be 'raise' or 'skip', got 'ignore'"),
-        ({"channels": (16, 32)}, "one entry per stage, got 2, 3 and 3"),
-        ({"channels": (16, 32, 0)}, "channels and convolutions must be at least 1"),
-        ({"reductions": ((2, 2), (2, 2), (2,))}, "reductions must be pairs"),
-        ({"downsampling": "mean"}, "downsampling must be 'pool' or 'stride', got 'mean'"),
-        ({"downsampling": "pool", "height": 7}, "leave no row of images 7 pixels high"),
-    ],
-)
-def test_values_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        small(**options)
-
-
-@pytest.mark.parametrize(
-    ("downsampling", "height"),
-    [("pool", 5), ("pool", 31), ("pool", 60), ("stride", 1), ("stride", 31), ("stride", 60)],
-)
-def test_feature_dim_is_what_comes_out(downsampling, height: int) -> None:
-    options = {"channels": (2, 3), "convolutions": (1, 1), "downsampling": downsampling}
-    network = DarkNet(height=height, reductions=((2, 2), (2, 1)), **options)
-    features = network(torch.zeros(1, 1, height, 8), torch.tensor([8]))
-    assert features.shape == (4, 1, network.feature_dim)
-
-
 def uniform(frames: int, lines: int, classes: int = 3) -> Tensor:
     return torch.full((frames, lines, classes), -math.log(classes), requires_grad=True)
-
-
-def test_ctc_loss_is_the_sum_over_paths() -> None:
-    """Of the 9 paths of two frames over 3 outputs, 3 give "1" and one gives "1 2"."""
-    losses, alignable = ctc_losses(
-        uniform(2, 2), torch.tensor([2, 2]), torch.tensor([[1, 0], [1, 2]]), torch.tensor([1, 2])
-    )
-    assert alignable.tolist() == [True, True]
-    torch.testing.assert_close(losses, torch.tensor([math.log(3.0), math.log(9.0)]))
 
 
 def test_a_line_too_long_for_its_frames_has_neither_loss_nor_gradient() -> None:

@@ -194,21 +194,3 @@ def test_decoder_has_error_rates_of_its_own() -> None:
     model.decoder = DecodeLines(language_model="words").build(Alphabet(), ["the cat sat on a mat"])
     recognised = model.test_step(batch_of(REFERENCES[1]), 0)
     assert set(recognised["hypotheses"][0].split()) <= set("the cat sat on a mat".split())
-
-
-def test_unknown_language_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="language_model must be one of"):
-        DecodeLines(language_model="4-gram")
-
-
-def test_rate_falls_after_the_named_epochs() -> None:
-    configured = DarkNetDBLSTM.small(learning_rate=0.4, beta1=0.5, decay_epochs=(1, 3))
-    made = configured.configure_optimizers()
-    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
-    rates = []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([0.4, 0.2, 0.2, 0.1])

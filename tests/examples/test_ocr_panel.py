@@ -31,11 +31,6 @@ def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
     assert WRONG in wrong and RIGHT not in wrong
 
 
-def test_fewer_than_one_line_is_refused() -> None:
-    with pytest.raises(ValueError, match="lines must be at least 1, got 0"):
-        LinePanel(lines=0)
-
-
 class Reader(LightningModule):
     """Reads every line as its index; the third one wrongly."""
 
