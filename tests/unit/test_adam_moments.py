@@ -105,27 +105,6 @@ def test_squares_never_become_negative(
     assert (mean >= 0.0).all() and mean.isfinite().all()
 
 
-@given(BETAS, st.integers(1, 30), ETAS, st.integers(1, 8))
-def test_constant_gradient_gives_the_moment_of_as_many_steps_of_adam(
-    beta: float, tau: int, eta: float, blocks: int
-) -> None:
-    """(1 - beta^k) g is what Adam has after k steps; k is the step count, over several blocks."""
-    g, moment, k, rho = (
-        torch.tensor([0.7, -2.0], dtype=torch.float64),
-        torch.zeros(2).double(),
-        0.0,
-        0.0,
-    )
-    for _ in range(blocks):
-        start = moment.clone()
-        for _ in range(tau):
-            moment = beta * moment + (1 - beta) * g
-        rho = next_rho(rho, tau, eta)
-        advance_moment_(moment, start, beta=beta, steps=BlockSteps(tau, eta * rho))
-        k += tau + eta * rho
-        torch.testing.assert_close(moment, (1 - beta**k) * g, rtol=1e-10, atol=0.0)
-
-
 @given(st.integers(2, 64), st.integers(1, 100))
 def test_rho_tends_to_all_steps_of_all_workers(models: int, tau: int) -> None:
     """With eta = 1 - 1/N (bmuf_adam eq. 4), from below; tau + eta * rho then is N * tau as well."""
@@ -148,16 +127,6 @@ def test_nadam_product_of_whole_steps(k: float, steps: int, beta: float, psi: fl
     expected = math.prod(beta * (1 - 0.5 * 0.96 ** ((k + i) * psi)) for i in range(1, steps + 1))
     ours = nadam_product(k, steps, beta1=beta, momentum_decay=psi)
     assert ours == pytest.approx(expected, rel=1e-12)
-
-
-def test_nadam_product_is_what_the_optimizer_reckons() -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.NAdam([weight], betas=(0.8, 0.99), momentum_decay=0.1)
-    for _ in range(7):
-        weight.grad = torch.ones(1)
-        optimizer.step()
-    ours = nadam_product(0.0, 7.0, beta1=0.8, momentum_decay=0.1)
-    assert ours == pytest.approx(float(optimizer.state[weight]["mu_product"]), rel=1e-5)
 
 
 def _adam(*beta1: float) -> torch.optim.Optimizer:
@@ -221,9 +190,6 @@ def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
     optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(1))])
     said = lh.BMUF().advice(optimizer, 2)
     assert said is not None and kind in said and "BMUFAdam(...)" in said
-
-
-def test_bmuf_with_sgd_needs_no_advice() -> None:
     assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
 
 

@@ -1,4 +1,4 @@
-"""Optimizer states that BMUF-Adam makes and moves: those that torch insists on keep their form."""
+"""Optimizer states that are made and moved: those that torch insists on keep their form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.adam_state import AdamMoments
 from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.local_state import AveragedMomentum
 
 KINDS = ["Adam", "AdamW", "NAdam", "RAdam"]
 # torch has no fused kernel of NAdam and RAdam, and captures on GPUs alone.
@@ -80,3 +81,27 @@ def test_optimizer_goes_on_from_a_state_made_for_it_as_from_its_own(
             optimizer.step()
         ends.append(weight.detach())
     torch.testing.assert_close(*ends, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {}), ("SGD", {"nesterov": True}), ("RMSprop", {}), ("RMSprop", {"centered": True})],
+)
+def test_optimizer_goes_on_from_a_momentum_made_for_it_as_from_its_own(
+    kind: str, options: dict[str, Any], foreach: bool
+) -> None:
+    ends = []
+    for made in (True, False):
+        weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+        settings = {"lr": 0.1, "momentum": 0.9, "foreach": foreach, **options}
+        optimizer = getattr(torch.optim, kind)([weight], **settings)
+        if made:
+            (carried,) = AveragedMomentum(optimizer, [weight]).carried
+        for _ in range(5):
+            weight.grad = weight.detach() - 0.3
+            optimizer.step()
+        if made:
+            assert optimizer.state[weight]["momentum_buffer"] is carried
+        ends.append(weight.detach())
+    assert torch.equal(*ends)

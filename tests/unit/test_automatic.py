@@ -1,8 +1,10 @@
-"""The numbers that "auto" stands for."""
+"""The numbers that "auto" stands for, and settings in words, as ranks compare them."""
 
 from __future__ import annotations
 
 import math
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from lightning_hier.algorithms.automatic import (
     auto_density,
     auto_warmup_steps,
 )
-from lightning_hier.strategies.settings import Synchronisation, automatic_values
+from lightning_hier.strategies.settings import Synchronisation, automatic_values, described
 
 
 @pytest.mark.parametrize(
@@ -74,3 +76,35 @@ def test_a_component_has_no_number_before_a_run() -> None:
         _ = lh.ModelAveraging().steps
     with pytest.raises(RuntimeError, match="density='auto' has no number"):
         _ = lh.GTC().share
+
+
+class State:
+    """Says nothing of itself."""
+
+
+def hook(state: Any, bucket: Any) -> None:
+    """A hook."""
+
+
+def test_nothing_is_compared_by_where_it_lies() -> None:
+    """Addresses are others in every process."""
+    settings = {"gradient_sync": lh.CommHook(hook, State()), "of": hook, "held": State()}
+    assert described(settings) == {
+        "gradient_sync": "CommHook",
+        "hook": "hook",
+        "state": "State",
+        "bytes_per_element": None,
+        "of": "hook",
+        "held": "State",
+    }
+
+
+def test_what_is_compared_shows_every_difference() -> None:
+    one, other = (described({"block_sync": lh.BMUF(block_size=n)}) for n in (3, 4))
+    assert one | {"block_size": 4} == other
+    assert one != other
+    assert described({"a": 1, "b": None, "c": timedelta(seconds=2)}) == {
+        "a": 1,
+        "b": None,
+        "c": "datetime.timedelta(seconds=2)",
+    }

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.elastic import supervised
 from benchmarks.elastic.measures import Measures, measure
-from benchmarks.elastic.report import problems, table
+from benchmarks.elastic.report import problems
 from benchmarks.elastic.schedule import Kill, draw_kills
 from benchmarks.elastic.supervised import RunRecord, Setup
 from examples.elastic.step_log import Line
@@ -45,30 +40,6 @@ def test_kills_are_the_same_for_a_seed_and_one_in_each_interval() -> None:
     assert kills != draw_kills(4, seconds=100.0, every_s=30.0, groups=4)
     assert [int(kill.time_s // 30) for kill in kills] == [0, 1, 2]
     assert all(0 <= kill.group < 4 for kill in kills)
-
-
-def test_groups_that_fail_again_and_again_end_the_run(tmp_path: Path) -> None:
-    (tmp_path / "group_0.txt").write_text("ValueError: wrong\n")
-    groups = object.__new__(supervised.Groups)
-    job: Any = SimpleNamespace(code=1, pid=7, output=tmp_path / "group_0.txt")
-    groups.exits, groups._killed, groups._jobs = [1] * 100, set(), [job]
-    groups._lighthouse = SimpleNamespace(code=None)  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match="have ended 101 times without a kill:\nValueError: wr"):
-        groups.tend()
-
-
-def test_some_kills_wait_for_a_synchronisation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervised.time, "monotonic", lambda: 103.8)
-    log, kill = tmp_path / "group_1.jsonl", Kill(3.0, 1, delay_s=0.1)
-    for last, due in ((KILLED[1], False), (KILLED[2], True)):  # after the second and third step
-        own = replace(last, time_s=103.1)
-        log.write_text("{}\n" + json.dumps(asdict(own)) + "\n")
-        assert supervised._is_due(kill, 3.8, SETUP, log) == due
-    assert not supervised._is_due(kill, 2.9, SETUP, log)  # it is not yet time
-    assert not supervised._is_due(replace(kill, delay_s=0.3), 3.8, SETUP, log)
-    assert supervised._is_due(replace(kill, delay_s=None), 3.8, SETUP, log)
 
 
 def test_measures_of_a_run_with_a_kill() -> None:
@@ -112,11 +83,3 @@ def test_problems_of_a_storm() -> None:
     share, models, exits, loss = problems(whole, bad, seeds)
     assert share.startswith("75.0% of the synchronisations")
     assert "2 synchronisations" in models and "[1]" in exits and "0.40000" in loss
-
-
-def test_table_has_a_column_for_each_run() -> None:
-    storm = measure(record(Kill(4.0, 1, pid=11)), SETUP)
-    text = table({"without": measure(record(), SETUP), "storm": storm})
-    assert len({line.count("|") for line in text.splitlines()}) == 1
-    (row,) = [line for line in text.splitlines() if line.startswith("| s from a kill")]
-    assert "| 5.1 (5.1) " in row

@@ -11,15 +11,13 @@ from benchmarks.performance import targets
 from benchmarks.performance.between import Pair, processor_ratio, ratio
 from benchmarks.performance.figures import figures
 from benchmarks.performance.growth import exponent, growth_table
-from benchmarks.performance.job import Network, bits_per_second, steps_for
+from benchmarks.performance.job import Network, steps_for
 from benchmarks.performance.link import bytes_to_send, wire_seconds
 from benchmarks.performance.results import Results
 from benchmarks.performance.short import fallen_back
 from benchmarks.performance.store import Store
-from benchmarks.performance.synchronisation import Variant
 from benchmarks.performance.systems import SYSTEMS, System, named, obstacle
-from benchmarks.performance.table import report
-from benchmarks.performance.work import Work, WorkModule
+from benchmarks.performance.work import Work
 
 
 def reading(host: int, steps_s: list[float], **other: Any) -> dict[str, Any]:
@@ -63,13 +61,6 @@ def test_the_link_alone_limits_a_step(sent: float, least: float, least_with_over
     assert own.least_ratio(overlap=True) == pytest.approx(least_with_overlap)
 
 
-def test_model_of_the_paper_has_24_million_parameters() -> None:
-    assert Work().parameters == 24_301_935
-    small = Work(features=3, cells=4, layers=2, senones=5)
-    module = WorkModule(small, 0)
-    assert small.parameters == sum(p.numel() for p in module.parameters())
-
-
 @pytest.mark.parametrize(("hosts", "models"), [(2, 1.0), (4, 1.5)])
 def test_fewest_bytes_that_a_host_must_send(hosts: int, models: float) -> None:
     assert bytes_to_send(100, hosts) == pytest.approx(100 * models)
@@ -80,20 +71,6 @@ def test_wire_time() -> None:
     assert wire_seconds(4 * 24_301_935, 0.956e9 / 8) == pytest.approx(0.8134, abs=1e-4)
     with pytest.raises(ValueError, match="goodput must be above 0"):
         wire_seconds(1.0, 0.0)
-
-
-def test_rates_and_layouts_are_read() -> None:
-    assert bits_per_second("1gbit") == 1e9
-    assert bits_per_second("100mbit") == 1e8
-    assert bits_per_second(None) == float("inf")
-    with pytest.raises(ValueError, match="kbit, mbit or gbit, got '10 apples'"):
-        bits_per_second("10 apples")
-    network = Network.read("4x1", "100mbit")
-    assert (network.hosts, network.ranks_per_host, network.rate) == (4, 1, "100mbit")
-    assert Network.read("2x2", "1gbit", loopback=True).rate is None
-    for wrong in ("2", "2x", "1x1", "2x0"):
-        with pytest.raises(ValueError, match="a layout"):
-            Network.read(wrong, "1gbit")
 
 
 def test_whole_blocks_are_measured_and_slow_dense_steps_are_few() -> None:
@@ -156,43 +133,6 @@ def test_ratios_are_formed_within_a_run() -> None:
     shares = results.against(targets.FAST, "gtc", "ddp", lambda own: own.communication_s)
     assert shares == pytest.approx([0.1, 0.2])
     assert results.to_limit(targets.FAST, "gtc") == pytest.approx([2.0, 5.0, 90.0])
-
-
-def test_targets_say_whether_they_are_met_missed_or_not_measured() -> None:
-    variant = Variant(group_size=2, across="sharded").name
-    found = {variant: {"ratio": 1.2, "extra_models": 2.004, "seconds": 1.0, "wire_s": 0.8,
-                       "host_models": 1.0, "extra_resident_models": 2.0}}  # fmt: skip
-    name = targets.synchronisation_name(Network.read("2x2", "1gbit"))
-    lines = [
-        {"key": "s", "section": name, "run": 1, "found": found},
-        row(targets.FAST, "bmuf", 1, 0.165, 0.15),
-        row(targets.SLOW, "bmuf_gtc", 1, 0.15, 0.15),
-        row(targets.SLOW, "ddp", 1, 5.0, 0.15),
-    ]
-    text = targets.targets_table(Results(lines))
-    verdicts = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip(" |")
-                for line in text.splitlines()[2:]}  # fmt: skip
-    assert len(verdicts) == len(targets.TARGETS)
-    assert verdicts[f"{targets._SYNCHRONISATION}: groups of a host, sharded"] == "no"
-    memory = next(name for name in verdicts if name.startswith("extra memory"))
-    assert verdicts[memory] == "yes"  # 2.00, to the digits that count
-    assert verdicts[f"{targets._WHOLE}: 1 Gbit/s"] == "yes"
-    assert verdicts["BMUF_GTC, 2 x 2, 100 Mbit/s, block 50, whole run, to DDP's"] == "yes"
-    assert verdicts[f"{targets._WHOLE}: 100 Mbit/s, int8"] == "not measured"
-
-
-def test_report_holds_failures_and_spreads() -> None:
-    failed = {
-        "key": "f",
-        "kind": targets.FAST,
-        "system": "power_sgd",
-        "run": 1,
-        "failed": "crashes",
-    }
-    lines = [row(targets.FAST, "ddp", run, step_s, 0.1) for run, step_s in ((1, 1.0), (2, 3.0))]
-    text = report(Results([*lines, failed]))
-    assert "2,000 (1,000 to 3,000)" in text
-    assert "- DDP, PowerSGD hook: crashes" in text
 
 
 def test_step_between_counts_all_that_ours_adds() -> None:

@@ -1,8 +1,9 @@
-"""Quantisation: the decoded values and the errors add up to the encoded values."""
+"""Quantisation: decoded values and errors add up to the encoded values; how errors are kept."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from lightning_hier.algorithms.quantisation import (
     Int8Codec,
 )
 from lightning_hier.algorithms.sparse_codec import SELECTION_BLOCK, SparseCodec
+from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
 
 CODECS = pytest.mark.parametrize(
     "codec",
@@ -65,21 +67,20 @@ def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
         assert torch.equal(left, values - read)
 
 
+@pytest.mark.parametrize(
+    ("codec", "group", "levels", "rounding"),
+    [(Int8Codec(), GROUP, 127, 1e-4), (Int4Codec(), INT4_GROUP, 7, 1e-6)],
+    ids=["int8", "int4"],
+)
 @given(number=groups, seed=seeds)
-def test_int8_errs_by_half_a_step(number: int, seed: int) -> None:
-    rows = _values(number, seed).view(-1, GROUP)
-    _, left = _code(Int8Codec(), rows.view(-1))
-    steps = rows.abs().amax(1, keepdim=True) / 127
-    assert (left.view(-1, GROUP).abs() <= steps * (0.5 + 1e-4)).all()
-
-
-@given(number=groups, seed=seeds)
-def test_int4_errs_by_half_a_step(number: int, seed: int) -> None:
-    """Of its own, shorter groups."""
-    rows = _values(number, seed).view(-1, INT4_GROUP)
-    _, left = _code(Int4Codec(), rows.view(-1))
-    steps = rows.abs().amax(1, keepdim=True) / 7
-    assert (left.view(-1, INT4_GROUP).abs() <= steps * (0.5 + 1e-6)).all()
+def test_a_quantised_value_errs_by_half_a_step(
+    codec: Codec, group: int, levels: int, rounding: float, number: int, seed: int
+) -> None:
+    """Of the groups of its codec."""
+    rows = _values(number, seed).view(-1, group)
+    _, left = _code(codec, rows.view(-1))
+    steps = rows.abs().amax(1, keepdim=True) / levels
+    assert (left.view(-1, group).abs() <= steps * (0.5 + rounding)).all()
 
 
 def test_int4_has_fifteen_levels() -> None:
@@ -164,3 +165,40 @@ def test_values_in_a_sparse_sum_err_by_half_a_step() -> None:
     assert 0 < sent.sum() <= math.ceil(0.2 * SELECTION_BLOCK) * 2
     assert torch.equal(left[~sent], values[~sent])
     assert (left[sent].abs() <= values.abs().max() / 127 * 0.5001).all()
+
+
+_NUMEL = 700
+
+
+def _places(chunk: int) -> Iterator[slice]:
+    for start in range(0, _NUMEL, chunk):
+        yield slice(start, min(start + chunk, _NUMEL))
+
+
+def _with_errors(chunk: int, wanted: Tensor) -> ErrorFeedback:
+    feedback = ErrorFeedback(_NUMEL, chunk=chunk, inter_host_ranks=3, like=torch.empty(0))
+    for place in _places(chunk):
+        feedback.of(place, keep=True).own[: place.stop - place.start] = wanted[place]
+    return feedback
+
+
+def _kept(feedback: ErrorFeedback, chunk: int) -> Tensor:
+    found = (feedback.of(p, keep=False).own[: p.stop - p.start] for p in _places(chunk))
+    return torch.cat([*found])
+
+
+def test_if_the_number_of_groups_changes() -> None:
+    wanted = torch.randn(_NUMEL)
+    feedback = _with_errors(256, wanted)
+    for ranks in (2, 5, 1, 3):
+        feedback.fit(ranks)
+        assert torch.equal(_kept(feedback, 256), wanted)
+
+
+def test_if_a_run_resumes_on_another_kind_of_device_whose_chunks_are_longer() -> None:
+    wanted = torch.randn(_NUMEL)
+    saved = _with_errors(256, wanted).state()
+    longer = ErrorFeedback(_NUMEL, chunk=512, inter_host_ranks=3, like=torch.empty(0))
+    longer.load(saved)
+    assert torch.equal(_kept(longer, 512), wanted)
+    assert not longer.state()["sums"].any()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from lightning_hier.algorithms.block_momentum import auto_block_momentum
 from lightning_hier.algorithms.weighting import (
@@ -47,31 +46,6 @@ def test_block_momentum_gives_the_mean_sample_its_weight() -> None:
     weights, effective = sample_weights([7, 2, 4])
     eta = weighted_block_momentum(effective, block_lr=0.8, c=1.2)
     assert sum(own * own for own in weights) * 0.8 / (1 - eta) == pytest.approx(1.2, rel=1e-15)
-
-
-def test_mean_of_one_step_is_a_step_with_one_large_batch() -> None:
-    generator = torch.Generator().manual_seed(2)
-    start = torch.randn(3, generator=generator, dtype=torch.float64)
-    batches = [torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (2, 5, 9)]
-
-    def stepped(rows: torch.Tensor) -> torch.Tensor:
-        weight = start.clone().requires_grad_()
-        (rows @ weight).sub(1.0).square().mean().backward()
-        assert weight.grad is not None
-        return start - 0.1 * weight.grad
-
-    weights, _ = sample_weights([len(rows) for rows in batches])
-    mean = sum(own * stepped(rows) for own, rows in zip(weights, batches, strict=True))
-    torch.testing.assert_close(mean, stepped(torch.cat(batches)), rtol=1e-14, atol=1e-14)
-
-
-def test_noise_of_the_mean_is_that_of_so_many_equal_models() -> None:
-    generator = torch.Generator().manual_seed(3)
-    samples = [8, 4, 2, 1]
-    weights, effective = sample_weights(samples)
-    updates = torch.randn(len(samples), 200_000, generator=generator, dtype=torch.float64)
-    mean = torch.tensor(weights, dtype=torch.float64) @ updates
-    assert float(mean.var()) == pytest.approx(1 / effective, rel=0.02)
 
 
 @pytest.mark.parametrize("samples", [[], [0, 0], [1, -1], [math.nan, 1], [1, math.inf]])
