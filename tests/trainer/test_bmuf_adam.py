@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 import lightning_hier as lh
@@ -27,7 +25,7 @@ from tests.trainer.fitting import (
     this_rank,
 )
 from tests.trainer.mistakes import check_errors
-from tests.trainer.trainer_settings import logged_rows, logging_to, scaled
+from tests.trainer.trainer_settings import scaled
 
 
 class _AdamNet(Net):
@@ -87,27 +85,6 @@ def test_step_that_one_rank_skips_counts_for_the_others_alone() -> None:
     assert all_equal(own.weights for own in ranks)
 
 
-@pytest.mark.parametrize(
-    ("group_size", "moments"), [(1, "corrected"), (2, "corrected"), (1, "average")]
-)
-def test_looking_changes_neither_weights_nor_moments(
-    group_size: int, moments: str, tmp_path: Path
-) -> None:
-    """With validation and a checkpoint after every batch, blocks spanning epochs."""
-    saves = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
-    looks = {"val_check_interval": 1, "enable_checkpointing": True, "callbacks": [saves]}
-    common: dict[str, Any] = {"validate": 1, "max_epochs": 2, "num_sanity_val_steps": 0}
-    strategy, model = _tiers(group_size, moments=moments), partial(_AdamNet, "NAdam")
-    run = partial(fitted, strategy, model, 7, **common)
-    looking, blind = fits_on_ranks(4, partial(run, **looks), partial(run, limit_val_batches=0))
-    for one, other in zip(looking, blind, strict=True):
-        assert len(one.seen) == len(other.seen) == len(one.notes) == len(other.notes) == 14
-        for mine, its in zip(one.seen + one.notes, other.seen + other.notes, strict=True):
-            assert torch.equal(mine, its)
-        assert torch.equal(one.weights, other.weights)
-    assert len(list(tmp_path.glob("*.ckpt"))) == 14
-
-
 SIZE = 4 * 8 + 8 + 8 * 2 + 2
 
 
@@ -137,40 +114,6 @@ def test_one_collective_a_block_carries_model_and_moments(group_size: int) -> No
             assert payload >= 2 * 3 * SIZE * 4
         assert adam["steps"][0] == 2 and 0 < adam["steps"][1] <= 2 * 2 * 4 * 8
         assert bmuf["steps"] == (0, 0)
-
-
-def test_columns_of_a_run(tmp_path: Path) -> None:
-    fit_on_ranks(2, partial(BMUF_ADAM, block_size=2), _AdamNet, **logging_to(tmp_path))
-    last = logged_rows(tmp_path, "hier/across/payload_bytes")[-1]
-    for name in (
-        "hier/across/models/payload_bytes",
-        "hier/across/models/calls",
-        "hier/across/steps/calls",
-        "hier/block/update_norm",
-        "hier/block/model_distance",
-    ):
-        assert float(last[name]) > 0, name
-    assert float(last["hier/block/blocks"]) == 3
-    models, steps = (float(last[f"hier/across/{k}/payload_bytes"]) for k in ("models", "steps"))
-    assert 0 < steps < models
-
-
-@pytest.mark.parametrize(
-    ("strategy", "warns"),
-    [
-        (partial(HIERARCHICAL, group_size=1, block_sync=lh.BMUF(block_size=50)), True),
-        (partial(HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_size=50)), False),
-        (_tiers(1, block_size=50), False),
-    ],
-    ids=["models", "one model", "BMUF-Adam"],
-)
-def test_bmuf_with_adam_is_warned_of_where_models_are_averaged(strategy: Any, warns: bool) -> None:
-    """Two models are not many: nothing is said of beta1. Rank 0 alone warns."""
-    model = partial(_AdamNet, "AdamW", betas=(0.9, 0.999))
-    ranks = fit_on_ranks(2, strategy, model, 1)
-    first, other = ([said for said in own.warned if "BMUFAdam(" in said] for own in ranks)
-    assert ["moments of AdamW" in said for said in first] == [True] * warns
-    assert other == []
 
 
 class _Poisoned(_AdamNet):

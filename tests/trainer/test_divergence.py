@@ -174,23 +174,3 @@ def test_exclusions_are_counted_in_the_log(tmp_path: Path) -> None:
     counts = [[float(row[name]) for name in names] for row in logged_rows(tmp_path, names[0])]
     assert counts[0] == [1, 0]
     assert counts[-1] == [4, 2]
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        lh.GTCStrategy,
-        lh.ModelAveragingStrategy,
-        lh.BMUFStrategy,
-        lh.BMUFAdamStrategy,
-        lh.BMUFGTCStrategy,
-        lh.HierarchicalStrategy,
-    ],
-)
-def test_every_synchronous_strategy_takes_the_choice(preset: Any) -> None:
-    assert preset().on_nonfinite == "error"
-    assert preset(on_nonfinite="exclude").on_nonfinite == "exclude"
-    with pytest.raises(
-        ValueError, match="on_nonfinite must be one of 'error', 'exclude', got 'skip'"
-    ):
-        preset(on_nonfinite="skip")

@@ -1,4 +1,4 @@
-"""Lightning's own launcher and torchrun start our strategies, on one host.
+"""Lightning's own launcher and torchrun start our strategies, on one host; how processes end.
 
 `test_elastic.py` starts a strategy without servers by torchrun. Strategies with servers are slow
 tests: `test_host_death.py` starts them by torchrun on three hosts, where root can emulate those.
@@ -48,3 +48,23 @@ def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: P
     (first, world), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert world == 2
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("end", "left", "status"), [("well", False, 0), ("fail", True, 1)])
+def test_groups_are_destroyed_at_an_ordinary_end_alone(end: str, left: bool, status: int) -> None:
+    """A group in which a collective may still be waiting must not be destroyed: that would wait.
+
+    Threads of gloo that are left abort the process if they let go of a Python object in its last
+    moments.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.leaving_run", end],
+        cwd=REPOSITORY,
+        env={**os.environ, "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert f"groups left: {left} gloo threads left: {left}" in done.stdout

@@ -123,45 +123,6 @@ def test_yaml_with_bmuf_adam(tmp_path: Path) -> None:
     assert nested.block_sync == lh.BMUFAdam(block_size=3)
 
 
-def test_command_line_sets_arguments_one_by_one() -> None:
-    strategy = _command_line(
-        "--trainer.accelerator=cpu",
-        "--trainer.devices=2",
-        "--trainer.logger=false",
-        "--trainer.strategy.class_path=lightning_hier.BMUFGTCStrategy",
-        "--trainer.strategy.group_size=2",
-        "--trainer.strategy.block_size=7",
-        "--trainer.strategy.block_momentum=0.5",
-        "--trainer.strategy.threshold=auto",
-        "--trainer.strategy.process_group=null",
-        "--trainer.strategy.find_unused_parameters=true",
-    )
-    assert type(strategy) is lh.BMUFGTCStrategy
-    assert strategy.group_size == 2
-    assert strategy.block_sync == lh.BMUF(block_size=7, block_momentum=0.5)
-    assert strategy._ddp_kwargs["find_unused_parameters"] is True
-
-
-def test_registered_name_on_the_command_line() -> None:
-    strategy = _command_line(
-        "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=bmuf_gtc"
-    )
-    assert type(strategy) is lh.BMUFGTCStrategy
-
-
-def test_bad_value_on_the_command_line_is_refused_with_its_rule(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises((SystemExit, ValueError)) as caught:
-        _command_line(
-            "--trainer.accelerator=cpu",
-            "--trainer.strategy.class_path=lightning_hier.BMUFStrategy",
-            "--trainer.strategy.block_size=0",
-        )
-    said = str(caught.value) + capsys.readouterr().err
-    assert "block_size must be a whole number of at least 1, got 0" in said
-
-
 def _fit_from_the_command_line() -> tuple[int, int]:
     """The parser spells out every argument of DDP, `process_group=None` among them."""
     from lightning.pytorch.cli import LightningCLI

@@ -1,4 +1,4 @@
-"""Every private name of Lightning and torch is listed, and there in the installed versions."""
+"""Private names of Lightning and torch are listed and there; what is replaced is put back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 
 import lightning_hier as lh
 from lightning_hier.strategies import private_names
 from lightning_hier.strategies.private_names import OF_INSTANCES, OF_MODULES, OF_TRAINER
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 from tests.cli.shell import run_python
 from tests.ranks import run_ranks
 from tests.trainer.fitting import fit
@@ -139,17 +140,6 @@ def test_one_that_is_gone_is_one_error_before_training() -> None:
     assert re.search(expected, error), error
 
 
-def _fit_with_a_timer_that_lacks_a_name() -> None:
-    timer = Timer(duration="01:00:00:00")
-    del timer._interval
-    fit("bmuf", callbacks=[timer])
-
-
-def test_callback_that_lacks_one_is_one_error_before_training() -> None:
-    (error,) = run_ranks(_fit_with_a_timer_that_lacks_a_name, 1, expect_failure=True)
-    assert re.search(r"uses: Timer\._interval \(warns about", error), error
-
-
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
 def test_strategy_that_lacks_one_is_one_error(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
@@ -217,3 +207,42 @@ def test_import_needs_no_name_and_those_of_virtual_workers_stop_nobody_else() ->
     imported, *_, steps, error = done.stdout.splitlines() or [""] * 3
     assert (imported, steps) == ("imported", "6"), done.stderr
     assert all(name in error for name in names)
+
+
+REPLACED = [path for path, use in OF_TRAINER.items() if use.startswith("replaced")]
+
+
+@pytest.fixture
+def trainer() -> Any:
+    return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+
+
+def test_all_changes_are_taken_back(trainer: Any) -> None:
+    before, callbacks = _methods(trainer), list(trainer.callbacks)
+    changes = TrainerChanges(trainer)
+    for path in REPLACED:
+        changes.replace(path, lambda own: own)
+    changes.surround_callbacks([Callback()], [Callback()])
+    assert not any(own == other for own, other in zip(_methods(trainer), before, strict=True))
+    assert trainer.callbacks[1:-1] == callbacks
+    changes.close()
+    assert _methods(trainer) == before
+    assert trainer.callbacks == callbacks
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("fit_loop.run", KeyError), ("fit_loop._data_source", ValueError)]
+)
+def test_other_methods_are_refused(trainer: Any, path: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        TrainerChanges(trainer).replace(path, lambda own: own)
+
+
+def _methods(trainer: Any) -> list[Any]:
+    found = []
+    for path in REPLACED:
+        holder = trainer
+        for name in path.split("."):
+            holder = getattr(holder, name)
+        found.append(holder)
+    return found

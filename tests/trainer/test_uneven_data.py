@@ -254,22 +254,3 @@ def test_inside_a_group_the_rank_that_ran_out_is_named_in_limited_time(uneven: s
     assert all("PeerError" in error or "OutOfStepError" in error for error in errors), errors
     place = "the end of its batches, after 5" if uneven == "join" else "with no batch left after 5"
     assert re.search(f"rank 1 was last seen at .*{place}", errors[0]), errors[0]
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        lh.ModelAveragingStrategy,
-        lh.BMUFStrategy,
-        lh.BMUFAdamStrategy,
-        lh.BMUFGTCStrategy,
-        lh.HierarchicalStrategy,
-    ],
-)
-def test_every_strategy_that_averages_models_takes_the_choice(preset: Any) -> None:
-    assert preset().uneven_batches == "error"
-    assert preset(**JOIN).uneven_batches == "join"
-    with pytest.raises(
-        ValueError, match="uneven_batches must be one of 'error', 'join', got 'wait'"
-    ):
-        preset(uneven_batches="wait")

@@ -190,6 +190,9 @@ def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
     optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(1))])
     said = lh.BMUF().advice(optimizer, 2)
     assert said is not None and kind in said and "BMUFAdam(...)" in said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log_advice([optimizer], None, lh.BMUF(), 1)  # whose model is not averaged
     assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
 
 
