@@ -28,9 +28,6 @@ from tests.trainer.fitting import (
 ALL_SPARSE = partial(GTC, dense_below=0)
 
 
-_ENDED = {"in_block": 0, "excluded": 0, "block_size": 0}
-
-
 class Watched(DropoutNet):
     """Notes what training starts from, when it does."""
 

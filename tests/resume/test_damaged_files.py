@@ -1,4 +1,4 @@
-"""A checkpoint that was cut off or changed, and one that holds what is not read: told apart."""
+"""A checkpoint that was cut off or changed, what is not read, and the newest that is complete."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -242,3 +243,35 @@ def test_checkpoint_that_only_some_ranks_see(others: str, tmp_path: Path) -> Non
         said = "start from the beginning" if others == "none" else "could not read"
         assert f"ranks 2, 3 {said}" in outcome.error
         assert "a directory that all hosts share" in outcome.error
+
+
+def _at_a_url() -> None:
+    folder, store = "memory://saved", fsspec.filesystem("memory")
+    assert lh.newest_checkpoint(folder) is None
+    trainer = make_trainer("bmuf", max_epochs=1)
+    trainer.fit(DropoutNet(), shuffled(5))
+    for name in ("a", "b"):
+        trainer.save_checkpoint(f"{folder}/{name}.ckpt")
+    assert lh.newest_checkpoint(folder) == f"{folder}/b.ckpt"
+    store.rm(store.glob("/saved/b.ckpt.ranks/*/rank_00000.pt")[0])
+    newest = lh.newest_checkpoint(f"{folder}/")
+    assert newest == f"{folder}/a.ckpt"
+    resumed = make_trainer("bmuf", max_epochs=2)
+    resumed.fit(DropoutNet(), shuffled(5), ckpt_path=newest)
+    assert resumed.global_step == 10
+    whole = store.cat_file("/saved/a.ckpt")
+    store.pipe_file("/saved/a.ckpt", whole[: len(whole) // 2])
+    assert lh.newest_checkpoint(folder) is None
+
+
+def test_newest_checkpoint_at_a_url() -> None:
+    """It was always None, and training began anew without a word."""
+    run_ranks(_at_a_url, 1)
+
+
+def test_folder_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    AtomicCheckpointIO().save_checkpoint({"optimizer_states": []}, tmp_path / "[1]" / "a.ckpt")
+    monkeypatch.chdir(tmp_path)
+    assert lh.newest_checkpoint("[1]") == Path("[1]/a.ckpt")
+    assert lh.newest_checkpoint("[1]/a.ckpt") is None
+    assert lh.newest_checkpoint(f"file://{tmp_path}/[1]") == f"file://{tmp_path}/[1]/a.ckpt"

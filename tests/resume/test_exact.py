@@ -36,6 +36,9 @@ _SPARSE: Any = {"block_size": 4, "across_dtype": "int4", "across_density": 0.1}
 _SHORT = {"across": "sharded", "across_dtype": "int8", "overlap": True}
 _LATE = lh.BMUFAdam(block_size=4, overlap=3, moments_every=2, across="sharded")
 _STREAMING: Any = {"fragments": 2, "overlap": 2, "merge": 0.5}
+_DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+_ADAMW = partial(torch.optim.AdamW, lr=0.1)
+_MERGED = lh.DiLoCo(block_size=4, fragments=2, overlap=3, merge=0.5, across_dtype="int8")
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "averaging": (2, AVERAGING, "SGD"),
     "bmuf": (2, BMUF, "SGD"),
@@ -84,6 +87,27 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(HIERARCHICAL, group_size=3, block_sync=lh.BMUF(block_size=4)),
         "SGD",
     ),
+    "diloco": (2, _DILOCO, "AdamW"),
+    "diloco_adamw_outside": (
+        4,
+        partial(_DILOCO, group_size=2, block_size=3, outer_optimizer=_ADAMW, across="sharded"),
+        "SGD",
+    ),
+    "diloco_overlap_int8": (2, partial(_DILOCO, overlap=True, across_dtype="int8"), "SGD"),
+    "diloco_virtual": (2, partial(_DILOCO, virtual_workers=2), "Adam"),
+    # The third of them has just been synchronised.
+    "diloco_fragments": (2, partial(_DILOCO, fragments=4), "AdamW"),
+    # One of them is in flight.
+    "diloco_fragments_overlap": (
+        4,
+        partial(_DILOCO, group_size=2, fragments=2, overlap=3, across="sharded"),
+        "SGD",
+    ),
+    "diloco_merged_virtual": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=_MERGED, virtual_workers=2),
+        "SGD",
+    ),
 }
 
 
@@ -112,6 +136,11 @@ def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) ->
 @pytest.mark.parametrize("name", SLOW)
 def test_others_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path)
+
+
+def test_an_outer_optimizer_at_a_blocks_end(tmp_path: Path) -> None:
+    """Its step count and moments go on from the file."""
+    check_exact(2, partial(_DILOCO, outer_optimizer=_ADAMW), tmp_path, number=8)
 
 
 class _KnowsItsLength(DropoutNet):

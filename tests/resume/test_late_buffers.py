@@ -1,4 +1,4 @@
-"""Buffers that a module makes while it is trained are each rank's own, and no matter of a save."""
+"""Saved runs whose buffers are made while they are trained, or written by hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
 from torch import Tensor
 
 from tests.ranks import run_ranks
-from tests.trainer.fitting import BMUF, GTC, Net, loader, make_trainer
+from tests.resume.runs import differences
+from tests.trainer.fitting import BMUF, GTC, Net, fit_on_ranks, loader, make_trainer
+from tests.trainer.test_written_by_hooks import SYNCHRONOUS, Writing
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "bmuf": partial(BMUF, block_size=3),
@@ -71,3 +73,21 @@ def test_pruned_model_is_saved(tmp_path: Path) -> None:
     """The callback makes masks before it trains, and a checkpoint has weights without them."""
     for names in run_ranks(_prune, 2, tmp_path):
         assert names == sorted(Net().state_dict())
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_run_goes_on_exactly(name: str, tmp_path: Path) -> None:
+    """A whole run, and one that goes on from its first epoch's end, where the hooks write."""
+    saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    saves = {"callbacks": [saving], "enable_checkpointing": True}
+    whole = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, **saves)
+    path = tmp_path / "epoch=0.ckpt"
+    resumed = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, ckpt_path=path)
+    for own, again in zip(whole, resumed, strict=True):
+        later = own.notes[len(own.notes) // 3 :]
+        assert len(later) == len(again.notes) > 0
+        for (held, weight), (held_again, weight_again) in zip(later, again.notes, strict=True):
+            assert held_again == held
+            assert held[2] > 0 and held[3] == 3.0 * held[2]
+            assert torch.equal(weight_again, weight)
+        assert differences(own.state, again.state) == []

@@ -12,7 +12,6 @@ import torch
 from torch.nn import Parameter
 
 import lightning_hier as lh
-from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.worker import GradientMemory
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
@@ -65,11 +64,3 @@ def test_fixed_threshold_counts_and_another_is_kept(fixed: float | None) -> None
     memory.of(parameter, torch.zeros(8), 0.5)
     found = memory.of(parameter, torch.zeros(8), fixed).threshold
     assert found is not None and math.isclose(found, fixed or 0.5)
-
-
-def test_residual_of_another_dtype_is_not_read_as_if_it_were_the_gradients() -> None:
-    """The compiled passes would read past its end."""
-    values = torch.zeros(1 << 18)
-    residual = torch.full((1 << 18,), 2.0, dtype=torch.bfloat16)
-    words, finite = kernels_for(values, residual).encode_(values, residual, 1.0)
-    assert finite and words.numel() == 1 << 18

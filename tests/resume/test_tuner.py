@@ -89,14 +89,3 @@ def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) 
         else:
             assert own["rates"] == results[0]["rates"]
             assert len(own["rates"]) == 8
-
-
-def _scale_batch_size() -> str:
-    trainer = make_trainer(BMUF())
-    with pytest.raises(ValueError, match="batch size is currently not supported with distributed"):
-        Tuner(trainer).scale_batch_size(_Tuned(), shuffled(5))
-    return "said"
-
-
-def test_batch_size_finder_is_refused_by_lightning() -> None:
-    assert run_ranks(_scale_batch_size, 2) == ["said", "said"]
