@@ -1,4 +1,4 @@
-"""Emulated hosts: their links keep the rate, and nothing of them is left behind."""
+"""Emulated hosts: links keep the rate, ranks on them come to an end, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import hosts, made_by
-from benchmarks.launch import run_module
+from benchmarks import on_hosts
+from benchmarks.hosts import hosts, loopback_hosts, made_by
+from benchmarks.launch import LIMIT_S, run_module
 from tests.waiting import wait_for_marks
 
 _RATES = {"20mbit": 2_500_000, "80mbit": 10_000_000}
@@ -68,3 +69,49 @@ def test_nothing_is_left_after_a_signal(number: signal.Signals, tmp_path: Path) 
     program.communicate(timeout=280)
     assert program.returncode != 0
     assert not made_by(program.pid)
+
+
+MODULE = """
+import os, pathlib, sys
+pathlib.Path(f"rank{os.environ['RANK']}").write_text(" ".join(sys.argv[1:]))
+print("host", os.environ["GROUP_RANK"])
+"""
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_means_ranks_share_the_loopback(
+    users_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_hosts, "missing_means", lambda: "no root")
+    on_hosts.main(["--hosts", "2", "mine", "--epochs", "3"])
+    assert [(users_folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["--epochs 3"] * 2
+    said = capfd.readouterr()
+    assert "host 0" in said.out and "host 1" not in said.out
+    assert said.err.startswith("no emulated hosts: no root; ranks share the loopback")
+
+
+@pytest.mark.needs_netns
+def test_failure_is_shown(users_folder: Path) -> None:
+    (users_folder / "mine.py").write_text("raise OSError('on purpose')")
+    with pytest.raises(RuntimeError, match="OSError: on purpose"):
+        on_hosts.main(["--rate", "1gbit", "mine"])
+
+
+_MODULE = "tests.distributed.failing_run"
+
+
+def test_first_failure_ends_the_others_too(tmp_path: Path) -> None:
+    """Left alone, rank 0 would come to no end within the limit, which is a TimeoutError."""
+    with pytest.raises(RuntimeError, match="OSError: on purpose"):
+        run_module(loopback_hosts(2), 1, _MODULE, "1", folder=tmp_path, limit_s=LIMIT_S)
+
+
+def test_ranks_that_come_to_no_end_are_ended_at_the_limit(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"no end within 1 s\nhost0.log"):
+        run_module(loopback_hosts(2), 1, _MODULE, "none", folder=tmp_path, limit_s=1.0)

@@ -1,10 +1,12 @@
-"""Settings of groups that come and go, and the rules by which groups decide the same."""
+"""Settings of groups that come and go, their data, and the rules by which they decide the same."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,6 +20,7 @@ from lightning_hier.membership.rules import (
     missed,
     missing_groups,
 )
+from lightning_hier.strategies.tiered import TieredStrategy
 
 ADDRESS = "http://lighthouse:29510"
 
@@ -135,3 +138,20 @@ def test_missing_groups_are_named() -> None:
     text = missing_groups(settings, _quorum(_entry(0), _entry(2)), timedelta(seconds=90))
     assert "only 2 of 4 groups have come to a synchronisation within 90 s" in text
     assert "groups 1, 3 did not" in text
+
+
+@pytest.mark.parametrize(("training", "parts"), [(True, (8, 5)), (False, (2, 1))])
+def test_a_group_trains_on_its_part_and_evaluates_all(
+    training: bool, parts: tuple[int, int]
+) -> None:
+    """Rank 1 of the two ranks of group 2 of 4."""
+    settings = lh.TorchFT("http://lighthouse:29510", group=2, groups=4)
+    strategy = lh.DiLoCoStrategy(membership=settings)
+    in_job = mock.PropertyMock(return_value={"num_replicas": 2, "rank": 1})
+    module: Any = SimpleNamespace(trainer=SimpleNamespace(training=training))
+    with (
+        mock.patch.object(TieredStrategy, "distributed_sampler_kwargs", in_job),
+        mock.patch.object(TieredStrategy, "lightning_module", module, create=True),
+    ):
+        found = strategy.distributed_sampler_kwargs
+    assert (found["num_replicas"], found["rank"]) == parts

@@ -1,22 +1,21 @@
-"""How a module is set up: its mesh, batches, initialisation, stages without fit, and mistakes."""
+"""How a module is set up: its mesh, batches, samplers, initialisation, stages without fit."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -155,55 +154,47 @@ def test_stages_without_fit() -> None:
         assert predicted == 2
 
 
-class NotConfigured(LightningModule):
-    """Without configure_model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 2).double()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        result: Tensor = self.layer(batch[0]).sum()
-        return result
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters())
-
-
-class PartlyDivided(Divided):
-    """FSDP2 divides one of two layers, and would average the gradients of that alone."""
-
-    def configure_model(self) -> None:
-        mesh: Any = self.device_mesh
-        fully_shard(self.first, mesh=mesh["data_parallel"])
-
-
-class OldWrapper(Divided):
-    """With a module of the first FSDP."""
-
-    def configure_model(self) -> None:
-        wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
-        nn.Module.__init__(wrapper)
-        self.old = wrapper
-
-
-def _refused(model: Any) -> None:
-    _trainer().fit(model(), batches(4, 2))
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (NotConfigured, "configure_model"),
-        (OldWrapper, "only supports the new FSDP2 APIs"),
-        (PartlyDivided, "3 trainable parameters are outside of fully_shard, among them 'scale'"),
-    ],
-)
-def test_modules_that_cannot_be_divided(model: Any, words: str) -> None:
-    for said in run_ranks(_refused, 4, model, expect_failure=True):
-        assert words in said
-
-
 def test_mesh_before_the_processes_start() -> None:
     with pytest.raises(RuntimeError, match="device mesh"):
         _ = lh.HierarchicalModelParallelStrategy(block_sync=lh.DiLoCo()).device_mesh
+
+
+_NEEDED = "DistributedSampler(data, **trainer.strategy.distributed_sampler_kwargs)"
+
+
+class OwnSampler(Divided):
+    """Divides the data by the mesh of its group, or among all ranks."""
+
+    def __init__(self, of_group: bool) -> None:
+        super().__init__()
+        self.of_group = of_group
+
+    def train_dataloader(self) -> Any:
+        data: Any = batches(4, 2).dataset
+        mesh: Any = self.device_mesh
+        mesh = mesh["data_parallel"]
+        parts = {"num_replicas": mesh.size(), "rank": mesh.get_local_rank()}
+        own: Any = DistributedSampler(data, **(parts if self.of_group else {}))
+        return DataLoader(data, batch_size=2, sampler=own)
+
+
+def _warnings(of_group: bool, **settings: Any) -> list[str]:
+    strategy = lh.HierarchicalModelParallelStrategy(block_sync=lh.DiLoCo(block_size=2), **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(strategy).fit(OwnSampler(of_group))
+    return [str(own.message) for own in caught if "DistributedSampler" in str(own.message)]
+
+
+def test_sampler_of_a_group() -> None:
+    told, *others = run_ranks(_warnings, 4, True, group_size=2)
+    assert len(told) == 1 and not any(others)
+    assert told[0].startswith("4 ranks need different batches, but") and "2 parts" in told[0]
+    assert _NEEDED in told[0]
+
+
+def test_sampler_that_divides_a_batch_of_tensor_parallel_ranks() -> None:
+    settings = {"group_size": 4, "tensor_parallel_size": 2}
+    for said in run_ranks(_warnings, 4, False, **settings, expect_failure=True):
+        assert "ranks 0 and 1 are tensor-parallel and must train on the same batches" in said
+        assert _NEEDED in said

@@ -143,17 +143,27 @@ class Undivided(Divided):
         """Nothing."""
 
 
+class PartlyDivided(Divided):
+    """FSDP2 divides one of two layers, and would average the gradients of that alone."""
+
+    def configure_model(self) -> None:
+        mesh: Any = self.device_mesh
+        fully_shard(self.first, mesh=mesh["data_parallel"])
+
+
 @pytest.mark.parametrize(
     ("strategy", "model", "words"),
     [
         (partial(_strategy, "divided"), Undivided, "configure_model\\(\\) must divide the module"),
+        (partial(_strategy, "divided"), PartlyDivided,
+         "3 trainable parameters are outside of fully_shard, among them 'scale'"),
         (partial(_strategy, "divided", block_sync=partial(lh.BMUFAdam, block_size=2)), Divided,
          "BMUFAdam needs an optimizer with Adam's moments"),
         (partial(_strategy, "divided", tensor_parallel_size=4), Divided,
          "tensor_parallel_size must divide group_size"),
         (partial(_strategy, "divided", group_size=3), Divided, "sizes that do: 1, 2, 4"),
     ],
-    ids=["undivided", "optimizer", "tensor_parallel_size", "group_size"],
+    ids=["undivided", "partly divided", "optimizer", "tensor_parallel_size", "group_size"],
 )  # fmt: skip
 def test_one_clear_error_on_every_rank(strategy: Any, model: Any, words: str) -> None:
     for said in run_ranks(_refused, 4, strategy, model, expect_failure=True):
