@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import soundfile
 import torch
 
 from examples.acoustic.corpora.an4 import build_an4_corpus
-from examples.acoustic.corpora.manifest import build_manifest_corpus, read_manifest, split_words
+from examples.acoustic.corpora.manifest import build_manifest_corpus, read_manifest
 from examples.acoustic.corpora.pronunciation import lexicon_for
 from tests.examples.manifests import SPLITS, write_manifest
 
@@ -50,18 +48,6 @@ def test_manifest_reads_formats_and_rates(audio_folder: Path) -> None:
     # The same tone at different rates, in different formats: the loudest filter is the same.
     loudest = {int(features.mean(0).argmax()) for features in corpus.recorded.values()}
     assert len(loudest) == 1
-
-
-def test_manifest_reads_the_only_zip_beside_it(audio_folder: Path, tmp_path: Path) -> None:
-    folder = build_manifest_corpus(path=audio_folder, lexicon="graphemes")
-    zipped = tmp_path / "zipped"
-    zipped.mkdir()
-    shutil.copy(audio_folder / "manifest.jsonl", zipped)
-    with zipfile.ZipFile(zipped / "sounds.zip", "w") as archive:
-        for file in audio_folder.glob("?.*"):
-            archive.write(file, file.name)
-    corpus = build_manifest_corpus(path=zipped, lexicon="graphemes")
-    assert torch.equal(corpus.train[0].features, folder.train[0].features)
 
 
 def test_every_unreadable_file_is_listed(audio_folder: Path) -> None:
@@ -107,12 +93,6 @@ def test_cache_notices_a_changed_file(audio_folder: Path, tmp_path: Path) -> Non
     second = build_manifest_corpus(**arguments)
     assert len(second.train[0]) > len(first.train[0])
     assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
-
-
-def test_words_of_a_text() -> None:
-    assert split_words("Don't -- STOP, 'now' at 7: well-known café…") == (
-        "don't", "stop", "now", "at", "7", "well-known", "café"
-    )  # fmt: skip
 
 
 def test_lexicon_sources(tmp_path: Path) -> None:
@@ -188,33 +168,3 @@ def test_recorded_an4(data_root: Path) -> None:
     silence = set(corpus.senones.of("sil"))
     assert all(u.senones is not None and int(u.senones[0]) in silence for u in corpus.train)
     assert all(torch.isfinite(u.features).all() for u in corpus.train)
-
-
-@pytest.mark.needs_data
-def test_recorded_sentences(data_root: Path, tmp_path: Path) -> None:
-    """A few of Kathleen's sentences, out of the zip."""
-    entries = read_manifest(_recorded(data_root, "kathleen") / "manifest.jsonl")
-    chosen = [next(e for e in entries if e["split"] == split) for split in SPLITS]
-    corpus = build_manifest_corpus(
-        path=write_manifest(tmp_path, chosen),
-        audio=_recorded(data_root, "kathleen") / "kathleen.zip",
-        flat_start=True,
-    )
-    read = [split[0] for split in corpus.splits.values()]
-    for entry, utterance in zip(chosen, read, strict=True):
-        assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)
-        assert utterance.speaker == "kathleen"
-
-
-@pytest.mark.needs_data
-def test_recorded_digits_at_two_rates(data_root: Path, tmp_path: Path) -> None:
-    entries = read_manifest(_recorded(data_root, "fsdd") / "manifest.jsonl")
-    chosen = [e for split in SPLITS for e in [x for x in entries if x["split"] == split][:5]]
-    manifest = write_manifest(tmp_path, chosen)
-    audio = _recorded(data_root, "fsdd") / "fsdd.zip"
-    for rate_hz in (8000, 16_000):
-        corpus = build_manifest_corpus(path=manifest, audio=audio, sample_rate_hz=rate_hz)
-        assert corpus.train[0].words == ("zero",)
-        assert "zero" in corpus.lexicon
-        for entry, utterance in zip(chosen[:5], corpus.train, strict=True):
-            assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)

@@ -13,15 +13,13 @@ import pytest
 import torch
 
 from examples.acoustic.corpora import synthesis
-from examples.acoustic.corpora.espeak import Espeak, phone_name, pronounce
+from examples.acoustic.corpora.espeak import Espeak, phone_name
 from examples.acoustic.corpora.grammar import RULES, sample_sentence, vocabulary
 from examples.acoustic.corpora.synthesis import (
     SynthesisConfig,
     build_synthetic_corpus,
-    synthesise,
 )
 from examples.acoustic.corpus import Corpus
-from examples.acoustic.features import log_filter_bank, resample
 
 SMALL = {"sentences": 40, "seed": 3, "valid_fraction": 0.2, "test_fraction": 0.2}
 
@@ -78,39 +76,6 @@ def test_silence_is_quiet_and_vowels_are_loud(corpus: Corpus) -> None:
         assert mean["sil"] < mean[stop] < mean["aI"]
 
 
-@pytest.mark.parametrize("voice", ["en-us", "en-gb-x-rp+f2", "en-gb-scotland+m3"])
-def test_phones_cover_the_sound_and_closures_belong_to_stops(espeak: Espeak, voice: str) -> None:
-    words = ("please", "set", "the", "lamp", "near", "the", "door", "to", "red")
-    speech = espeak.speak(words, voice=voice)
-    assert speech.phones[0].start_s == 0
-    assert speech.phones[-1].end_s == pytest.approx(len(speech.samples) / speech.rate_hz)
-    for before, after in zip(speech.phones[:-1], speech.phones[1:], strict=True):
-        assert before.end_s == after.start_s
-        assert after.end_s >= after.start_s
-    spoken = [phone.word for phone in speech.phones if phone.word is not None]
-    assert spoken == sorted(spoken) and set(spoken) == set(range(len(words)))
-    # Where a vowel or nasal sounds, there is no stretch of digital silence.
-    for phone in speech.phones:
-        if phone.phone in ("E", "a", "i:", "m", "n", "oU"):
-            part = speech.samples[
-                int(phone.start_s * speech.rate_hz) : int(phone.end_s * speech.rate_hz)
-            ]
-            assert np.mean(part == 0) < 0.2, phone
-
-
-def test_sound_starts_where_the_first_phone_starts(espeak: Espeak) -> None:
-    speech = espeak.speak(("red",), voice="en-us")
-    first = next(phone for phone in speech.phones if phone.phone != "sil")
-    loud = np.flatnonzero(np.abs(speech.samples.astype(int)) > 500)[0] / speech.rate_hz
-    assert first.start_s == pytest.approx(loud, abs=0.02)
-
-
-def test_pronounce_speaks_words_alone() -> None:
-    spoken = pronounce(["red", "the"])
-    assert spoken["red"] == ("r", "E", "d")
-    assert spoken["the"][0] == "D"
-
-
 def test_phone_names() -> None:
     assert [phone_name(m) for m in ("'E", "@2", "t#", "r-", "_:", "3:", "3", ";")] == [
         "E", "@", "t#", "r", "sil", "3:", "3", ""
@@ -154,17 +119,3 @@ def test_damaged_cache_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"{file.name} is not a readable .* delete it"):
         build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
-
-
-def test_noise_raises_the_level_of_silence() -> None:
-    quiet = synthesise(SynthesisConfig(sentences=20, noise_snr_db=None)).recordings[0]
-    noisy = synthesise(SynthesisConfig(sentences=20, noise_snr_db=(10.0, 10.0))).recordings[0]
-    assert quiet.words == noisy.words
-    edge = slice(0, 5)
-    assert noisy.features[edge].mean() > quiet.features[edge].mean() + 3
-
-
-def test_resampled_speech_keeps_the_clock_of_its_alignment(espeak: Espeak) -> None:
-    speech = espeak.speak(("set", "the", "radio"), voice="en-us")
-    wave = resample(torch.from_numpy(speech.samples / 32_768).float(), speech.rate_hz)
-    assert len(log_filter_bank(wave)) == round(100 * len(speech.samples) / speech.rate_hz)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,6 @@ from examples.acoustic.decoding import (  # noqa: E402
     BigramModel,
     Grammar,
     HMMTopology,
-    SentenceList,
-    WordLoop,
     build_graph,
 )
 from examples.acoustic.lexicon import Lexicon  # noqa: E402
@@ -24,15 +21,6 @@ from examples.acoustic.senones import SenoneMap  # noqa: E402
 TEXT = [["x", "y"], ["x", "y", "z"], ["y", "x"], ["z"], ["x", "x", "y"]]
 LEXICON = Lexicon.from_dict({"x": "k s", "y": ["i", "k s"], "z": "k", "w": "s i k"})
 SENONES = SenoneMap(phones=("sil", *LEXICON.phones))
-GRAMMARS: dict[str, Grammar] = {
-    "loop": WordLoop(LEXICON.words),
-    "list": SentenceList(TEXT),
-    "bigram": BigramModel(TEXT, LEXICON.words),
-}
-
-
-def arc_count(fst: Any) -> int:
-    return sum(fst.num_arcs(state) for state in range(fst.num_states))
 
 
 def best_log_prob(grammar: Grammar, words: tuple[str, ...]) -> float:
@@ -77,32 +65,6 @@ def test_bigram_arcs_give_the_probability_of_the_formula() -> None:
         assert best_log_prob(model, words) == pytest.approx(expected)
 
 
-def test_sentence_list_sums_to_one() -> None:
-    grammar = SentenceList(TEXT)
-    total = sum(math.exp(best_log_prob(grammar, tuple(sentence))) for sentence in TEXT)
-    assert total == pytest.approx(1.0)
-    assert best_log_prob(grammar, ("x",)) == -math.inf
-
-
-@pytest.mark.parametrize("skip", [0.0, 0.3])
-@pytest.mark.parametrize("silence", [0.0, 0.5])
-@pytest.mark.parametrize("name", GRAMMARS)
-def test_every_arc_lies_on_a_successful_path(name: str, silence: float, skip: float) -> None:
-    topology = HMMTopology(silence=silence, skip=skip)
-    fst = build_graph(SENONES, LEXICON, GRAMMARS[name], topology=topology).fst
-    before = (fst.num_states, arc_count(fst))
-    assert arc_count(fst) > 0
-    kaldifst.connect(fst)
-    assert (fst.num_states, arc_count(fst)) == before
-    pairs = [
-        (state, arc.ilabel, arc.olabel, arc.nextstate)
-        for state in range(fst.num_states)
-        for arc in kaldifst.ArcIterator(fst, state)
-    ]
-    assert len(set(pairs)) == len(pairs)
-    assert max(label for _, label, _, _ in pairs) <= len(SENONES)
-
-
 @pytest.mark.parametrize("skip", [0.0, 0.3])
 def test_graph_weighs_the_words_by_the_grammar(skip: float) -> None:
     """Without silence, the best path of one-frame states costs the topology plus the grammar."""
@@ -121,12 +83,3 @@ def test_graph_weighs_the_words_by_the_grammar(skip: float) -> None:
         model.log_prob(e, h) for h, e in [(None, "x"), ("x", "y"), ("y", "x"), ("x", None)]
     )
     assert weight.value == pytest.approx(-hmm - grammar + 3 * 1.5, rel=1e-4)
-
-
-def test_unknown_words_and_phones_are_all_listed() -> None:
-    topology = HMMTopology()
-    with pytest.raises(KeyError, match="q, r"):
-        build_graph(SENONES, LEXICON, WordLoop(["x", "r", "q"]), topology=topology)
-    few = SenoneMap(phones=("sil", "k"))
-    with pytest.raises(ValueError, match=r"phones without senones: \['i', 's'\]"):
-        build_graph(few, LEXICON, WordLoop(LEXICON.words), topology=topology)

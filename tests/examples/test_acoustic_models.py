@@ -156,16 +156,6 @@ def test_training_chunks_hold_every_frame_exactly_once(
         assert needed[row].sum() == -(-length // shape.chunk)
 
 
-def test_training_chunks_carry_their_context() -> None:
-    features, sizes = numbered([10])
-    chunks, _ = training_chunks(features, sizes, ChunkShape(chunk=4, left=2, right=1, overlap=2))
-    assert chunks[0, :, :, 0].tolist() == [
-        [0, 0, 0, 1, 2, 3, 4],
-        [2, 3, 4, 5, 6, 7, 8],
-        [6, 7, 8, 9, 9, 9, 9],
-    ]
-
-
 @settings(deadline=None, max_examples=150)
 @given(shape=shapes, lengths=batches)
 def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
@@ -178,11 +168,3 @@ def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
     # All windows agree on a frame here, so any weights that sum to one give the frame back.
     for row, length in enumerate(lengths):
         torch.testing.assert_close(combined[row, :length], features[row, :length])
-
-
-def test_weight_passes_from_one_window_to_the_next() -> None:
-    shape = ChunkShape(chunk=8, left=0, right=0, overlap=3)
-    _, needed = decoding_windows(torch.zeros(1, 13, 1), torch.tensor([13]), shape)
-    says = torch.tensor([0.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 8, 1)
-    combined = combine_windows(says, needed, 13, shape)[0, :, 0]
-    torch.testing.assert_close(combined, torch.tensor([0.0] * 5 + [0.25, 0.5, 0.75] + [1.0] * 5))

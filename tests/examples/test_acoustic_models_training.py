@@ -149,12 +149,6 @@ def test_priors_are_the_training_targets_relative_frequencies() -> None:
     torch.testing.assert_close(model.log_likelihoods(logits), logits.log_softmax(dim=1))
 
 
-def test_corpus_with_another_number_of_senones_is_refused() -> None:
-    model = LSTMAcousticModel(feature_dim=DIM, num_senones=7, hidden_dim=2, num_layers=1)
-    with pytest.raises(ValueError, match="num_senones must be the corpus's 3, got 7"):
-        quiet_trainer(max_epochs=1).fit(model, datamodule=TinyData())
-
-
 def word_errors(words: tuple[str, ...], heard: list[str]) -> int:
     """Levenshtein distance."""
     row = list(range(len(heard) + 1))
@@ -182,14 +176,6 @@ def test_test_decodes_every_utterance_at_its_own_length() -> None:
     assert tested["test/word_error_rate"] == pytest.approx(errors / words)
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_validation_decodes_when_asked(wanted: bool) -> None:
-    model = SMALL["dnn"](decode_in_validation=wanted)
-    model.decoder = OneFrameOneWord()
-    [seen] = quiet_trainer().validate(model, datamodule=TinyData(), verbose=False)
-    assert ("valid/word_error_rate" in seen) is wanted
-
-
 def test_utterances_without_targets_are_scored_by_words_alone() -> None:
     model = SMALL["lstm"]()
     corpus = TinyCorpus()
@@ -199,12 +185,3 @@ def test_utterances_without_targets_are_scored_by_words_alone() -> None:
     model.decoder = OneFrameOneWord()
     [tested] = quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
     assert set(tested) == {"test/word_error_rate"}
-
-
-def test_score_is_what_decoding_in_a_batch_sees() -> None:
-    torch.manual_seed(0)
-    model = SMALL["blstm"]().eval()
-    long, short = utterance(4), utterance(0)
-    batch = collate([long, short], [0, 1])
-    together = model.log_likelihoods(model(batch.features, batch.lengths))
-    torch.testing.assert_close(model.score(short.features), together[1, : len(short)])

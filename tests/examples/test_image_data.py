@@ -44,13 +44,6 @@ def write_mnist(folder: Path, *, train: int = 12, test: int = 5, compressed: boo
                 (folder / name).write_bytes(content)
 
 
-def split_of(count: int, *, size: int = 4) -> Split:
-    """Images whose every pixel is their number."""
-    numbers = torch.arange(count)
-    images = numbers.to(torch.uint8)[:, None, None, None].expand(count, 1, size, size)
-    return Split(images.contiguous(), numbers % 10)
-
-
 def test_digits_are_divided_without_loss_and_the_same_each_time() -> None:
     corpus = build_digits_corpus()
     splits = (corpus.train, corpus.valid, corpus.test)
@@ -218,22 +211,3 @@ def test_augmentation_is_drawn_anew_each_epoch_for_training_alone() -> None:
     plain = data.val_dataloader().dataset
     first = next(iter(data.val_dataloader().sampler))
     assert torch.equal(plain[first].images, plain[first._replace(epoch=1)].images)
-
-
-def test_files_of_one_split_are_enough(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    whole = build_mnist_corpus(path=str(tmp_path), valid_images=4)
-    for file in tmp_path.glob("train-*"):
-        file.unlink()
-    corpus = build_mnist_corpus(path=str(tmp_path))
-    assert corpus.train is None and corpus.valid is None
-    assert torch.equal(corpus.test.images, whole.test.images)
-    with pytest.raises(ValueError, match="no train split; its files are train-images-idx3-ubyte"):
-        Images(corpus="mnist", corpus_args={"path": str(tmp_path)}).setup("fit")
-
-
-@pytest.mark.needs_data
-def test_mnist_subset_is_read(data_root: Path) -> None:
-    corpus = build_mnist_corpus(path=str(data_root / "mnist"))
-    assert [len(s) for s in (corpus.train, corpus.valid, corpus.test)] == [9000, 1000, 2000]
-    assert set(corpus.test.labels.bincount().tolist()) == {200}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.language.corpora.folder import build_folder_documents
-from examples.language.corpora.stdlib import build_stdlib_documents, is_table
+from examples.language.corpora.stdlib import build_stdlib_documents
 from examples.language.corpus import TokenStream, tokenise
 from examples.language.documents import SPLITS, split_of
 from examples.language.vocabulary import BPEVocabulary, ByteVocabulary
@@ -57,12 +57,6 @@ def test_library_is_read_without_duplicates_tables_and_tests(tmp_path: Path) -> 
     assert sum(map(len, with_tests.values())) == 4
     with pytest.raises(FileNotFoundError, match="no Python file in"):
         build_stdlib_documents(path=str(tmp_path / "nothing"))
-
-
-def test_tables_are_mostly_long_literals() -> None:
-    assert is_table("X = (\n" + "    '\\x00'\n" * 60 + ")\n")
-    assert not is_table("X = (\n" + "    '\\x00'\n" * 40 + ")\n")
-    assert not is_table("X = [\n" + "    1,\n" * 60 + "]\n" + "x = 1\n" * 70)
 
 
 def test_running_python_has_a_library() -> None:
@@ -187,13 +181,3 @@ def test_ranks_share_the_windows_of_an_epoch(
             seen.update(window for batch in batches for window in batch)
         assert max(seen.values()) == 1 and set(seen) <= set(range(windows))
         assert len(seen) == (steps * per_step if shuffle else windows)
-
-
-def test_order_is_drawn_from_seed_and_epoch() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        sampler = WindowSampler(50, batch_windows=8, seed=seed)
-        sampler.set_epoch(epoch)
-        return [window for batch in sampler for window in batch]
-
-    assert order(1, 0) == order(1, 0)
-    assert len({tuple(order(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3

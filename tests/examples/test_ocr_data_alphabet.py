@@ -47,18 +47,6 @@ def test_normalising_to_the_keyboard(written: str, on_keyboard: str) -> None:
     assert Alphabet().normalise(written) == on_keyboard
 
 
-def test_an_alphabet_keeps_what_it_can_write() -> None:
-    alphabet = Alphabet(KEYBOARD + "é’")
-    assert alphabet.normalise("l’e\u0301té à “lui”") == 'l’été a "lui"'
-
-
-@given(st.text(st.characters(max_codepoint=0x2FFF), max_size=12))
-def test_normalising_twice_changes_nothing_more(text: str) -> None:
-    once = Alphabet().normalise(text)
-    assert Alphabet().normalise(once) == once
-    assert once == once.strip()
-
-
 def test_the_alphabet_of_texts_is_sorted() -> None:
     alphabet = Alphabet.of_texts(["bad", "été", ""])
     assert alphabet.characters == "abdté"

@@ -65,17 +65,6 @@ def test_repeated_lines_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 of 3 lines are given twice per epoch" in caplog.text
 
 
-def test_epochs_and_seeds_differ_and_come_back() -> None:
-    widths = np.random.default_rng(0).integers(100, 900, 80).tolist()
-    samplers = _samplers(widths, 2)
-    first = _epoch(samplers, 0)
-    assert _epoch(samplers, 1) != first
-    assert _epoch(_samplers(widths, 2), 0) == first
-    assert _epoch(_samplers(widths, 2, seed=4), 0) != first
-    fixed = _samplers(widths, 2, shuffle=False)
-    assert _epoch(fixed, 0) == _epoch(fixed, 1)
-
-
 def test_batches_of_a_step_have_similar_widths() -> None:
     widths = np.random.default_rng(1).integers(60, 1500, 512).tolist()
     steps = _samplers(widths, 4, 8)[0].steps(epoch=2)

@@ -158,17 +158,6 @@ def test_folders_of_pairs_with_and_without_splits(tmp_path: Path) -> None:
     assert {line.key for line in flat.test} <= {line.key for line in more.test}
 
 
-def test_folders_of_one_split(tmp_path: Path) -> None:
-    _pairs(tmp_path / "test", 3)
-    for corpus in (
-        build_folder_corpus(path=tmp_path),
-        build_folder_corpus(path=tmp_path / "test", split="test"),
-    ):
-        assert [len(lines) for lines in corpus.splits.values()] == [0, 0, 3]
-    with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'tset'"):
-        build_folder_corpus(path=tmp_path, split="tset")
-
-
 def test_pairs_without_partner_are_named(tmp_path: Path) -> None:
     _pairs(tmp_path, 40)
     (tmp_path / "03.gt.txt").unlink()

@@ -1,4 +1,4 @@
-"""Images of every kind become grey lines of one height."""
+"""Images of every kind become grey lines of one height, which augmentation may change a little."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.augmentation import Augmentation
+from examples.ocr.batching import Draw
+from examples.ocr.dataset import LineDataset
+from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
 from tests.examples.line_images import inked, png
 
@@ -65,3 +70,45 @@ def test_a_line_is_at_least_one_pixel_wide() -> None:
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(ValueError, match="all pixels are the same"):
         read_line_image(png(Image.new("L", (9, 9), 255)), 9)
+
+
+IMAGE = np.asarray(inked(width=200, height=60))
+
+
+def _augmented(epoch: int, position: int = 0, **settings: float) -> np.ndarray:
+    return Augmentation(**settings)(IMAGE, epoch=epoch, position=position)
+
+
+def test_drawn_from_seed_epoch_and_position_alone() -> None:
+    first = _augmented(3, 4)
+    assert np.array_equal(first, _augmented(3, 4))
+    for other in (_augmented(4, 4), _augmented(3, 5), _augmented(3, 4, seed=1)):
+        assert first.shape != other.shape or not np.array_equal(first, other)
+
+
+def test_size_and_greys_stay_in_bounds() -> None:
+    for epoch in range(60):
+        image = _augmented(epoch)
+        assert image.dtype == np.uint8
+        assert image.shape[0] == 60
+        assert 180 <= image.shape[1] <= 220
+        # Paper stays much lighter than ink.
+        assert np.median(image) > 150
+        assert np.percentile(image, 2) < np.median(image) - 60
+
+
+def test_ink_is_neither_lost_nor_cut_off() -> None:
+    ink = (IMAGE < 128).sum()
+    for epoch in range(40):
+        kept = (_augmented(epoch, fade=0, noise=0, blur=0) < 128).sum()
+        assert 0.6 * ink < kept < 1.35 * ink
+
+
+def test_the_data_set_asks_for_that_room() -> None:
+    # 20 repeated characters need 39 outputs, of 5 pixels each.
+    lines = [Line(key="a", text="a" * 20, image=IMAGE)]
+    dataset = LineDataset(lines, Alphabet(), Augmentation(stretch=0.5), pixels_per_frame=5)
+    widths = [int(dataset[Draw(epoch, (0,))].widths) for epoch in range(30)]
+    assert min(widths) == 195
+    plain = LineDataset(lines, Alphabet())
+    assert int(plain[Draw(0, (0,))].widths) == 200

@@ -74,14 +74,6 @@ def test_best_path_is_the_best_of_all_paths() -> None:
         assert decoded[line] == collapse(list(best))
 
 
-@pytest.mark.parametrize(
-    ("path", "outputs"),
-    [([], []), ([0, 0], []), ([1, 1, 2], [1, 2]), ([1, 0, 1], [1, 1]), ([0, 3, 3, 0, 0], [3])],
-)
-def test_collapse(path: list[int], outputs: list[int]) -> None:
-    assert collapse(path) == outputs
-
-
 def test_bigram_probabilities_sum_to_one() -> None:
     bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
     assert set(bigram.units) == {"x", "y", "z"}
@@ -180,17 +172,3 @@ def test_python_model_serves_where_kenlm_is_missing(monkeypatch: pytest.MonkeyPa
         log_probs = random_scores(8, seed)
         for one, other in zip(with_kenlm, without, strict=True):
             assert one.decode(log_probs) == other.decode(log_probs)
-
-
-def test_hybrid_probabilities_of_words_and_others() -> None:
-    model = HybridBeam(ALPHABET, TEXTS).hybrid
-    words, characters = model.words, model.characters
-    assert model.word_log_prob("ab", None) == pytest.approx(words.log_prob("=ab"))
-    spelt = characters.log_prob("b") + characters.log_prob("b", "b")
-    spelt += characters.log_prob("</s>", "b")
-    assert model.word_log_prob("bb", "ab") == pytest.approx(
-        words.log_prob("<other>", "=ab") + spelt
-    )
-    assert model.text_log_prob("bb") == pytest.approx(
-        model.word_log_prob("bb", None) + words.log_prob("</s>", "<other>")
-    )

@@ -84,14 +84,6 @@ def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
         assert [(event.height, event.width) for event in events] == [expected[:2]]
 
 
-@pytest.mark.parametrize("named", [[], ["csv"]])
-def test_other_loggers_get_nothing(named: list[str], tmp_path: Path) -> None:
-    panel = LinePanel()
-    run = quiet_trainer(logger=[CSVLogger(str(tmp_path)) for _ in named], callbacks=[panel])
-    run.validate(Reader(), loader(), verbose=False)
-    assert panel._shown == []
-
-
 def test_only_the_first_rank_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     panel = LinePanel()
     run = quiet_trainer(logger=TensorBoardLogger(str(tmp_path)), callbacks=[panel])
