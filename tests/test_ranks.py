@@ -9,12 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import lightning.pytorch as pl
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.demos.boring_classes import BoringModel
 
 from tests.ranks import RankError, rank_outcomes, run_ranks
 
@@ -39,30 +37,8 @@ def _imported() -> set[str]:
     return {name for name in sys.modules if name.partition(".")[0] == "lightning_hier"}
 
 
-def _environment(name: str) -> str | None:
-    return os.environ.get(name)
-
-
 def _pid() -> int:
     return os.getpid()
-
-
-def _fit_ddp() -> tuple[int, str, torch.Tensor]:
-    pl.seed_everything(1 + _rank(), verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=4,
-        max_steps=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model = BoringModel()
-    trainer.fit(model)
-    environment = type(trainer.strategy.cluster_environment).__name__
-    return trainer.world_size, environment, model.layer.weight.detach()
 
 
 def _rank_two_fails_and_others_wait() -> None:
@@ -105,10 +81,6 @@ def _one_refuses() -> None:
         raise ValueError("rank 0 only")
 
 
-def _return_what_cannot_be_pickled() -> object:
-    return lambda: None
-
-
 def _announced(path: Path) -> int:
     """The process id that a rank writes to `path`, once it is there."""
     deadline_s = time.monotonic() + 120
@@ -146,30 +118,11 @@ def test_ranks_begin_with_the_package_imported() -> None:
     assert {"lightning_hier", "lightning_hier.comm.blocks.block_synchroniser", *engines} <= found
 
 
-def test_results_come_back_in_the_order_of_ranks() -> None:
-    results = run_ranks(_sum_of_ranks, 4, 1, scale=torch.tensor(2.0))
-    assert [value.item() for value in results] == [20.0, 21.0, 22.0, 23.0]
-
-
 def test_ranks_can_believe_in_several_hosts() -> None:
     identities = run_ranks(_identity, 4, ranks_per_node=2)
     assert identities == [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2)]
     with pytest.raises(ValueError, match="3 ranks do not fill hosts of 2"):
         run_ranks(_identity, 3, ranks_per_node=2)
-
-
-def test_environment_reaches_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SET_BY_THE_TEST", "outside")
-    assert run_ranks(_environment, 2, "SET_BY_THE_TEST") == ["outside"] * 2
-    env = {"SET_BY_THE_TEST": "inside"}
-    assert run_ranks(_environment, 2, "SET_BY_THE_TEST", env=env) == ["inside"] * 2
-
-
-def test_lightning_trains_with_one_process_a_rank() -> None:
-    results = run_ranks(_fit_ddp, 4)
-    assert [result[:2] for result in results] == [(4, "TorchElasticEnvironment")] * 4
-    weights = [result[2] for result in results]
-    assert all(torch.equal(weight, weights[0]) for weight in weights)
 
 
 def test_first_failure_is_raised_with_its_rank_and_traceback() -> None:
@@ -229,11 +182,6 @@ def test_expected_failures_come_back_as_text() -> None:
     assert errors == ["ValueError: bad value on every rank"] * 3
     with pytest.raises(AssertionError, match="rank 1 should have raised.*returned a result"):
         run_ranks(_one_refuses, 2, expect_failure=True)
-
-
-def test_result_that_cannot_be_pickled_is_an_error() -> None:
-    with pytest.raises(RankError, match="pickle"):
-        run_ranks(_return_what_cannot_be_pickled, 1)
 
 
 def test_runs_beside_each_other_do_not_meet() -> None:

@@ -2,7 +2,7 @@
 
 Every block of code carries a mark, which readers do not see, in the line before it::
 
-    <!-- run by: tests/docs/test_tutorial.py::test_commands -->
+    <!-- run by: tests/docs/test_tutorial.py::test_scripts -->
     <!-- not run: needs a cluster -->
 """
 

@@ -1,7 +1,7 @@
 """docs/tutorial.md, from its first file to its last command.
 
-`test_commands` types every command. `test_scripts` runs the same files with the same arguments on
-ranks that have imported torch already, which takes a tenth of the time.
+Files run with the arguments of the commands, on ranks that have imported torch already, which takes
+a tenth of the time. That torchrun starts ranks: tests/trainer/test_launchers.py.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ import io
 import os
 import runpy
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-import pytest
-
-from tests.conftest import REPOSITORY
 from tests.docs.pages import Block, Page
 from tests.ranks import run_ranks
 
@@ -84,23 +80,3 @@ def _said(folder: Path) -> Iterator[str]:
 def test_scripts(tmp_path: Path) -> None:
     _files(tmp_path)
     _check([line for line in _said(tmp_path)], tmp_path)
-
-
-@pytest.mark.slow
-def test_commands(tmp_path: Path) -> None:
-    _files(tmp_path)
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    said = []
-    for command in _commands():
-        done = subprocess.run(
-            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        said.append(done.stdout)
-    _check(said, tmp_path)

@@ -1,4 +1,4 @@
-"""What `make build` makes: its contents, and that it works where there is no checkout."""
+"""What `make build` makes, and works where there is no checkout; the versions that are tested."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from email import message_from_bytes
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import lightning_hier
 from tests.conftest import REPOSITORY
@@ -137,3 +141,44 @@ def test_installed_outside_it_trains_and_is_typed(
     assert """type is "int | Literal['auto']""" in said, said
     assert "Path | None" in said or "str | None" in said, said
     assert """incompatible type "Literal['five']"; expected "int | Literal['auto']""" in said, said
+
+
+PYTHONS = re.findall(
+    r"Programming Language :: Python :: (3\.\d+)", (REPOSITORY / "pyproject.toml").read_text()
+)
+
+
+def _pins(python: str) -> list[Requirement]:
+    """What a Python of that version is held to."""
+    text = (REPOSITORY / "constraints.txt").read_text()
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    every = [Requirement(line) for line in lines if line.strip()]
+    here = {"python_version": python}
+    return [pin for pin in every if pin.marker is None or pin.marker.evaluate(here)]
+
+
+def _demands() -> Iterator[tuple[Requirement, SpecifierSet]]:
+    """Of the running Python's pins those that are installed, and the Pythons that they run on."""
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for pin in _pins(running):
+        try:
+            found = metadata(pin.name)
+        except PackageNotFoundError:
+            continue
+        if pin.specifier.contains(found["Version"]):
+            yield pin, SpecifierSet(found.get("Requires-Python", ""))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_no_pin_demands_another_python(python: str) -> None:
+    """Pip refuses the whole installation for one such pin; without a marker it would hold there."""
+    pinned = {str(pin) for pin in _pins(python)}
+    known = [(str(pin), pythons) for pin, pythons in _demands() if str(pin) in pinned]
+    assert known, "none of what constraints.txt names is installed"
+    assert not [pin for pin, pythons in known if not pythons.contains(f"{python}.0")]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_package_has_one_pin(python: str) -> None:
+    names = [pin.name for pin in _pins(python)]
+    assert len(names) == len(set(names))

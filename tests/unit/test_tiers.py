@@ -1,11 +1,15 @@
-"""Rank layouts: the groups of every tier partition the ranks."""
+"""Rank layouts: the groups of every tier partition the ranks; which ranks average host by host."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_hier.comm.across import AcrossRoute, build_route, by_host
 from lightning_hier.comm.tiers import RankLayout
 
 two_tiers = st.tuples(st.integers(1, 5), st.integers(1, 5))
@@ -44,3 +48,48 @@ def test_size_that_does_not_divide_is_refused_with_the_sizes_that_do(group_size:
     with pytest.raises(ValueError, match="sizes that do: 1, 2, 4$") as caught:
         RankLayout.two_tiers(group_size, 4)
     assert f"group_size={group_size}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "host_of", "hosts"),
+    [
+        ([0, 1, 2, 3], [0, 0, 1, 1], [[0, 1], [2, 3]]),
+        ([0, 1, 2], [0, 1, 1], [[0], [1, 2]]),
+        ([0, 2, 4], [0, 0, 1, 1, 2, 2], [[0], [2], [4]]),
+        ([0, 1, 2], [0, 0, 0], [[0], [1], [2]]),
+        ([0], [0], [[0]]),
+    ],
+)
+def test_ranks_of_a_host_meet_first(
+    ranks: list[int], host_of: list[int], hosts: list[list[int]]
+) -> None:
+    assert by_host(ranks, host_of) == hosts
+
+
+def test_one_model_travels_nowhere() -> None:
+    def make(ranks: Sequence[int], name: str) -> Any:
+        raise AssertionError("no process group is needed")
+
+    assert build_route(RankLayout.two_tiers(4, 4), [0, 0, 1, 1], make) == AcrossRoute(None, None, 1)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> None:
+    layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
+    made: list[list[tuple[list[int], str]]] = []
+    for rank in range(8):
+        own: list[tuple[list[int], str]] = []
+
+        def make(ranks: Sequence[int], name: str, rank: int = rank, own: Any = own) -> Any:
+            own.append((list(ranks), name))
+            return tuple(ranks) if rank in ranks else None
+
+        route: Any = build_route(layout, host_of, make)
+        made.append(own)
+        assert route.inter_host_ranks == 2
+        peers = next(own for own in layout.groups(1) if rank in own)
+        home = tuple(other for other in peers if host_of[other] == host_of[rank])
+        assert route.host == (home if len(home) > 1 else None)
+        firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))
+        assert route.between == (firsts if rank in firsts else None)
+    assert all(own == made[0] for own in made)
