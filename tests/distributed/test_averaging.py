@@ -173,37 +173,3 @@ def test_sparse_sums_of_short_numbers_are_computed_in_float32() -> None:
             # Of a sum of four, which is rounded once.
             assert loss <= 8 * torch.finfo(dtype).eps, dtype
             assert values == found[0][0], dtype
-
-
-def test_a_sparse_sum_sends_the_payload_of_a_host_to_each_other_host() -> None:
-    # 52 of 1024 elements, as one quantisation group of 512 if rounded, and two bytes for each.
-    values = {"same": 8 * 512, "int8": 512 + 8, "int4": 256 + 16}
-    cases = [(dtype, 8 * CHUNK, 0.05) for dtype in SPARSE]
-    for (dtype, *_), own in _on_ranks(_bytes_of_a_round, cases):
-        assert own == [8 * (values[dtype] + 104), 0] * 2, dtype
-
-
-def test_a_short_form_is_short() -> None:
-    cases = [(dtype, 8 * CHUNK) for dtype in SHORT]
-    for (dtype, numel), own in _on_ranks(_bytes_of_a_round, cases):
-        least = {"bfloat16": 2, "int8": 1, "int4": 0.5}[dtype] * numel
-        scales = {"bfloat16": 0, "int8": 4 / 512, "int4": 4 / 128}[dtype] * numel
-        assert own[1] == own[3] == 0, dtype
-        # Rows have a multiple of 8 bytes.
-        assert least + scales <= own[0] == own[2] <= 1.02 * (least + scales), dtype
-
-
-def _bytes_of_a_round(across_dtype: AcrossDtype, numel: int, density: float = 1.0) -> int:
-    """Two hosts of two ranks."""
-    communicators = open_world(1, host_of=HOSTS["two"])
-    codec = make_codec(across_dtype, torch.float64, density)
-    assert codec is not None
-    values = _own(0, numel).double()
-    feedback = ChunkFeedback.zeros(values[:CHUNK], 1)
-    Pipeline(
-        quantised_sum(values[place], communicators.route, codec, None)
-        if density == 1.0
-        else sparse_sum(values[place], communicators.route, codec, feedback)
-        for place in _places(numel)
-    ).run()
-    return communicators.traffic.of("across", "models").payload_bytes

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     BMUF_ADAM,
     HIERARCHICAL,
     Net,
     all_equal,
     errors_on_ranks,
-    fit,
     fit_on_ranks,
     fits_on_ranks,
     fitted,
@@ -83,37 +81,6 @@ def test_step_that_one_rank_skips_counts_for_the_others_alone() -> None:
         assert counts[7] == pytest.approx(counts[3] + 4 + 0.5 * 5.875, rel=1e-12)
     assert [own.notes[2] for own in ranks] == [3.0, 2.0, 3.0, 3.0]
     assert all_equal(own.weights for own in ranks)
-
-
-SIZE = 4 * 8 + 8 + 8 * 2 + 2
-
-
-def _sent(sync: Any, group_size: int) -> dict[str, tuple[int, float]]:
-    strategy = HIERARCHICAL(group_size=group_size, block_sync=sync)
-    fit(strategy, 6, _AdamNet())
-    counts = {kind: strategy.traffic.of("across", kind) for kind in ("models", "steps")}
-    return {kind: (count.calls, count.payload_bytes) for kind, count in counts.items()}
-
-
-def _sent_by_both(group_size: int) -> list[dict[str, tuple[int, float]]]:
-    adam = lh.BMUFAdam(block_size=3, across="leader", local_beta1="keep")
-    return [_sent(sync, group_size) for sync in (adam, lh.BMUF(block_size=3, across="leader"))]
-
-
-@pytest.mark.parametrize("group_size", [1, 2])
-def test_one_collective_a_block_carries_model_and_moments(group_size: int) -> None:
-    """Two blocks: three times the bytes of the model, and a count of 8 bytes a tensor."""
-    for rank, (adam, bmuf) in enumerate(run_ranks(_sent_by_both, 4, group_size)):
-        leads = rank % group_size == 0
-        calls, payload = adam["models"]
-        assert (calls, payload) == (bmuf["models"][0], 3 * bmuf["models"][1])
-        assert (calls > 0) == (payload > 0) == leads
-        if leads:
-            # Training ends at a block's end, so that no model is sent once more.
-            assert calls == 2
-            assert payload >= 2 * 3 * SIZE * 4
-        assert adam["steps"][0] == 2 and 0 < adam["steps"][1] <= 2 * 2 * 4 * 8
-        assert bmuf["steps"] == (0, 0)
 
 
 class _Poisoned(_AdamNet):

@@ -6,7 +6,6 @@ What the models become is compared with twins in ``tests/equivalence/test_diverg
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from tests.trainer.fitting import (
     weights,
 )
 from tests.trainer.mistakes import check_errors
-from tests.trainer.trainer_settings import logged_rows, logging_to
 
 EXCLUDE = partial(BMUF, on_nonfinite="exclude")
 NO_LOOK = {"num_sanity_val_steps": 0}
@@ -164,13 +162,3 @@ def test_update_beyond_the_range_is_an_error_too() -> None:
     strategy = partial(AVERAGING, block_size=2, find_unused_parameters=True)
     errors = errors_on_ranks(2, strategy, _Far, 8)
     check_errors(errors, "the global update exceeds the range", kind="NonFiniteModelError: the")
-
-
-def test_exclusions_are_counted_in_the_log(tmp_path: Path) -> None:
-    """Both of the first two groups of three, in the second block."""
-    spoilt = partial(Breaks, 2, (0, 1), "loss")
-    fit_on_ranks(3, partial(EXCLUDE, block_size=2), spoilt, 8, **logging_to(tmp_path))
-    names = ("hier/block/blocks", "hier/block/excluded")
-    counts = [[float(row[name]) for name in names] for row in logged_rows(tmp_path, names[0])]
-    assert counts[0] == [1, 0]
-    assert counts[-1] == [4, 2]

@@ -1,4 +1,4 @@
-"""What a step calls and what it leaves alone. Which steps synchronise: tests/equivalence."""
+"""What a step calls, what it and a fit leave alone. Which steps synchronise: tests/equivalence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import BMUF, Net, fit
+from tests.trainer.fitting import BMUF, GTC, Net, fit, loader, make_trainer
 
 
 def _gtc_on_cpu(accumulate: int) -> tuple[int, int, float, float]:
@@ -57,3 +57,20 @@ def _optimizer_is_the_users() -> None:
 
 def test_optimizer_is_not_wrapped_and_parameters_keep_their_storage() -> None:
     run_ranks(_optimizer_is_the_users, 2)
+
+
+def _leftovers() -> list[str]:
+    """Fit twice with one Trainer; name what is still attached after each."""
+    module, trainer = Net(), make_trainer(GTC(find_unused_parameters=True))
+    found = []
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, loader(3), loader(1))
+        found += [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
+        found += [n for n in ("run",) if n in trainer.fit_loop.epoch_loop.val_loop.__dict__]
+        found += [f"missing step {epochs}"] if trainer.global_step != 3 * epochs else []
+    return found
+
+
+def test_nothing_stays_attached() -> None:
+    assert run_ranks(_leftovers, 1) == [[]]
