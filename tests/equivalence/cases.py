@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -30,6 +29,7 @@ from tests.equivalence.tasks import (
     rank_number,
 )
 from tests.equivalence.twins import Recipe, Sgd, Twin, Values
+from tests.trainer import fitting
 
 StrategyMaker = Callable[[], Strategy | str]
 
@@ -162,23 +162,14 @@ def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
 
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
     """A quiet Trainer on all ranks of the job."""
-    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    arguments: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": devices,
-        "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // devices,
-        "strategy": case.strategy(),
+    settings: dict[str, Any] = {
         "precision": "64-true",
         "max_epochs": case.epochs,
         "accumulate_grad_batches": case.accumulate,
         "use_distributed_sampler": False,
         "num_sanity_val_steps": 0,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
     }
-    return pl.Trainer(**(arguments | case.trainer | more))
+    return fitting.make_trainer(case.strategy(), **(settings | case.trainer | more))
 
 
 def make_module(case: Case, seed: int = 0) -> Regression:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_hier import BMUFAdam, HierarchicalStrategy
+from lightning_hier import BMUFAdam
 from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import AdamTwin, Rule, Rules
 from tests.equivalence.cases import case, identical
@@ -17,7 +17,6 @@ from tests.equivalence.fragment_twins import divided
 from tests.equivalence.twins import Twin
 from tests.equivalence.watching import Seen, assert_like_twin, twin_seen, watch_all
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
 
 
 class FragmentedAdamTwin(AdamTwin):
@@ -86,21 +85,3 @@ def test_weights_and_moments_are_those_of_the_twin(
         own = runs[rank][case.name]
         assert_like_twin(own, twin, tolerance=case.tolerance, rank=rank)
         assert identical(own.final, runs[0][case.name].final)
-
-
-def _bytes_sent(every: int, overlap: int) -> float:
-    sync = BMUFAdam(block_size=2, moments_every=every, overlap=overlap)
-    strategy = HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0)
-    fit(strategy, 12, Net(optimizer="Adam", lr=0.01))
-    return strategy.traffic.of("across", "models").payload_bytes
-
-
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_moments_that_are_exchanged_less_often_cost_less(overlap: int) -> None:
-    """Six blocks of a model and both moments, and six of a model with two of both moments.
-
-    With overlap, the step after the last send is averaged at the ends of the epoch and of training.
-    """
-    often, seldom = (run_ranks(_bytes_sent, 2, every, overlap)[0] for every in (1, 3))
-    ends = 2 * overlap
-    assert seldom / often == pytest.approx((6 + 2 * 2 + ends) / (6 * 3 + ends))

@@ -7,21 +7,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
-from lightning_hier import BMUF, DiLoCo, HierarchicalStrategy
 from tests.equivalence.cases import (
-    Case,
     difference,
     fit_all,
     fit_in_chunks,
     identical,
-    make_module,
-    make_trainer,
     run_twin,
 )
-from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, MOMENTUM, outer_case, sgd_
-from tests.equivalence.tasks import batch_of, loader, rank_number
+from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, outer_case, sgd_
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
@@ -93,35 +87,3 @@ def test_chunks_are_stepped_as_one_model(case: Any, cut_states: list[dict[str, V
     expected = run_twin(case).global_model()
     for state in cut_states:
         assert difference(state[case.name], expected) < 1e-10
-
-
-def _start_models(sync: Any) -> list[torch.Tensor]:
-    """A rank's parameters at the start of each block."""
-    case = Case(
-        name="", strategy=lambda: HierarchicalStrategy(
-            group_size=1, block_sync=sync, warmup_steps=0
-        ), **MOMENTUM,
-    )  # fmt: skip
-    module = make_module(case)
-    seen: list[torch.Tensor] = []
-    module.on_train_batch_start = lambda *args: seen.append(  # type: ignore[method-assign]
-        torch.cat([p.detach().flatten() for p in module.parameters()])
-    )
-    make_trainer(case).fit(module, loader(rank_number(), 9))
-    return seen[::3]
-
-
-def test_start_models_are_those_of_block_momentum() -> None:
-    """Up to rounding: W of one is the look-ahead of the other."""
-    ours = DiLoCo(block_size=3, outer_lr=0.7, outer_momentum=0.6)
-    bmuf = BMUF(block_size=3, block_lr=0.7, block_momentum=0.6, local_momentum="keep")
-    for one, other in zip(
-        run_ranks(_start_models, 2, ours), run_ranks(_start_models, 2, bmuf), strict=True
-    ):
-        for model, same in zip(one, other, strict=True):
-            torch.testing.assert_close(model, same, rtol=1e-12, atol=1e-13)
-
-
-def test_data_differ_between_ranks() -> None:
-    """Else every outer step would see one worker's update."""
-    assert not torch.equal(batch_of(0, 0)[0], batch_of(1, 0)[0])
