@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from statistics import median
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.blocks import shard
-from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.traffic import Count, Traffic
@@ -101,26 +98,6 @@ def test_broadcast_of_every_dtype_in_place() -> None:
     assert first[1] == [1.0, 0.0]
     assert first[2] == [10, 20]
     assert all(other == first for other in others)
-
-
-def _carry() -> None:
-    communicators = open_world(group_size=2)
-    for sharded in (False, True):
-        placement = ShardPlacement(communicators.group, sharded=sharded)
-        for numel in (1, 2, 5, 8):
-            tensor, expected = torch.zeros(numel), torch.arange(numel) + 1.0
-            with mock.patch.object(shard, "CHUNK", 2):
-                own = shard.Shard([tensor], [], [], placement, quantised=False)
-            own.values.copy_(expected[placement.shard(numel)])
-            for chunk in own.chunks:
-                for pending in own.distribute(chunk.start, chunk.stop):
-                    pending.wait()
-                own.write_chunk(chunk)
-            assert torch.equal(tensor, expected)
-
-
-def test_carriers_bring_every_rank_the_whole() -> None:
-    run_ranks(_carry, 4)
 
 
 # A small message: a bucket of DDP is up to 25 MB, and the larger it is the less counting weighs. On

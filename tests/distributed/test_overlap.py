@@ -1,4 +1,4 @@
-"""Overlapped synchronisation: order and start of collectives, errors, and ranks without data."""
+"""Overlapped synchronisation: order and start of collectives, first parameters, distances."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import timedelta
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
+from lightning_hier import BMUF, HierarchicalStrategy
 from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.channel import Channel
-from tests.distributed.blocks import agree, end_block, make_blocks
+from tests.distributed.blocks import end_block, make_blocks
 from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
+from tests.trainer.fitting import Net, fit, weights
 
 SLOW = 1
 
@@ -53,44 +51,6 @@ def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
     with torch.no_grad():
         for own in tensors:
             own.add_(torch.randn(own.shape, dtype=own.dtype, generator=generator))
-
-
-@torch.no_grad()
-def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
-    """W of two optimizers' blocks after some turns."""
-    module = nn.ModuleList([_Net(), _Net()])
-    communicators = open_world(1, host_of=[0, 0, 1, 1])
-    in_flight = communicators.route.in_flight
-    with mock.patch.object(shard, "CHUNK", 16):
-        blocks = make_blocks(module, communicators, _sync(across_dtype))
-        for turn in range(3):
-            for block in blocks:
-                _train_(block.members.tensors, turn)
-                end_block(block)
-                if not at_leisure:
-                    in_flight.finish()
-            for _ in range(20):
-                in_flight.step()
-        for block in blocks:
-            block.write_global_model(agree(block.read()))
-    flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
-    found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
-    return found
-
-
-def _models() -> dict[str, list[list[float]]]:
-    return {
-        dtype: [_model(dtype, at_leisure=at_leisure) for at_leisure in (False, True)]
-        for dtype in ("same", "int8", "sparse")
-    }
-
-
-def test_steps_of_training_do_not_change_an_overlapped_mean() -> None:
-    """Two optimizers, three dtypes, many chunks and two hosts."""
-    first, *others = run_ranks(_models, 4)
-    for promptly, leisurely in first.values():
-        assert promptly == leisurely and max(map(abs, promptly)) > 0.1
-    assert all(own == first for own in others)
 
 
 @torch.no_grad()
@@ -158,35 +118,6 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
                 assert own[number][0] == order
                 assert torch.equal(own[number][1], model)
             assert ("group", "gradients") in order or number < 3
-
-
-def _uneven(**settings: Any) -> Tensor:
-    """A rank runs out of data while more is in flight than starts at once."""
-    model = Net()
-    limit = timedelta(seconds=20)
-    strategy = BMUFStrategy(block_size=6, overlap=True, warmup_steps=0, timeout=limit, **settings)
-    trainer = make_trainer(strategy, use_distributed_sampler=False)
-    with mock.patch.object(shard, "CHUNK", 1):
-        batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)
-        trainer.fit(model, _Endless(batches) if not settings else batches)
-    return weights(model)
-
-
-class _Endless:
-    """Batches whose number nobody knows before they have come."""
-
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self._batches)
-
-
-def test_a_rank_without_batches_takes_part_in_the_overlapped_mean() -> None:
-    first, second = run_ranks(partial(_uneven, uneven_batches="join"), 2)
-    assert torch.equal(first, second)
-    for error in run_ranks(_uneven, 2, expect_failure=True):
-        assert error.startswith("OutOfStepError"), error
 
 
 @torch.no_grad()

@@ -191,8 +191,3 @@ def test_strict_loading(above: Path, saved: list[Any]) -> None:
         assert torch.equal(own[: len(parts)], parts)
     for said in run_ranks(_validated, 2, path, True, expect_failure=True):
         assert "third" in said
-
-
-def test_load_of_no_checkpoint(tmp_path: Path) -> None:
-    for said in run_ranks(_loaded, 2, tmp_path, partial(_strategy, True), expect_failure=True):
-        assert "does not point to a valid checkpoint" in said

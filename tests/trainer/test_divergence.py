@@ -64,6 +64,17 @@ def test_one_warning_names_ranks_step_and_what_was_not_finite(
     assert "Such a group starts the next block from the global model" in said
 
 
+@pytest.mark.parametrize(("group_size", "named"), [(1, "rank 2"), (2, "rank")])
+def test_model_that_is_not_finite_is_kept_out_and_named(group_size: int, named: str) -> None:
+    sync = lh.BMUF(block_size=3, across="leader")
+    strategy = partial(HIERARCHICAL, group_size=group_size, block_sync=sync)
+    check_errors(
+        errors_on_ranks(4, strategy, partial(Breaks, 2, (2,), "layers.2.weight")),
+        rf"local model of {named}.*holds NaN or inf after 3 steps.*kept out of the global model",
+        kind="NonFiniteModelError",
+    )
+
+
 def test_several_groups_are_named_in_one_warning() -> None:
     strategy = partial(EXCLUDE, block_size=3)
     (said,) = _said(fit_on_ranks(4, strategy, partial(Breaks, 4, (0, 3), "loss"))[0].warned)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.hosts import hosts, made_by
+from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
 from lightning_hier.strategies.sigterm import QuietTermination
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, all_equal, fit, this_rank, weights
-from tests.waiting import WAIT_S
 
 
 class _SlowFirstGroup(Net):
@@ -59,18 +57,6 @@ def test_group_comes_to_its_blocks_end_while_another_one_stands_still(tmp_path: 
 def test_with_lightnings_flag_at_every_batch_it_would_have_to_wait(tmp_path: Path) -> None:
     """The control: the test above does see the coupling that we remove."""
     assert not run_ranks(_slow_group, 4, tmp_path, 2.0, False)[0][0]
-
-
-@pytest.mark.needs_netns
-def test_emulated_hosts_leave_nothing_behind_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="host0.log"), hosts(2) as found:
-        assert all(str(host.namespace) in "".join(made_by(os.getpid())) for host in found)
-        sleeper = found[1].start(["sleep", "600"], tmp_path / "sleeper.log")
-        try:
-            run_module(found, 1, "tests.no_such_module", folder=tmp_path)
-        finally:
-            assert sleeper.wait(timeout=WAIT_S) < 0  # killed with all that ran on its host
-    assert not made_by(os.getpid())
 
 
 @pytest.mark.needs_netns

@@ -129,31 +129,6 @@ def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
     assert run_ranks(_resumed, 2, tmp_path) == [dict.fromkeys(RESUMED, [])] * 2
 
 
-TREATMENTS = ["reset", "keep", "average"]
-
-
-def _momentum() -> dict[str, tuple[Tensor, Tensor]]:
-    """Of Muon, before and after the last step of a block."""
-    found = {}
-    for treatment in TREATMENTS:
-        model = _MuonNet(rest="SGD")
-        make_trainer(BMUF(local_momentum=treatment)).fit(model, loader(6))
-        found[treatment] = (model.notes[2], model.notes[3])
-    return found
-
-
-def test_momentum_at_the_start_of_a_block() -> None:
-    first, second = run_ranks(_momentum, 2)
-    for treatment in TREATMENTS:
-        assert not torch.equal(first[treatment][0], second[treatment][0])
-    assert not first["reset"][1].any()
-    assert not second["reset"][1].any()
-    assert not torch.equal(first["keep"][1], second["keep"][1])
-    mean = (first["keep"][1] + second["keep"][1]) / 2
-    for own in (first, second):
-        torch.testing.assert_close(own["average"][1], mean)
-
-
 class _UntrainedMuonNet(_MuonNet, Untrained):
     """Fails if it gets a batch."""
 

@@ -113,16 +113,6 @@ def test_yaml_with_nested_objects(tmp_path: Path) -> None:
     assert strategy._ddp_kwargs["find_unused_parameters"] is True
 
 
-def test_yaml_with_bmuf_adam(tmp_path: Path) -> None:
-    arguments = {"block_size": 7, "moments": "average", "block_momentum": 0.5, "warmup_steps": 4}
-    strategy = _yaml(tmp_path, lh.BMUFAdamStrategy, arguments)
-    expected = lh.BMUFAdam(block_size=7, moments="average", block_momentum=0.5)
-    assert (strategy.block_sync, strategy.warmup_steps) == (expected, 4)
-    adam = {"class_path": "lightning_hier.BMUFAdam", "init_args": {"block_size": 3}}
-    nested = _yaml(tmp_path, lh.HierarchicalStrategy, {"group_size": 2, "block_sync": adam})
-    assert nested.block_sync == lh.BMUFAdam(block_size=3)
-
-
 def _fit_from_the_command_line() -> tuple[int, int]:
     """The parser spells out every argument of DDP, `process_group=None` among them."""
     from lightning.pytorch.cli import LightningCLI

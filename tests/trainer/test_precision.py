@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
+from tests.trainer.breaking import Breaks
 from tests.trainer.fitting import BMUF_GTC, GTC, Net, all_equal, fit, fit_on_ranks, this_rank
 from tests.trainer.trainer_settings import scaled
 
@@ -30,18 +31,11 @@ def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> 
     assert {own.weights.dtype for own in ranks} == {dtype}
 
 
-class _Overflows(Net):
-    """In one step the loss of one rank is beyond half precision."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        return loss * 1e38 * 1e38 if this_rank() == 1 and batch_idx == 3 else loss
-
-
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
     """Alone, rank 1 skips; with a neighbour, both do. The blocks end together all the same."""
-    ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), _Overflows, 9, **scaled())
+    overflows = partial(Breaks, 3, (1,), "loss", 1e38)
+    ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), overflows, 9, **scaled())
     halved = [rank for rank, own in enumerate(ranks) if own.loss_scale == 512.0]
     assert halved == ([1] if group_size == 1 else [0, 1])
     assert all_equal(own.seen[3] for own in ranks)  # the first block's end

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
 from torch import nn
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     BMUF,
     BMUF_GTC,
@@ -141,30 +140,6 @@ def errors() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
     check_errors([own[name] for own in errors], MISTAKES[name][1])
-
-
-class _Poisoned(Net):
-    """A weight of rank 2 becomes NaN within the first block."""
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1 and this_rank() == 2:
-            with torch.no_grad():
-                self.layers[2].weight[0, 0] = float("nan")
-
-
-def _poison(group_size: int) -> None:
-    sync = lh.BMUF(block_size=3, across="leader")
-    fit(HIERARCHICAL(group_size=group_size, block_sync=sync), 6, _Poisoned())
-
-
-@pytest.mark.parametrize("group_size", [1, 2])
-def test_model_that_is_not_finite_is_kept_out_and_named(group_size: int) -> None:
-    named = "rank 2" if group_size == 1 else "rank"
-    check_errors(
-        run_ranks(_poison, 4, group_size, expect_failure=True),
-        rf"local model of {named}.*holds NaN or inf after 3 steps.*kept out of the global model",
-        kind="NonFiniteModelError",
-    )
 
 
 def test_callbacks_that_couple_all_ranks_at_every_step_are_warned_of(tmp_path: Any) -> None:

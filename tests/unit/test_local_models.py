@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.local_models import LocalModels
-
-KINDS = [("SGD", {"momentum": 0.9}), ("Adam", {}), ("RMSprop", {}), ("Adagrad", {}), ("ASGD", {})]
 
 
 def _module() -> nn.Sequential:
@@ -27,26 +24,6 @@ def _step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> Non
 
 def _state(module: nn.Module) -> list[Tensor]:
     return [value.clone() for value in module.state_dict().values()]
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_models_in_turns_go_the_way_of_models_alone(kind: str, options: dict[str, Any]) -> None:
-    module = _module()
-    optimizer = getattr(torch.optim, kind)(module.parameters(), lr=0.1, **options)
-    _step(module, optimizer, seed=99)
-    models = LocalModels(module, [optimizer], number=3)
-    models.open()
-    for turn in range(4):
-        for number in models.each():
-            _step(module, optimizer, seed=10 * number + turn)
-    for number in models.each():
-        alone = _module()
-        own = getattr(torch.optim, kind)(alone.parameters(), lr=0.1, **options)
-        for seed in [99, *(10 * number + turn for turn in range(4))]:
-            _step(alone, own, seed)
-        for one, other in zip(_state(module), _state(alone), strict=True):
-            assert torch.equal(one, other)
-    assert models.current == 0
 
 
 class _Counting(torch.optim.Optimizer):

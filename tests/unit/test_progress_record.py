@@ -56,18 +56,6 @@ def _pass(records: list[ProgressRecord], place: str) -> None:
             pass
 
 
-def test_rank_that_has_not_reached_the_synchronisation_is_named() -> None:
-    records = _records(Store(), 3)
-    _pass(records, "block 1")
-    with records[2].at("block 2"):
-        said = _failing(records[0], "block 2")
-    assert "block 2 failed because rank 1 did not take part" in said
-    assert "rank 1 was last seen at block 1" in said
-    assert "increase the timeout" in said
-    assert "Connection closed by peer [127.0.0.1]" in said
-    assert "Exception raised" not in said
-
-
 def test_rank_that_was_lost_in_the_collective_is_named() -> None:
     records = _records(Store(), 3)
     with records[1].at("block 1"), records[2].at("block 1"):
