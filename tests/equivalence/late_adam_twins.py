@@ -1,4 +1,4 @@
-"""Float64 twin of BMUF-Adam with overlap: moments of a fragment that arrive when it does.
+"""Float64 twin of BMUF-Adam in fragments, at once or late: moments arrive when a fragment does.
 
 Where they arrive, every worker starts again from the moments at the start model, and all gradients
 since the send are put into them once more. The package computes the same by linearity.
@@ -139,7 +139,7 @@ class LateAdamTwin(FragmentTwin):
 
 @dataclass(frozen=True, kw_only=True)
 class LateCase(AdamCase):
-    """A run with overlap.
+    """A run in fragments, with overlap or without.
 
     Attributes:
         twin_kind: class of the twin.

@@ -1,7 +1,8 @@
-"""BMUF-Adam with overlap on four ranks under a Trainer: float64 twins, and what must not matter."""
+"""BMUF-Adam in fragments, with overlap and with moments that are exchanged every few blocks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,10 +18,21 @@ from tests.equivalence.watching import Seen, assert_like_twin, twin_seen, watch,
 from tests.ranks import run_ranks
 
 ADAMW = Rule(kind="adamw", lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
-ADAM = Rule(lr=0.02, betas=(0.5, 0.99), weight_decay=0.1)
+FAST = Rule(lr=0.02, betas=(0.5, 0.99))
+ADAM = replace(FAST, weight_decay=0.1)
 NADAM = Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05)
 LEFT_OUT = (Fault(batch=5, rank=2),)
+_SHARDED = {"group": 2, "across": "sharded"}
 CASES = [
+    late_case("two fragments", FAST, fragments=2),
+    late_case("three fragments of NAdam", NADAM, fragments=3, block_size=5),
+    late_case("fragments, sharded", replace(FAST, kind="adamw"), fragments=2, **_SHARDED),
+    late_case("moments every second block", FAST, moments_every=2),
+    late_case("every third block of NAdam", NADAM, moments_every=3, block_size=2),
+    late_case("averages every second block", FAST, moments_every=2, moments="average"),
+    late_case("groups, moments every second block", FAST, moments_every=2, **_SHARDED),
+    late_case("less often than the run ends", FAST, moments_every=20),
+    late_case("fragments, moments every second block", FAST, fragments=2, moments_every=2),
     late_case("a step", ADAMW, overlap=1),
     late_case("half a block", ADAMW, overlap=2),
     late_case("a block", ADAMW, overlap=True),

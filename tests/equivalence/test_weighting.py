@@ -16,7 +16,6 @@ from tests.equivalence.twins import Values
 from tests.equivalence.weighted_twins import (
     BlocksCase,
     WeightedAdamCase,
-    WeightedLateCase,
     batch,
     blocks_case,
     fit_by_samples,
@@ -32,10 +31,6 @@ _ADAM: dict[str, Any] = {
 }  # fmt: skip
 _SGD: dict[str, Any] = {"kind": BlocksCase, "sync": BMUF}
 BLOCKS: list[Any] = [
-    blocks_case("Adam", **_ADAM),
-    blocks_case(
-        "groups of Adam, moments every second block", **_ADAM, group_size=2, moments_every=2
-    ),
     blocks_case("two optimizers", **_SGD, net="pair", block_size=2, batches=20),
     blocks_case("averaged momentum", **_SGD, local_momentum="average", momentum=0.8, block_size=3),
 ]
@@ -59,7 +54,9 @@ CASES: list[Any] = [
     weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
     weighted("a group alone has batches", DiLoCo, fragments=2, outer_lr=1.0, run=_ALONE, **AUTO),
     weighted("the same with a delay", BMUF, overlap=3, run=_ALONE),
-    blocks_case("late moments", **{**_ADAM, "kind": WeightedLateCase}, overlap=3, moments_every=2),
+    blocks_case("Adam", **_ADAM),
+    blocks_case("moments every second block", **_ADAM, group_size=2, moments_every=2),
+    blocks_case("late moments", **_ADAM, overlap=3, moments_every=2),
 ]
 
 
@@ -78,8 +75,8 @@ def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, V
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case.name)
-def test_moments_and_optimizers(case: Any, states: list[dict[str, Values]]) -> None:
-    """Moments and momentum are weighed as the model, and each optimizer has its own samples."""
+def test_momentum_and_optimizers(case: Any, states: list[dict[str, Values]]) -> None:
+    """Momentum is weighed as the model, and each optimizer has its own samples."""
     twin: Any = make_twin(case)
     for number in range(case.batches):
         twin.count([len(batch(case, rank, number).x) for rank in range(4)])

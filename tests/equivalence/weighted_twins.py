@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_hier import BMUF, DiLoCo
-from tests.equivalence.adam_cases import AdamCase
-from tests.equivalence.adam_twins import AdamTwin, Rules
 from tests.equivalence.cases import Case, case, make_module, make_trainer, make_twin, state_of
 from tests.equivalence.fragment_twins import FragmentCase, FragmentTwin, Part, fragment_case
 from tests.equivalence.late_adam_twins import Groups, LateAdamTwin, LateCase
@@ -129,12 +127,8 @@ class WeightedBlocks(Twin):
         self.samples[index] = [0.0] * len(self.workers)
 
 
-class WeightedAdam(WeightedBlocks, AdamTwin):
+class WeightedAdam(WeightedTwin, LateAdamTwin):
     """Moments and step counts with the same weights and the same eta."""
-
-
-class WeightedLateAdam(WeightedTwin, LateAdamTwin):
-    """With overlap, the moments and step counts that were sent with the models."""
 
     def _groups(self, part: Part) -> tuple[Groups, float]:
         p, effective = shares(self._samples_of(part), self.recipe.group)
@@ -197,10 +191,10 @@ def weighted(name: str, sync: Any, *, group: int = 1, run: Any = None, **own: An
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedLateCase(LateCase):
-    """A run of Adam with overlap."""
+class WeightedAdamCase(LateCase):
+    """A run of Adam, with overlap or without."""
 
-    twin_kind: Any = WeightedLateAdam
+    twin_kind: Any = WeightedAdam
     outer: Any = field(default_factory=lambda: partial(bmuf, zeta=1.0, c=1.0))
 
 
@@ -211,15 +205,6 @@ class BlocksCase(Case):
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
         return WeightedBlocks(net, self.recipe, sgds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightedAdamCase(AdamCase):
-    """A run of Adam."""
-
-    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        rules = [Rules(of={name: self._rule(name) for name in own}) for own in names]
-        return WeightedAdam(net, self.recipe, rules)
 
 
 def blocks_case(name: str, kind: Any, sync: Any, **own: Any) -> Any:
