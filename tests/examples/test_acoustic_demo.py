@@ -1,8 +1,10 @@
-"""The demo of the speech example: its table, its sentence, its picture, times over links."""
+"""The demo and the study of the speech example: tables, sentences, times over links, resuming.
+
+`.ci/run` runs the demo itself.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,13 +13,15 @@ import pytest
 
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'demo'")
 
-from examples.acoustic import demo, link_times  # noqa: E402
+from examples.acoustic import demo, link_times, study_an4  # noqa: E402
 from examples.acoustic.demo_words import header, row, verdict  # noqa: E402
 from examples.acoustic.link_times import LinkTimes, times_over_links  # noqa: E402
 from examples.acoustic.run_system import Result, Settings  # noqa: E402
 from examples.acoustic.step_times import StepTimes, time_steps  # noqa: E402
+from examples.acoustic.study_an4 import Study  # noqa: E402
+from examples.acoustic.systems import SYSTEMS  # noqa: E402
+from lightning_hier import BMUF, GTC, HierarchicalStrategy  # noqa: E402
 
-PNG = b"\x89PNG"
 RUNS = [demo.OURS, demo.DDP]
 ALONE = StepTimes(seconds={"one_worker": 0.03}, parameters=270_000)
 
@@ -70,6 +74,10 @@ def test_a_sentence_says_who_wins_by_how_much_and_where_ddp_is_better() -> None:
     assert sentence.endswith("as here at 1 Gbit/s, where it is as fast and has fewer settings.")
 
 
+def test_both_systems_are_trained_alike() -> None:
+    assert len({(s.epochs, s.batch_frames, s.seed, str(s.corpus_args)) for s in RUNS}) == 1
+
+
 def test_without_namespaces_the_planner_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_times, "missing_means", lambda: "network namespaces need root")
     monkeypatch.setattr(link_times, "_alone", lambda settings: ALONE)
@@ -95,35 +103,48 @@ def test_steps_of_one_rank_are_timed() -> None:
     assert found.parameters > 1000
 
 
-@pytest.mark.slow
-@pytest.mark.needs_netns
-def test_steps_are_measured_between_emulated_hosts() -> None:
-    small = {"corpus_args": {"sentences": 60}, "hidden_dim": 8, "block_size": 2}
-    found = times_over_links([replace(run, **small) for run in RUNS])
-    assert (found.how, found.why) == ("measured", "")
-    assert all(seconds > 0 for own in found.seconds.values() for seconds in own.values())
+def result(settings: Settings, errors: float) -> Result:
+    return Result(
+        settings=asdict(settings),
+        frame_error_rate=errors,
+        word_error_rate=errors / 2,
+        group_bytes=3_000_000,
+        across_bytes=1_000_000,
+        train_seconds=1.0,
+        steps=7,
+    )
 
 
-def test_demo_prints_table_and_sentence_and_draws_the_errors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_system_has_the_strategy_that_its_name_says() -> None:
+    arguments = {"group_size": 2, "block_size": 5, "density": 0.1, "warmup_steps": 3}
+    strategies = {name: system.strategy(**arguments) for name, system in SYSTEMS.items()}
+    assert strategies.pop("one_worker") == "auto"
+    assert all(isinstance(strategy, HierarchicalStrategy) for strategy in strategies.values())
+    two_tiers = strategies["bmuf_gtc"]
+    assert isinstance(two_tiers, HierarchicalStrategy)
+    assert two_tiers.group_size == 2
+    assert two_tiers.gradient_sync == GTC(density=0.1)
+    assert two_tiers.block_sync == BMUF(block_size=5)
+    assert two_tiers.warmup_steps == 3
+    classical = strategies["bmuf_cbm"]
+    assert isinstance(classical, HierarchicalStrategy)
+    assert classical.block_sync == BMUF(block_size=5, nesterov=False)
+
+
+def test_study_runs_each_setting_once_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[Settings] = []
+    started: list[tuple[str, float]] = []
 
-    def fake_launch(settings: Settings) -> Result:
-        started.append(settings)
-        given = DDP if settings.system == "ddp" else OURS
-        return replace(given, settings=asdict(settings))
+    def fake(settings: Settings) -> Result:
+        started.append((settings.system, settings.learning_rate))
+        return result(settings, errors=abs(settings.learning_rate - 0.25))
 
-    monkeypatch.setattr(demo, "launch", fake_launch)
-    monkeypatch.setattr(demo, "synthesise", lambda settings: None)
-    monkeypatch.setattr(demo, "times_over_links", lambda runs, rates: TIMES)
-    monkeypatch.setattr(demo, "PLOT", tmp_path / "demo.png")
-    monkeypatch.setattr("sys.argv", ["demo", "--short"])
-    demo.main()
-    assert [settings.system for settings in started] == [demo.OURS.system, "ddp"]
-    equal = {(s.epochs, s.batch_frames, s.seed, str(s.corpus_args)) for s in started}
-    assert len(equal) == 1
-    printed = capsys.readouterr().out
-    assert len(re.findall(r"^\| (?:bmuf|ddp)", printed, re.MULTILINE)) == 2
-    assert "times as fast as DDP over 100 Mbit/s" in printed
-    assert (tmp_path / "demo.png").read_bytes().startswith(PNG)
+    monkeypatch.setattr(study_an4, "launch", fake)
+    base = Settings(system="ddp")
+    assert Study(tmp_path, base).best_rate("gtc") == 0.25
+    assert started == [("gtc", rate) for rate in (1.0, 0.5, 0.25, 0.125)]
+    assert Study(tmp_path, base).best_rate("gtc") == 0.25
+    assert len(started) == 4
+    Study(tmp_path, base).run(system="gtc", learning_rate=0.25, seed=1)
+    assert len(started) == 5

@@ -1,18 +1,22 @@
-"""The demo of the image example: its systems, its settings, its table, its plot."""
+"""The demo and the studies of the image example: results, tables, waiting, a rank that is killed.
+
+`.ci/run` runs the demo itself.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from examples import run_store
-from examples.image import demo
+from examples.image import demo, study_killed_rank
+from examples.image.lone_ranks import run_apart
 from examples.image.run_systems import run
 from examples.image.runs import RankResult, Result, Settings
-from examples.image.systems import SYSTEMS
+from examples.image.step_clock import StepClock
 from tests.ranks import run_ranks
 
 TINY = Settings(
@@ -24,7 +28,6 @@ TINY = Settings(
     epochs=2,
     batch_images=64,
 )
-PNG = b"\x89PNG"
 
 
 def counted(rank: int, **values: float) -> dict[str, float]:
@@ -76,21 +79,57 @@ def test_a_row_shows_fast_ranks_and_the_first_good_epoch() -> None:
     assert demo.row(never)[2] == "-"
 
 
-def test_demo_prints_a_line_for_each_system_and_draws_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fake_runs(module: str, arguments: str, *, ranks: int) -> None:
-        assert (module, ranks) == ("examples.image.run_systems", 4)
-        job = json.loads(arguments)
-        with Path(job["results"]).open("a") as file:
-            for each in job["runs"]:
-                file.write(json.dumps(asdict(outcome(Settings(**each)))) + "\n")
+class _Clocks:
+    """Wall and CPU clocks that are moved by hand."""
 
-    monkeypatch.setattr(run_store, "run_module", fake_runs)
-    monkeypatch.setattr(demo, "PLOT", tmp_path / "plots" / "accuracy.png")
-    monkeypatch.setattr("sys.argv", ["demo", "--short"])
-    demo.main()
-    printed = capsys.readouterr().out
-    titles = [SYSTEMS[name].title for name in demo.COMPARED]
-    assert [printed.count(f"| {title} ") for title in titles] == [1] * len(titles)
-    assert (tmp_path / "plots" / "accuracy.png").read_bytes().startswith(PNG)
+    wall = 0.0
+    cpu = 0.0
+
+
+def test_waiting_is_what_is_neither_computed_nor_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = _Clocks()
+    monkeypatch.setattr("examples.image.step_clock.time.monotonic", lambda: clocks.wall)
+    monkeypatch.setattr("examples.image.step_clock.time.thread_time", lambda: clocks.cpu)
+    pause: Any = type("Slept", (), {"slept_s": 1.0})()
+    clock = StepClock([pause])
+    for wall, cpu in ((2.0, 0.5), (5.0, 0.5), (3.0, 0.5)):
+        clock.on_train_batch_start(None, None, None, 0)
+        clocks.wall += wall
+        clocks.cpu += cpu
+        clock.on_train_batch_end(None, None, None, None, 0)
+        clocks.wall += 100.0  # validation
+    assert clock.steps_s == [2.0, 5.0, 3.0]
+    assert clock.waited_s == 10.0 - 1.5 - 1.0
+    assert (clock.longest_s, clock.median_s) == (5.0, 3.0)
+
+
+def killed_run(folder: Path, step: int | None) -> Result:
+    settings = Settings(
+        system="three_quarters",
+        model_args={"channels": [2]},
+        epochs=2,
+        batch_images=64,
+        pace_seconds=0.05,
+        killed_rank=None if step is None else 2,
+        killed_step=step or 0,
+    )
+    file = folder / "results.jsonl"
+    job = {"runs": [settings.anywhere()], "results": str(file)}
+    run_apart("examples.image.run_systems", json.dumps(job), ranks=4)
+    (line,) = file.read_text().splitlines()
+    return Result(**json.loads(line))
+
+
+@pytest.mark.slow
+def test_a_killed_rank_costs_its_time_of_grace_once(tmp_path: Path) -> None:
+    result = killed_run(tmp_path, 4)
+    assert result.of_ranks("rank") == [0.0, 1.0, 3.0]
+    assert max(result.of_ranks("longest_step_s")) > 10 * max(result.of_ranks("median_step_s"))
+    assert len(result.curve) == 2
+    table = study_killed_rank.table([[result]])
+    assert "rank 2 at step 4" in table
+
+
+def test_a_run_of_which_no_rank_ends_well_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"on 2 ranks ended with statuses \[1, 1\]"):
+        run_apart("examples.no_such_module", "{}", ranks=2)

@@ -1,20 +1,12 @@
-"""The demo of the language example: its runs, its table, its sentences, its picture."""
+"""The sentences of the language example's demo. `.ci/run` runs the demo itself."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
-import pytest
-
-from examples import run_store
 from examples.language import demo
 from examples.language.runs import Result, Settings
-
-PNG = b"\x89PNG"
 
 
 def outcome(
@@ -54,31 +46,3 @@ def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
     assert "DDP wins by 0.300 (9.0%)" in worse
     equal = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.0304), DDP)
     assert "neither wins" in equal
-
-
-def test_demo_prints_table_and_sentences_and_draws_the_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[Settings] = []
-
-    def fake_runs(module: str, arguments: str, *, ranks: int) -> None:
-        assert (module, ranks) == ("examples.language.run_systems", 4)
-        job = json.loads(arguments)
-        started.extend(Settings(**each) for each in job["runs"])
-        with Path(job["results"]).open("a") as file:
-            for each in job["runs"]:
-                given = BMUF_ADAM if each["system"] == "bmuf_adam" else DDP
-                result = replace(given, settings=Settings(**each).anywhere())
-                file.write(json.dumps(asdict(result)) + "\n")
-
-    monkeypatch.setattr(run_store, "run_module", fake_runs)
-    monkeypatch.setattr(demo, "read_text", lambda: 0)
-    monkeypatch.setattr(demo, "PLOT", tmp_path / "plots" / "demo.png")
-    monkeypatch.setattr("sys.argv", ["demo", "--short"])
-    demo.main()
-    assert [settings.system for settings in started] == ["bmuf_adam", "ddp"]
-    assert len({(s.steps, s.batch_windows, s.context, s.seed) for s in started}) == 1
-    printed = capsys.readouterr().out
-    assert len(re.findall(r"^\| (?:BMUF-Adam|DDP)", printed, re.MULTILINE)) == 2
-    assert "BMUF-Adam wins by 0.030" in printed and "DDP is the better choice" in printed
-    assert (tmp_path / "plots" / "demo.png").read_bytes().startswith(PNG)
