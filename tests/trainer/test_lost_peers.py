@@ -160,18 +160,6 @@ def test_at_a_resume(tmp_path: Path) -> None:
     _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
 
 
-def _second_fit_with_a_late_rank(folder: Path) -> None:
-    fit(ONE_TIER(block_size=2), 12)
-    _train(folder, 1, ONE_TIER, partial(_Lost, 1, RAISE, "training_step", 3, folder), batches=12)
-
-
-def test_in_a_second_fit(tmp_path: Path) -> None:
-    """The first fit's notes do not hide who is missing."""
-    first, _ = rank_outcomes(_second_fit_with_a_late_rank, 2, tmp_path)
-    assert first.error is not None and first.error.startswith("PeerError")
-    assert "rank 1 did not take part" in first.error
-
-
 class _OwnCollective(Net):
     """Has a collective of its own in a hook, as metrics of other packages have."""
 

@@ -11,13 +11,6 @@ from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom, au
 
 etas = st.floats(0.0, 0.99)
 seeds = st.integers(0, 1000)
-with_any_filter = given(
-    eta=etas,
-    zeta=st.floats(0.1, 2.0),
-    nesterov=st.booleans(),
-    update_from=st.sampled_from(["global", "start"]),
-    seed=seeds,
-)
 
 
 def _means(seed: int, blocks: int, numel: int = 7) -> torch.Tensor:
@@ -70,17 +63,6 @@ def test_one_block_contributes_the_gain_of_the_paper(
     assert model.item() == pytest.approx(gain)
 
 
-@with_any_filter
-def test_mean_becomes_the_start_model(
-    eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, seed: int
-) -> None:
-    block_filter = BlockFilter(eta=eta, zeta=zeta, nesterov=nesterov, update_from=update_from)
-    model, update = _means(seed, 2)
-    for mean in _means(seed + 1, 3):
-        block_filter.advance_(mean, model, update)
-        assert torch.equal(mean, block_filter.start_model(model, update))
-
-
 def test_long_models_are_filtered_as_short_ones() -> None:
     """Chunks have seams; no element may feel them."""
     generator = torch.Generator().manual_seed(1)
@@ -108,19 +90,3 @@ def test_eta_of_the_number_of_models() -> None:
     assert auto_block_momentum(4, block_lr=2.0) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="block_lr=5.*4 models.*lower block_lr to at most 4"):
         auto_block_momentum(4, block_lr=5.0)
-
-
-@with_any_filter
-def test_the_way_to_the_mean_says_as_much_as_the_mean(
-    eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, seed: int
-) -> None:
-    block_filter = BlockFilter(eta=eta, zeta=zeta, nesterov=nesterov, update_from=update_from)
-    model, update = _means(seed, 2)
-    by_way = model.clone(), update.clone()
-    for mean in _means(seed + 1, 3):
-        way = mean - block_filter.start_model(*by_way)
-        shortest = float(way.square().sum())
-        _, squares = block_filter.advance_(mean, model, update)
-        assert block_filter.advance_by_(way, *by_way) == pytest.approx((shortest, squares))
-        for ours, other in ((way, mean), (by_way[0], model), (by_way[1], update)):
-            torch.testing.assert_close(ours, other, rtol=1e-10, atol=1e-10)

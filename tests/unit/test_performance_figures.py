@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: figures of readings, wire time, targets, tables and the store."""
+"""The benchmark's arithmetic: figures of readings, wire time, a step between, and the store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.performance import targets
 from benchmarks.performance.between import Pair, processor_ratio, ratio
 from benchmarks.performance.figures import figures
-from benchmarks.performance.growth import exponent, growth_table
 from benchmarks.performance.job import Network, steps_for
 from benchmarks.performance.link import bytes_to_send, wire_seconds
-from benchmarks.performance.results import Results
 from benchmarks.performance.short import fallen_back
 from benchmarks.performance.store import Store
 from benchmarks.performance.systems import SYSTEMS, System, named, obstacle
@@ -115,41 +112,11 @@ def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
         store.lines()
 
 
-def row(kind: str, system: str, run: int, step_s: float, control_s: float) -> dict[str, Any]:
-    own = reading(0, [step_s] * 4, control_s=[control_s])
-    return {"key": f"{kind}/{system}/{run}", "kind": kind, "system": system, "run": run,
-            "figures": figures([own], 1).__dict__}  # fmt: skip
-
-
-def test_ratios_are_formed_within_a_run() -> None:
-    lines = [
-        row(targets.FAST, "ddp", 1, 1.1, 0.1),
-        row(targets.FAST, "ddp", 2, 2.1, 0.1),
-        row(targets.FAST, "gtc", 1, 0.2, 0.1),
-        row(targets.FAST, "gtc", 2, 0.5, 0.1),
-        row(targets.FAST, "gtc", 3, 9.0, 0.1),
-    ]
-    results = Results(lines)
-    shares = results.against(targets.FAST, "gtc", "ddp", lambda own: own.communication_s)
-    assert shares == pytest.approx([0.1, 0.2])
-    assert results.to_limit(targets.FAST, "gtc") == pytest.approx([2.0, 5.0, 90.0])
-
-
 def test_step_between_counts_all_that_ours_adds() -> None:
     pair = Pair(bare_s=0.05, ours_s=0.053, bare_processor_s=0.04, ours_processor_s=0.055)
     late = Pair(bare_s=0.05, ours_s=9.0, bare_processor_s=0.04, ours_processor_s=0.055)
     assert ratio([pair, pair, late], 0.15) == pytest.approx(1.02)
     assert processor_ratio([pair, pair, late], 0.15) == pytest.approx(1.1)
-
-
-def test_exponent_of_growth() -> None:
-    assert exponent([(1, 3), (10, 30), (100, 300)]) == pytest.approx(1.0)
-    assert exponent([(1, 1), (10, 100)]) == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="two different sizes"):
-        exponent([(1, 1), (1, 2)])
-    text, faults = growth_table({"ranks": {"fine": [(1, 1), (2, 2)], "bad": [(1, 1), (2, 4)]}})
-    assert "| fine" in text
-    assert faults == ["bad with ranks (exponent 2.00)"]
 
 
 def test_short_form_finds_what_has_fallen_back_by_more_than_a_third() -> None:

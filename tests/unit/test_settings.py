@@ -35,6 +35,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "merge", [-0.1, 1.5, "mean", None, True], r"'progress' or a number in \[0, 1\]"),
     (lh.BMUF, "weighting", ["tokens", None, True], "one of 'equal', 'samples'"),
     (lh.BMUFAdam, "moments_every", [0, None], "a whole number of at least 1"),
+    (lh.BMUFAdam, "local_beta1", [1.0, -0.1, True, "lower", None], "'auto', 'keep' or lie in"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
     (lh.BMUFAdam, "block_momentum", [-0.1, 1.0, "high"], r"'auto' or lie in \[0, 1"),
     (lh.BMUFAdam, "block_lr", [0, math.inf], "a finite number above 0"),
@@ -170,7 +171,7 @@ def test_averaged_momentum_can_t_come_a_block_late(settings: type) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF(), lh.BMUFAdam()],
+    [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF(), lh.BMUFAdam(), lh.DiLoCo()],
     ids=lambda settings: type(settings).__name__,
 )
 def test_settings_are_frozen_and_take_keywords_alone(settings: Any) -> None:
