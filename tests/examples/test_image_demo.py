@@ -1,4 +1,4 @@
-"""The demo and the studies of the image example: results, tables, waiting, a rank that is killed.
+"""The demo and the studies of the image example: results, tables, what counts as waiting.
 
 `.ci/run` runs the demo itself.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.image import demo, study_killed_rank
+from examples.image import demo
 from examples.image.lone_ranks import run_apart
 from examples.image.run_systems import run
 from examples.image.runs import RankResult, Result, Settings
@@ -101,33 +100,6 @@ def test_waiting_is_what_is_neither_computed_nor_slept(monkeypatch: pytest.Monke
     assert clock.steps_s == [2.0, 5.0, 3.0]
     assert clock.waited_s == 10.0 - 1.5 - 1.0
     assert (clock.longest_s, clock.median_s) == (5.0, 3.0)
-
-
-def killed_run(folder: Path, step: int | None) -> Result:
-    settings = Settings(
-        system="three_quarters",
-        model_args={"channels": [2]},
-        epochs=2,
-        batch_images=64,
-        pace_seconds=0.05,
-        killed_rank=None if step is None else 2,
-        killed_step=step or 0,
-    )
-    file = folder / "results.jsonl"
-    job = {"runs": [settings.anywhere()], "results": str(file)}
-    run_apart("examples.image.run_systems", json.dumps(job), ranks=4)
-    (line,) = file.read_text().splitlines()
-    return Result(**json.loads(line))
-
-
-@pytest.mark.slow
-def test_a_killed_rank_costs_its_time_of_grace_once(tmp_path: Path) -> None:
-    result = killed_run(tmp_path, 4)
-    assert result.of_ranks("rank") == [0.0, 1.0, 3.0]
-    assert max(result.of_ranks("longest_step_s")) > 10 * max(result.of_ranks("median_step_s"))
-    assert len(result.curve) == 2
-    table = study_killed_rank.table([[result]])
-    assert "rank 2 at step 4" in table
 
 
 def test_a_run_of_which_no_rank_ends_well_is_an_error() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import torch.distributed as dist
 
 from benchmarks.reliability import diary, job
 from benchmarks.reliability.agents import Agent, said, wait_until
-from benchmarks.reliability.soak import soak
 from tests.ranks import run_ranks
 from tests.resume.runs import differences
 from tests.trainer.fitting import fit
@@ -125,20 +122,3 @@ def _started_by_torchrun() -> None:
 def test_restarts_that_would_fail_are_warned_of_before() -> None:
     """As torchrun sets it where it is not told otherwise."""
     run_ranks(_started_by_torchrun, 1, env={"TORCHELASTIC_MAX_RESTARTS": "3"})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(10 * LIMIT_S)
-def test_short_soak(tmp_path: Path) -> None:
-    """As `python -m benchmarks.reliability.soak --minutes 1` does it, by one strategy."""
-    folder = tmp_path / "jobs"
-    folder.mkdir()
-    options = argparse.Namespace(
-        minutes=1.0, seed=3, strategies=["bmuf"], limit_s=LIMIT_S, out=tmp_path / "soak.json"
-    )
-    records = soak(options, folder)
-    assert records.hangs == []
-    assert records.good
-    assert records.runs
-    assert len(records.faults) + records.too_late == sum(run.faults for run in records.runs)
-    assert json.loads(options.out.read_text())["seed"] == 3
