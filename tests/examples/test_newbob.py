@@ -25,20 +25,6 @@ def sgd(*rates: float) -> torch.optim.SGD:
     return torch.optim.SGD(groups, lr=rates[0])
 
 
-def test_rates_follow_the_losses_exactly() -> None:
-    optimizer = sgd(0.8)
-    scheduler = NewbobLR(optimizer, min_lr=0.1)
-    seen = []
-    finished = []
-    for loss in LOSSES:
-        scheduler.step(torch.tensor(loss))
-        seen.append(optimizer.param_groups[0]["lr"])
-        finished.append(scheduler.finished)
-    assert seen == RATES
-    assert finished == [False] * 5 + [True]
-    assert scheduler.get_last_lr() == [0.1]
-
-
 def test_rates_of_two_stage_asgd_fall_after_three_small_improvements() -> None:
     """Accuracies rise by 10%, 0.25%, 2%, 0.25%, -1%, then more: the third small rise halves."""
     optimizer = sgd(0.8)
