@@ -92,7 +92,7 @@ class Images(CorpusData[Corpus]):
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         return {"mean": self._mean, "deviation": self._deviation}
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         train, test = _FILES.get(self._name, ("", ""))
         return f"its files are {test if split == 'test' else train}"
 

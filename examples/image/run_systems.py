@@ -114,7 +114,7 @@ def run(settings: Settings) -> Result:
     trainer = _trainer(settings, callbacks)
     trainer.fit(model, data)
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         train_seconds=curve.points[-1].seconds,
         test_accuracy=scoring.test_accuracy(model, data.corpus),

@@ -48,7 +48,7 @@ class Settings:
     learning_rate: float = 0.02
     seed: int = 0
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """The settings as they are noted: without the folders of one machine."""
         return {**asdict(self), "corpus_args": portable(self.corpus_args)}
 
@@ -89,7 +89,7 @@ class Result:
     """What came out of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
+        settings: of the run, see ``Settings.portable_settings``.
         parameters: of the model.
         test_accuracy: of the last model, from 0 to 1.
         curve: seconds since training began, and accuracy of the valid split, epoch by epoch.

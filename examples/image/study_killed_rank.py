@@ -19,7 +19,7 @@ from examples.image.lone_ranks import run_apart
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 
 COMPARED = ("three_quarters", "three_quarters_and_pull")
 KILLED_RANK = 2
@@ -66,12 +66,14 @@ def _line(own: Sequence[Result]) -> tuple[str, ...]:
     return (
         SYSTEMS[settings.system].title,
         place,
-        spread([result.train_seconds for result in own], 1),
-        spread([statistics.median(result.of_ranks("median_step_s")) for result in own], 2),
-        spread([max(result.of_ranks("longest_step_s")) for result in own], 1),
-        spread([excess_s(result) for result in own], 1),
+        mean_and_deviation([result.train_seconds for result in own], 1),
+        mean_and_deviation(
+            [statistics.median(result.of_ranks("median_step_s")) for result in own], 2
+        ),
+        mean_and_deviation([max(result.of_ranks("longest_step_s")) for result in own], 1),
+        mean_and_deviation([excess_s(result) for result in own], 1),
         ", ".join(sorted({str(len(result.ranks)) for result in own})),
-        spread([100 * (1 - result.test_accuracy) for result in own], 1),
+        mean_and_deviation([100 * (1 - result.test_accuracy) for result in own], 1),
     )
 
 

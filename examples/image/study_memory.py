@@ -14,7 +14,7 @@ from pathlib import Path
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 
 COMPARED = ("all_reduce", "all", "three_quarters_and_pull")
 BYTES_OF_AN_ELEMENT = 4
@@ -42,9 +42,9 @@ def _line(own: Sequence[Result]) -> tuple[str, ...]:
     more = [(high - low) / model_bytes for high, low in zip(peak, start, strict=True)]
     return (
         SYSTEMS[own[0].settings["system"]].title,
-        spread([value / 2**20 for value in peak], 0),
-        spread([value / 2**20 for value in start], 0),
-        spread(more, 1),
+        mean_and_deviation([value / 2**20 for value in peak], 0),
+        mean_and_deviation([value / 2**20 for value in start], 0),
+        mean_and_deviation(more, 1),
     )
 
 

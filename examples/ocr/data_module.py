@@ -135,7 +135,7 @@ class TextLines(CorpusData[Corpus]):
         texts = [line.text for line in corpus.train]
         return {"alphabet": self.alphabet.characters, "texts": packed(texts)}
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         return {
             "synthetic": f"give corpus_args.{split}_lines",
             "manifest": f'its lines in the manifest have "split": "{split}"',

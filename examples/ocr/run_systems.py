@@ -25,7 +25,7 @@ from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.panel import LinePanel
 from examples.quiet import progress, silence_lightning
-from examples.run_store import carry_out, portable
+from examples.run_store import portable, run_job
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
 System = Literal["adam", "sync_adam", "corrected", "average"]
@@ -84,7 +84,7 @@ class Settings:
     log_dir: str = "outputs/ocr"
     show: bool = False
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """The settings as they are noted: without the folders of one machine, and without what
         makes no other run.
         """
@@ -105,7 +105,7 @@ class Result:
     """What came out of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
+        settings: of the run, see ``Settings.portable_settings``.
         valid_cer, valid_wer: character and word error rate of the valid split, by best path.
         test_cer, test_wer: of the test split.
         test_cer_lm, test_wer_lm: likewise by beam search, where the settings say ``show``.
@@ -222,7 +222,7 @@ def run(settings: Settings) -> Result:
         **trainer.test(model, data, verbose=False)[0],
     }
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         valid_cer=scores["valid/cer"],
         valid_wer=scores["valid/wer"],
         test_cer=scores["test/cer"],
@@ -256,7 +256,7 @@ def _sent(strategy: object) -> int:
 def main() -> None:
     """Run what the argument says."""
     silence_lightning()
-    carry_out(run, Settings)
+    run_job(run, Settings)
 
 
 if __name__ == "__main__":

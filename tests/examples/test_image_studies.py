@@ -49,7 +49,7 @@ def killed_run(folder: Path, step: int | None) -> Result:
         killed_step=step or 0,
     )
     file = folder / "results.jsonl"
-    job = {"runs": [settings.anywhere()], "results": str(file)}
+    job = {"runs": [settings.portable_settings()], "results": str(file)}
     run_apart("examples.image.run_systems", json.dumps(job), ranks=4)
     (line,) = file.read_text().splitlines()
     return Result(**json.loads(line))

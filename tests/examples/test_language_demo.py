@@ -26,7 +26,7 @@ def outcome(
 ) -> Result:
     bits = (5.0, 4.0, 3.1)
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         curve=[
             {"step": 100 * number, "across_bytes": sent * 10**6, "bits_per_byte": value}
             for number, (sent, value) in enumerate(zip(across_mb, bits, strict=True), start=1)
@@ -68,7 +68,7 @@ def test_demo_prints_table_and_sentences_and_draws_the_curves(
         with Path(job["results"]).open("a") as file:
             for each in job["runs"]:
                 given = BMUF_ADAM if each["system"] == "bmuf_adam" else DDP
-                result = replace(given, settings=Settings(**each).anywhere())
+                result = replace(given, settings=Settings(**each).portable_settings())
                 file.write(json.dumps(asdict(result)) + "\n")
 
     monkeypatch.setattr(run_store, "run_module", fake_runs)

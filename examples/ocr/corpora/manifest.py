@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from examples.file_source import FileSource, beside
+from examples.file_source import FileSource, default_source
 from examples.ocr.corpora.files import Selection, read_corpus
 from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
@@ -49,7 +49,7 @@ def build_manifest_corpus(
     )
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     files, problems = read_manifest(manifest)
-    source = FileSource(images or beside(manifest, (file.key for file in files)), "images")
+    source = FileSource(images or default_source(manifest, (file.key for file in files)), "images")
     return read_corpus(
         manifest.resolve().parent.name,
         files,
