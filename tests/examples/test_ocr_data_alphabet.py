@@ -33,7 +33,7 @@ def test_foreign_characters_are_named() -> None:
 
 
 def test_wrong_numbers_are_named() -> None:
-    with pytest.raises(ValueError, match=r"numbers must be from 0 to 2, got \[-1, 3\]"):
+    with pytest.raises(ValueError, match=r"indices must be from 0 to 2, got \[-1, 3\]"):
         Alphabet("ab").decode([1, 3, -1])
 
 
