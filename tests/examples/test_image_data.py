@@ -20,7 +20,7 @@ from examples.image.batching import ImageDataset, ImageSampler, mean_and_deviati
 from examples.image.corpora.cifar10 import build_cifar10_corpus
 from examples.image.corpora.digits import build_digits_corpus
 from examples.image.corpora.mnist import build_mnist_corpus, read_idx
-from examples.image.corpus import Corpus, Split, take_out
+from examples.image.corpus import Corpus, Split, random_split
 from examples.image.data_module import Images
 
 
@@ -243,8 +243,8 @@ def test_splits_that_do_not_fit_are_refused() -> None:
         Corpus(name="x", num_classes=4, train=split, valid=split, test=split)
     with pytest.raises(ValueError, match="one size"):
         Corpus(name="x", num_classes=10, train=split, valid=split_of(3, size=5), test=split)
-    with pytest.raises(ValueError, match="from 1 to 5 may go, got 6"):
-        take_out(split, 6, seed=0)
+    with pytest.raises(ValueError, match="after 1 to 5 images, got 6"):
+        random_split(split, 6, seed=0)
     with pytest.raises(ValueError, match="at least one split"):
         Corpus(name="x", num_classes=10)
 
