@@ -15,7 +15,7 @@ from examples.image.corpus import Split
 from examples.rank_batches import StepSampler
 
 
-class Draw(NamedTuple):
+class BatchIndex(NamedTuple):
     """Images of a batch, as an index of a dataset.
 
     Attributes:
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-class ImageSampler(StepSampler[Draw]):
+class ImageSampler(StepSampler[BatchIndex]):
     """Yields the batches of one rank.
 
     The images are divided into batches of at most ``batch_images`` images. The number of batches is
@@ -88,8 +88,8 @@ class ImageSampler(StepSampler[Draw]):
         order = np.arange(images) if generator is None else generator.permutation(images)
         return [part.tolist() for part in np.array_split(order, self._steps * self.world_size)]
 
-    def _item(self, batch: list[int]) -> Draw:
-        return Draw(self.epoch, tuple(batch))
+    def _item(self, batch: list[int]) -> BatchIndex:
+        return BatchIndex(self.epoch, tuple(batch))
 
 
 class ImageDataset(Dataset[Batch]):
@@ -122,13 +122,13 @@ class ImageDataset(Dataset[Batch]):
         """Number of images of the split."""
         return len(self._split)
 
-    def __getitem__(self, draw: Draw) -> Batch:
-        """Return the batch of the images at ``draw.positions``."""
-        positions = torch.tensor(draw.positions)
+    def __getitem__(self, index: BatchIndex) -> Batch:
+        """Return the batch of the images at ``index.positions``."""
+        positions = torch.tensor(index.positions)
         images = self._split.images[positions]
         if self._augmentation is not None:
             # Different in each batch, because an image is in only one batch of an epoch.
-            key = [self._seed, draw.epoch, draw.positions[0]]
+            key = [self._seed, index.epoch, index.positions[0]]
             images = self._augmentation(images, np.random.default_rng(key))
         values = (images.float() / 255 - self._mean) / self._deviation
         return Batch(values, self._split.labels[positions])

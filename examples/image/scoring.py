@@ -24,7 +24,7 @@ def test_accuracy(model: ResNetClassifier, corpus: Corpus) -> float:
     dataset = ImageDataset(corpus.test, mean=mean, deviation=deviation)
     model.eval()
     correct = 0
-    for draw in ImageSampler(len(dataset), batch_images=100, shuffle=False):
-        batch = dataset[draw]
+    for index in ImageSampler(len(dataset), batch_images=100, shuffle=False):
+        batch = dataset[index]
         correct += int((model(batch.images).argmax(1) == batch.labels).sum())
     return correct / len(dataset)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _BUCKET_WIDTH = 1.2
 
 
-class Draw(NamedTuple):
+class BatchIndex(NamedTuple):
     """Lines of a batch, as an index of a dataset.
 
     Attributes:
@@ -30,7 +30,7 @@ class Draw(NamedTuple):
     positions: tuple[int, ...]
 
 
-class LineBatchSampler(StepSampler[Draw]):
+class LineBatchSampler(StepSampler[BatchIndex]):
     """Yields the batches of one rank.
 
     The lines are sorted by width and divided into batches of at most ``batch_lines`` lines. The
@@ -94,8 +94,8 @@ class LineBatchSampler(StepSampler[Draw]):
             keys = keys + generator.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
         return self._divide(np.argsort(keys, kind="stable").tolist())
 
-    def _item(self, batch: list[int]) -> Draw:
-        return Draw(self.epoch, tuple(batch))
+    def _item(self, batch: list[int]) -> BatchIndex:
+        return BatchIndex(self.epoch, tuple(batch))
 
     def _divide(self, order: list[int]) -> list[list[int]]:
         ends = np.cumsum(self._sizes).tolist()

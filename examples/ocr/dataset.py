@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.batching import Draw
+from examples.ocr.batching import BatchIndex
 from examples.ocr.line import Batch, Line, collate, frames_needed
 
 
@@ -44,18 +44,18 @@ class LineDataset(Dataset[Batch]):
         """Width of each line in pixels, before augmentation."""
         return [line.width for line in self.lines]
 
-    def __getitem__(self, draw: Draw) -> Batch:
-        """Return the batch of the lines at ``draw.positions``."""
-        images = [self.lines[position].image for position in draw.positions]
+    def __getitem__(self, index: BatchIndex) -> Batch:
+        """Return the batch of the lines at ``index.positions``."""
+        images = [self.lines[position].image for position in index.positions]
         if self.augmentation is not None:
             images = [
                 self.augmentation(
                     image,
-                    epoch=draw.epoch,
+                    epoch=index.epoch,
                     position=position,
                     min_width=self._min_widths[position],
                 )
-                for image, position in zip(images, draw.positions, strict=True)
+                for image, position in zip(images, index.positions, strict=True)
             ]
-        targets = [self.targets[position] for position in draw.positions]
-        return collate(images, targets, draw.positions)
+        targets = [self.targets[position] for position in index.positions]
+        return collate(images, targets, index.positions)

@@ -56,9 +56,9 @@ def as_grey(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.float64)
         return Image.fromarray((values / 257).clip(0, 255).round().astype(np.uint8))
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
-        written = image.convert("RGBA")
+        rgba = image.convert("RGBA")
         paper = Image.new("RGBA", image.size, (PAPER, PAPER, PAPER, 255))
-        return Image.alpha_composite(paper, written).convert("L")
+        return Image.alpha_composite(paper, rgba).convert("L")
     return image.convert("L")
 
 

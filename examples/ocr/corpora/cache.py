@@ -38,7 +38,7 @@ class LoadedLines:
 
 def cached_lines(
     name: str,
-    made_from: Mapping[str, Any],
+    dependencies: Mapping[str, Any],
     cache_dir: str | Path | None,
     make: Callable[[], LoadedLines],
 ) -> LoadedLines:
@@ -46,8 +46,8 @@ def cached_lines(
 
     See :func:`~examples.array_cache.cached_arrays` for the arguments.
     """
-    made_from = {**made_from, "format": 1}
-    return _unpack(cached_arrays(f"lines-{name}", made_from, cache_dir, lambda: _pack(make())))
+    dependencies = {**dependencies, "format": 1}
+    return _unpack(cached_arrays(f"lines-{name}", dependencies, cache_dir, lambda: _pack(make())))
 
 
 def _pack(loaded: LoadedLines) -> Arrays:

@@ -78,7 +78,7 @@ def read_corpus(
         ValueError: if lines cannot be read and ``on_unreadable`` is ``"error"``, or if there are no
             lines.
     """
-    made_from = {
+    dependencies = {
         "files": list(files),
         "source": source.state(file.key for file in files),
         "selection": asdict(selection),
@@ -87,7 +87,7 @@ def read_corpus(
     def make() -> LoadedLines:
         return _read(files, source, selection)
 
-    loaded = cached_lines(name, made_from, cache_dir, make)
+    loaded = cached_lines(name, dependencies, cache_dir, make)
     report_problems([*problems, *loaded.problems], on_unreadable, f"corpus {name}")
     return loaded.corpus(name)
 

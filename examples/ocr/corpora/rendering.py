@@ -41,20 +41,20 @@ def render(
     )
     image = Image.new("L", size, PAPER)
     ImageDraw.Draw(image).text((int(margins[0]) - left, int(margins[2])), text, font=font, fill=0)
-    return worn(image, generator, wear)
+    return add_wear(image, generator, wear)
 
 
-def worn(image: Image.Image, generator: np.random.Generator, wear: float = 1.0) -> Image.Image:
+def add_wear(image: Image.Image, generator: np.random.Generator, wear: float = 1.0) -> Image.Image:
     """Return an image (mode "L") with random slant, warping, blur, stains and noise."""
     if wear < 0:
         raise ValueError(f"wear must be at least 0, got {wear}")
     if wear == 0:
         return image
-    image = _slanted(image, generator.uniform(-0.12, 0.12) * wear)
-    pixels = _bent(np.asarray(image, dtype=np.float32), generator, wear)
+    image = _slant(image, generator.uniform(-0.12, 0.12) * wear)
+    pixels = _warp(np.asarray(image, dtype=np.float32), generator, wear)
     image = Image.fromarray(pixels.round().astype(np.uint8))
     image = image.filter(ImageFilter.GaussianBlur(generator.uniform(0.2, 1.3) * wear))
-    pixels = _stained(np.asarray(image, dtype=np.float32), generator, wear)
+    pixels = _stain(np.asarray(image, dtype=np.float32), generator, wear)
     pixels += (
         generator.standard_normal(pixels.shape, dtype=np.float32) * generator.uniform(0, 14) * wear
     )
@@ -63,7 +63,7 @@ def worn(image: Image.Image, generator: np.random.Generator, wear: float = 1.0) 
     return Image.fromarray(pixels.clip(0, PAPER).astype(np.uint8))
 
 
-def _slanted(image: Image.Image, slant: float) -> Image.Image:
+def _slant(image: Image.Image, slant: float) -> Image.Image:
     room = round(abs(slant) * image.height) + 1
     return image.transform(
         (image.width + room, image.height),
@@ -74,7 +74,7 @@ def _slanted(image: Image.Image, slant: float) -> Image.Image:
     )
 
 
-def _bent(pixels: np.ndarray, generator: np.random.Generator, wear: float) -> np.ndarray:
+def _warp(pixels: np.ndarray, generator: np.random.Generator, wear: float) -> np.ndarray:
     """Shift columns vertically by the sum of two waves, and rows horizontally by one wave."""
     height, width = pixels.shape
     columns, rows = np.arange(width), np.arange(height)
@@ -99,7 +99,7 @@ def _bent(pixels: np.ndarray, generator: np.random.Generator, wear: float) -> np
     return upper * (1 - below) + lower * below
 
 
-def _stained(pixels: np.ndarray, generator: np.random.Generator, wear: float) -> np.ndarray:
+def _stain(pixels: np.ndarray, generator: np.random.Generator, wear: float) -> np.ndarray:
     """Replace black by a grey, and white by a gradient along the line."""
     ink = generator.uniform(0, 90) * min(wear, 2.0)
     left, right = PAPER - generator.uniform(0, 50, 2) * min(wear, 2.0)

@@ -14,7 +14,7 @@ from PIL import Image
 from examples.ocr.corpora.cache import LoadedLines, cached_lines
 from examples.ocr.corpora.digits import number_text, write_number
 from examples.ocr.corpora.fonts import Typeface, typefaces
-from examples.ocr.corpora.rendering import render, worn
+from examples.ocr.corpora.rendering import add_wear, render
 from examples.ocr.corpora.wording import Wording
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.line import Line
@@ -65,13 +65,13 @@ def build_synthetic_corpus(
         "seed": seed,
     }
     _check(settings)
-    made_from = {
+    dependencies = {
         **settings,
         "version": _VERSION,
         "fonts": matplotlib.__version__,
         "pillow": PIL.__version__,
     }
-    loaded = cached_lines("synthetic", made_from, cache_dir, lambda: _render_lines(settings))
+    loaded = cached_lines("synthetic", dependencies, cache_dir, lambda: _render_lines(settings))
     return loaded.corpus("synthetic")
 
 
@@ -99,7 +99,7 @@ def _render_lines(settings: dict[str, Any]) -> LoadedLines:
             handwritten = bool(generator.random() < settings["handwritten"])
             text = _new_text(generator, handwritten, settings["max_characters"], texts)
             image = (
-                worn(write_number(text, split, generator), generator, settings["wear"])
+                add_wear(write_number(text, split, generator), generator, settings["wear"])
                 if handwritten
                 else _print_text(text, faces, generator, settings["wear"])
             )

@@ -50,7 +50,7 @@ SENTENCES = (
     "{count} {nouns} at ${price} each: ${price} ({percent}% off).",
     "No. {count}: {noun} & {noun}, {count} {nouns}, ${price}",
 )
-CURIOSITIES = (
+RARE_SENTENCES = (
     "Write to {lower}@{noun}.{domain} (#{count}).",
     "{count} + {count} = {count}; {count} * {day} > {day}/{day}",
     "[{day}] see {noun}_{noun}.txt or C:\\{noun}\\{noun}",
@@ -65,27 +65,27 @@ class Wording:
     Args:
         generator: random generator. The texts depend only on it and the other arguments.
         max_characters: maximum number of characters of a line, at least 16.
-        curious: fraction of lines with rare characters of the keyboard.
+        rare_fraction: fraction of lines with rare characters of the keyboard.
 
     Raises:
         ValueError: if a number is out of range.
     """
 
     def __init__(
-        self, generator: np.random.Generator, max_characters: int = 32, curious: float = 0.1
+        self, generator: np.random.Generator, max_characters: int = 32, rare_fraction: float = 0.1
     ) -> None:
         if max_characters < 16:
             raise ValueError(f"max_characters must be at least 16, got {max_characters}")
-        if not 0 <= curious <= 1:
-            raise ValueError(f"curious must be from 0 to 1, got {curious}")
+        if not 0 <= rare_fraction <= 1:
+            raise ValueError(f"rare_fraction must be from 0 to 1, got {rare_fraction}")
         self.generator = generator
         self.max_characters = max_characters
-        self.curious = curious
+        self.rare_fraction = rare_fraction
 
     def line(self) -> str:
         """Return a line of whole words that may begin within a sentence, as on a page."""
-        if self.generator.random() < self.curious:
-            words = self._sentence(CURIOSITIES).split()
+        if self.generator.random() < self.rare_fraction:
+            words = self._sentence(RARE_SENTENCES).split()
             return self._join(words[self._integer(0, len(words)) :])
         words = f"{self._sentence(SENTENCES)} {self._sentence(SENTENCES)}".split()
         line = self._join(words[self._integer(0, len(words) // 2) :])
