@@ -144,7 +144,7 @@ class ValidLosses(Callback):
         self.losses.append(float(trainer.callback_metrics["valid/loss"]))
 
 
-class TestLines(Callback):
+class LineCollector(Callback):
     """Collects the references and hypotheses of the first lines of test."""
 
     def __init__(self, *, maximum: int) -> None:
@@ -197,7 +197,7 @@ def run(settings: Settings) -> Result:
         unalignable="skip",
         **settings.model_args,
     )
-    losses, test_lines = ValidLosses(), TestLines(maximum=8 if settings.show else 0)
+    losses, test_lines = ValidLosses(), LineCollector(maximum=8 if settings.show else 0)
     workers = settings.ranks * settings.virtual_workers
     steps_per_epoch = len(data.train) // (settings.batch_lines * workers)
     version = f"{settings.workers}_workers_beta_{settings.beta1:g}_seed_{settings.seed}"
