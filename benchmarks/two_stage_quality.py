@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import DNNAcousticModel
 from examples.quiet import silence_lightning
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 from examples.torchrun import run_module
 from lightning_hier import TwoStageASGDStrategy
 
@@ -154,7 +154,7 @@ def study(job: Job) -> Iterator[tuple[str, ...]]:
         runs = [tried[best], *(errors(system, best, seed, job) for seed in range(1, job.seeds))]
         cells = [[own[split] for own in runs] for split in ("test", "valid")]
         others = ", ".join(f"{rate:g}: {own['valid']:.1f}" for rate, own in tried.items())
-        yield (system, f"{best:g}", *(spread(values) for values in cells), others)
+        yield (system, f"{best:g}", *(mean_and_deviation(values) for values in cells), others)
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
 
     def _missing(self, split: str) -> ValueError:
         """What to raise for a split that is not there."""
-        message = f"the corpus has no {split} split; {self._how_to_give(split)}"
+        message = f"the corpus has no {split} split; {self._split_hint(split)}"
         if split == "train" and not self.is_fitting:
             message += "; or give the checkpoint of a trained model (--ckpt_path)"
         return ValueError(message)
@@ -128,7 +128,7 @@ class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
         """What was computed from the train split, as tensors, numbers and texts."""
 
     @abstractmethod
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         """The arguments or files by which a user gives this split."""
 
 

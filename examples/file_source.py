@@ -55,7 +55,7 @@ class FileSource:
         ]
 
 
-def beside(listing: Path, names: Iterable[str]) -> Path:
+def default_source(listing: Path, names: Iterable[str]) -> Path:
     """Folder of the listing, or the only zip in it where it holds no file of these names."""
     archives = sorted(listing.parent.glob("*.zip"))
     if len(archives) == 1 and not any((listing.parent / name).exists() for name in names):

@@ -22,7 +22,7 @@ class Run(Protocol):
     def ranks(self) -> int:
         """Processes that the run takes."""
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """The settings as they are noted: without the folders of one machine."""
 
 
@@ -31,7 +31,7 @@ class Outcome(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the run, see ``Run.anywhere``."""
+        """Of the run, see ``Run.portable_settings``."""
 
 
 SettingsType = TypeVar("SettingsType", bound=Run)
@@ -97,7 +97,7 @@ class RunStore(Generic[SettingsType, ResultType]):
                 yield self._result(**json.loads(line))
 
 
-def carry_out(
+def run_job(
     run: Callable[[SettingsType], ResultType], settings: Callable[..., SettingsType]
 ) -> None:
     """Do what the argument of a module says that a ``RunStore`` starts. Every rank must call it.
@@ -122,4 +122,4 @@ def portable(corpus_args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key(settings: Run) -> str:
-    return json.dumps(settings.anywhere(), sort_keys=True)
+    return json.dumps(settings.portable_settings(), sort_keys=True)

@@ -22,7 +22,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     """Mean and standard deviation; of one value the value."""
     around = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{around}"

@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.elastic.measures import Measures
 from benchmarks.reliability.records import versions
-from examples.tables import markdown, percent, spread
+from examples.tables import markdown, mean_and_deviation, percent
 
 # Share of the synchronisations of the run without kills that the storm should reach.
 GOAL = 0.95
@@ -54,7 +54,7 @@ def losses(runs: Mapping[str, Measures], seeds: Sequence[Measures]) -> str:
     of_runs = ", ".join(f"{own.loss:.5f} ({name})" for name, own in runs.items())
     return (
         f"Loss on validation data at the end: {of_runs}; {len(found)} seeds without kills: "
-        f"{spread(found, 5)}, from {min(found):.5f} to {max(found):.5f}."
+        f"{mean_and_deviation(found, 5)}, from {min(found):.5f} to {max(found):.5f}."
     )
 
 

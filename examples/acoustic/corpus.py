@@ -187,7 +187,7 @@ class CorpusDataModule(CorpusData[Corpus]):
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         return corpus.fitted.state_dict()
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         return "what builds the corpus must give it"
 
     def prepare_data(self) -> None:

@@ -90,7 +90,7 @@ class AcousticDataModule(CorpusDataModule):
             return corpus
         return aligned_corpus(corpus, cache_dir=self._cache_dir, only_cached=not self.is_fitting)
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         in_manifest = f'its utterances in the manifest have "split": "{split}"'
         return {
             "synthetic": f"give corpus_args.{split}_fraction",

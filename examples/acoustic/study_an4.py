@@ -24,7 +24,7 @@ from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.systems import ALL, SYSTEMS
 from examples.run_store import portable
-from examples.tables import markdown, megabytes, spread
+from examples.tables import markdown, mean_and_deviation, megabytes
 
 # What `--search` has found, for 16 epochs.
 RATES = {
@@ -65,7 +65,7 @@ class Study:
         if key not in self._done:
             print(f"\n{settings.system}, {settings.learning_rate=}, {settings.seed=}", flush=True)
             result = launch(settings)
-            result = replace(result, settings=_anywhere(result.settings))
+            result = replace(result, settings=_portable(result.settings))
             with self._file.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
             self._done[key] = result
@@ -93,14 +93,14 @@ class Study:
                 yield Result(**json.loads(line))
 
 
-def _anywhere(settings: dict[str, Any]) -> dict[str, Any]:
+def _portable(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without the folders of one machine."""
     corpus_args = portable(settings["corpus_args"])
     return {**settings, "corpus_args": corpus_args, "log_dir": "", "result": ""}
 
 
 def _key(settings: dict[str, Any]) -> str:
-    return json.dumps(_anywhere(settings), sort_keys=True)
+    return json.dumps(_portable(settings), sort_keys=True)
 
 
 def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
@@ -110,8 +110,8 @@ def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
     return (
         ALL[system].title,
         f"{rate:g}",
-        spread([100 * result.frame_error_rate for result in results]),
-        spread([100 * result.word_error_rate for result in results]),
+        mean_and_deviation([100 * result.frame_error_rate for result in results]),
+        mean_and_deviation([100 * result.word_error_rate for result in results]),
         str(results[0].steps),
         "-" if single else megabytes(results[0].group_bytes),
         megabytes(results[0].across_bytes) if across else "-",

@@ -1,4 +1,4 @@
-"""A picture of accuracy over wall time, a line for each system."""
+"""A plot of accuracy over wall time."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from pathlib import Path
 
 Curve = Sequence[tuple[float, float]]
 
-# Distinct for the colour-blind too; the lines also differ in their marks.
+# A palette for readers with colour vision deficiency. Different markers help to tell curves apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-_MARKS = ("o", "s", "^", "D", "v")
+_MARKERS = ("o", "s", "^", "D", "v")
 
 
 def plot_accuracy(
     curves: Mapping[str, Curve], file: Path, *, title: str, level: float | None = None
 ) -> None:
-    """Draw (seconds, accuracy) of each system into a PNG file; its folder is made.
+    """Plot the accuracy of each system over time, and write it to a PNG file.
 
     Args:
-        curves: by the names in the legend, at most five.
-        file: of the picture.
-        title: above it.
-        level: accuracy that is marked by a line, from 0 to 1.
+        curves: points (seconds, accuracy) by name in the legend, for at most five systems.
+        file: PNG file. Its directory is created if it does not exist.
+        title: title of the plot.
+        level: accuracy from 0 to 1 that is marked by a horizontal line, or None.
     """
     import matplotlib
 
-    matplotlib.use("Agg")  # there may be no display
+    matplotlib.use("Agg")  # does not require a display
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (name, curve), colour, mark in zip(curves.items(), _COLOURS, _MARKS, strict=False):
+    for (name, curve), colour, marker in zip(curves.items(), _COLOURS, _MARKERS, strict=False):
         seconds = [point[0] for point in curve]
         percent = [100 * point[1] for point in curve]
-        axes.plot(seconds, percent, color=colour, marker=mark, markersize=4, label=name)
+        axes.plot(seconds, percent, color=colour, marker=marker, markersize=4, label=name)
     if level is not None:
         axes.axhline(100 * level, color="0.4", linewidth=1, linestyle="--", zorder=0)
     axes.set(xlabel="wall time, s", ylabel="accuracy of the valid split, %", title=title)

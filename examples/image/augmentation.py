@@ -1,4 +1,4 @@
-"""Shifted and mirrored images, as is usual for CIFAR-10."""
+"""Random shift and horizontal flip of images, as is usual for CIFAR-10."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Moves each image by a few pixels and mirrors every other one.
+    """Shifts images by a few pixels, and flips half of them horizontally.
 
     Attributes:
-        shift: most pixels in each direction; what comes in from outside is 0.
-        mirror: swap left and right, with probability 1/2.
+        shift: maximum shift in each direction in pixels. Pixels from outside the image are 0.
+        mirror: flip images horizontally with probability 1/2.
 
     Raises:
         ValueError: if ``shift`` is negative.
@@ -30,18 +30,18 @@ class Augmentation:
         if self.shift < 0:
             raise ValueError(f"shift must be at least 0 pixels, got {self.shift}")
 
-    def __call__(self, images: Tensor, draw: np.random.Generator) -> Tensor:
-        """Change images (N, C, H, W) at random; they are not changed in place."""
+    def __call__(self, images: Tensor, generator: np.random.Generator) -> Tensor:
+        """Return shifted and flipped images (N, C, H, W). The input does not change."""
         count, _, height, width = images.shape
         if self.shift:
-            rows, columns = draw.integers(0, 2 * self.shift + 1, (2, count))
+            rows, columns = generator.integers(0, 2 * self.shift + 1, (2, count))
             padded = functional.pad(images, [self.shift] * 4)
-            cut = [
+            shifted = [
                 image[:, row : row + height, column : column + width]
                 for image, row, column in zip(padded, rows, columns, strict=True)
             ]
-            images = torch.stack(cut)
+            images = torch.stack(shifted)
         if self.mirror:
-            swapped = torch.from_numpy(draw.random(count) < 0.5)
-            images = torch.where(swapped[:, None, None, None], images.flip(-1), images)
+            flipped = torch.from_numpy(generator.random(count) < 0.5)
+            images = torch.where(flipped[:, None, None, None], images.flip(-1), images)
         return images

@@ -1,4 +1,4 @@
-"""Batches of images, equally many on each rank."""
+"""Batches of images, with the same number of batches on each rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from examples.image.corpus import Split
 from examples.rank_batches import StepSampler
 
 
-class Draw(NamedTuple):
-    """What a data set needs to know to make a batch.
+class BatchIndex(NamedTuple):
+    """Images of a batch, as an index of a dataset.
 
     Attributes:
-        epoch: that the batch is of; the augmentation is drawn for it.
-        positions: of the images.
+        epoch: index of the epoch, which determines the augmentation.
+        positions: positions of the images in the split.
     """
 
     epoch: int
@@ -39,22 +39,23 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-class ImageSampler(StepSampler[Draw]):
-    """Yields the images of each batch of one rank.
+class ImageSampler(StepSampler[BatchIndex]):
+    """Yields the batches of one rank.
 
-    The images are cut into the smallest multiple of the world size of batches that have at most
-    ``batch_images`` images. Sizes differ by at most one; no image is left out or given twice.
+    The images are divided into batches of at most ``batch_images`` images. The number of batches is
+    the smallest possible multiple of the world size, and their sizes differ by at most one. Every
+    image is used once.
 
     Args:
-        images: of the split.
-        batch_images: most images in a batch of one rank.
-        rank: this rank.
-        world_size: ranks among which the batches are shared.
-        shuffle: draw anew each epoch, or keep the order of the split.
-        seed: of the draws; the same on all ranks.
+        images: number of images of the split.
+        batch_images: maximum number of images in a batch of one rank.
+        rank: rank of the batches.
+        world_size: number of ranks.
+        shuffle: whether to shuffle in each epoch. Otherwise, the order is that of the split.
+        seed: seed of the random generators, equal on all ranks.
 
     Raises:
-        ValueError: a number is out of range, or there are fewer images than batches.
+        ValueError: if a number is out of range, or there are fewer images than batches.
     """
 
     def __init__(
@@ -79,26 +80,27 @@ class ImageSampler(StepSampler[Draw]):
             )
 
     def __len__(self) -> int:
-        """Batches of each rank in an epoch."""
+        """Number of batches of each rank in an epoch."""
         return self._steps
 
-    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
-        order = np.arange(self._images) if draw is None else draw.permutation(self._images)
+    def _batches(self, generator: np.random.Generator | None) -> list[list[int]]:
+        images = self._images
+        order = np.arange(images) if generator is None else generator.permutation(images)
         return [part.tolist() for part in np.array_split(order, self._steps * self.world_size)]
 
-    def _item(self, batch: list[int]) -> Draw:
-        return Draw(self.epoch, tuple(batch))
+    def _item(self, batch: list[int]) -> BatchIndex:
+        return BatchIndex(self.epoch, tuple(batch))
 
 
 class ImageDataset(Dataset[Batch]):
-    """Images of a split, indexed by the draws of an ``ImageSampler``.
+    """Images of a split, indexed by the items of an ``ImageSampler``.
 
     Args:
-        split: of a corpus.
-        mean: (C,) of the train split's values, from 0 to 1.
-        deviation: (C,), likewise.
-        augmentation: what training does to the images, or None.
-        seed: of the augmentation.
+        split: the split.
+        mean: (C,) mean of the train split, for values from 0 to 1.
+        deviation: (C,) standard deviation of the train split.
+        augmentation: random shift and flip of the images, or None.
+        seed: seed of the augmentation.
     """
 
     def __init__(
@@ -117,26 +119,26 @@ class ImageDataset(Dataset[Batch]):
         self._seed = seed
 
     def __len__(self) -> int:
-        """Images of the split."""
+        """Number of images of the split."""
         return len(self._split)
 
-    def __getitem__(self, draw: Draw) -> Batch:
-        """Batch of the images at the drawn positions."""
-        positions = torch.tensor(draw.positions)
+    def __getitem__(self, index: BatchIndex) -> Batch:
+        """Return the batch of the images at ``index.positions``."""
+        positions = torch.tensor(index.positions)
         images = self._split.images[positions]
         if self._augmentation is not None:
-            # An image is in one batch of an epoch, so its position tells batches apart.
-            key = [self._seed, draw.epoch, draw.positions[0]]
+            # Different in each batch, because an image is in only one batch of an epoch.
+            key = [self._seed, index.epoch, index.positions[0]]
             images = self._augmentation(images, np.random.default_rng(key))
         values = (images.float() / 255 - self._mean) / self._deviation
         return Batch(values, self._split.labels[positions])
 
 
 def mean_and_deviation(split: Split) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, (C,) float32, for values from 0 to 1."""
-    # In float64, channel by channel: squares of 50,000 coloured images would fill memory.
+    """Return the mean and standard deviation of each channel (C,) float32, for values 0 to 1."""
+    # One channel at a time, because 50,000 colour images in float64 need much memory.
     channels = [channel.double() / 255 for channel in split.images.unbind(1)]
     mean = torch.stack([channel.mean() for channel in channels])
     deviation = torch.stack([channel.std(correction=0) for channel in channels])
-    # A channel that is the same everywhere stays 0.
+    # The minimum avoids a division by 0 for constant channels.
     return mean.float(), deviation.clamp(min=1e-6).float()

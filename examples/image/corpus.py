@@ -1,4 +1,4 @@
-"""Labelled images in up to three splits."""
+"""A corpus of labelled images."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Split:
         labels: (N,) int64, from 0.
 
     Raises:
-        ValueError: no images, other shapes or other dtypes.
+        ValueError: if there are no images, or a shape or dtype is wrong.
     """
 
     images: Tensor
     labels: Tensor
 
     def __post_init__(self) -> None:
-        """Check what batches rely on."""
+        """Check the shapes and dtypes."""
         if self.images.dim() != 4 or self.images.dtype != torch.uint8:
             raise ValueError(
                 f"images must be (N, C, H, W) uint8, got {tuple(self.images.shape)} "
@@ -40,7 +40,7 @@ class Split:
             raise ValueError("a split needs at least one image, got none")
 
     def __len__(self) -> int:
-        """Images of the split."""
+        """Number of images of the split."""
         return len(self.images)
 
 
@@ -49,12 +49,12 @@ class Corpus:
     """Labelled images in up to three splits.
 
     Attributes:
-        name: of the corpus.
-        num_classes: labels are smaller than it.
-        train, valid, test: images of one size; None where there are none.
+        name: name of the corpus.
+        num_classes: number of classes.
+        train, valid, test: splits with images of one size. None: no such split.
 
     Raises:
-        ValueError: there is no split, sizes differ, or a label is out of range.
+        ValueError: if there is no split, sizes differ, or a label is out of range.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Corpus:
     test: Split | None = None
 
     def __post_init__(self) -> None:
-        """Check what the model relies on."""
+        """Check the splits."""
         splits = self.splits
         if not splits:
             raise ValueError(f"corpus {self.name} must have at least one split, got none")
@@ -81,26 +81,29 @@ class Corpus:
 
     @property
     def splits(self) -> list[Split]:
-        """Those that there are."""
+        """The splits that exist."""
         return [split for split in (self.train, self.valid, self.test) if split is not None]
 
     @property
     def channels(self) -> int:
-        """1 for grey images, 3 for coloured ones."""
+        """Number of channels: 1 for grey images, 3 for colour images."""
         return int(self.splits[0].images.shape[1])
 
 
-def take_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
-    """Divide a split at random into ``count`` images and the rest: the former, then the latter.
+def random_split(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:
+    """Return a random split of ``count`` images, and a split of the other images.
 
     Raises:
-        ValueError: one of the two would be empty.
+        ValueError: if one of the two would be empty.
     """
     if not 0 < count < len(split):
-        raise ValueError(f"of {len(split)} images from 1 to {len(split) - 1} may go, got {count}")
+        raise ValueError(
+            f"a split of {len(split)} images can be divided after 1 to {len(split) - 1} images, "
+            f"got {count}"
+        )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(split)))
-    taken, rest = order[:count], order[count:]
+    first, second = order[:count], order[count:]
     return (
-        Split(split.images[taken], split.labels[taken]),
-        Split(split.images[rest], split.labels[rest]),
+        Split(split.images[first], split.labels[first]),
+        Split(split.images[second], split.labels[second]),
     )

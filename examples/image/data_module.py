@@ -1,4 +1,4 @@
-"""The DataModule of the image example, set up by names and numbers as in a YAML file."""
+"""The DataModule of the image example, configured from a YAML file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
     "cifar10": build_cifar10_corpus,
 }
 
-# Files of a split; the valid split is part of the published train images.
+# Files of the train and valid splits, and of the test split, for messages.
 _FILES = {
     "mnist": ("train-images-idx3-ubyte and train-labels-idx1-ubyte", "t10k-images-idx3-ubyte and "
               "t10k-labels-idx1-ubyte"),
@@ -33,28 +33,29 @@ _FILES = {
 
 
 class Images(CorpusData[Corpus]):
-    """Labelled images from one of three sources, normalised.
+    """Normalised labelled images from one of three sources.
 
-    Mean and deviation are those of the train split, or of the checkpoint that is evaluated: then
-    the corpus needs no other split than the one that is evaluated.
+    Images are normalised by the mean and standard deviation of the train split. Every checkpoint
+    contains them. Evaluation of a checkpoint therefore requires only the evaluated split.
 
-    Every rank has the same number of batches (``ImageSampler``; pass
-    ``use_distributed_sampler=False`` to the Trainer to say so).
+    Every rank has the same number of batches, which an ``ImageSampler`` creates. Set
+    ``use_distributed_sampler=False`` in the Trainer, because the data module already distributes
+    the batches.
 
     Args:
         corpus: ``"digits"``, ``"mnist"`` or ``"cifar10"``.
         corpus_args: arguments of ``build_digits_corpus``, ``build_mnist_corpus`` or
             ``build_cifar10_corpus``.
-        batch_images: most images in a batch of one rank.
-        shift: move each train image by up to so many pixels in each direction.
-        mirror: swap left and right of every other train image.
-        seed: of the order of the batches and of the augmentation; the splits have a seed of their
-            own in ``corpus_args``.
-        num_workers: processes that load batches.
+        batch_images: maximum number of images in a batch of one rank.
+        shift: maximum random shift of training images in each direction, in pixels.
+        mirror: flip training images horizontally with probability 1/2.
+        seed: seed of the order of the batches and of the augmentation. The seed of the splits is
+            an argument of the corpus.
+        num_workers: number of processes that load batches.
 
     Raises:
-        ValueError: if the corpus is unknown, its arguments do not fit (it lists those that do), or
-            a number is out of range.
+        ValueError: if the corpus is unknown, its arguments are wrong, or a number is out of range.
+            The message lists the valid arguments.
     """
 
     def __init__(
@@ -92,20 +93,20 @@ class Images(CorpusData[Corpus]):
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         return {"mean": self._mean, "deviation": self._deviation}
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         train, test = _FILES.get(self._name, ("", ""))
         return f"its files are {test if split == 'test' else train}"
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in another order each epoch."""
+        """Return the batches of this rank, in a different order in each epoch."""
         return self._loader(self.split("train"), self.augmentation, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(self.split("valid"))
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(self.split("test"))
 
     def _loader(

@@ -1,4 +1,4 @@
-"""Start a module on ranks of which one may die without the others."""
+"""A launcher whose ranks continue if one of them fails."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from examples.loopback import ADDRESS, loopback_interface, loopback_store
 
 
 def run_apart(module: str, arguments: str, *, ranks: int) -> None:
-    """Run ``python -m module arguments`` on every rank and wait, whatever becomes of the others.
+    """Run ``python -m module arguments`` on every rank, and wait for all of them.
 
-    torchrun, like Lightning's own launcher, ends all ranks of a host when one dies. Here each rank
-    is as alone as on a host of its own; its environment is the one that torchrun would make, and
-    the store at which the ranks meet lives in this process, so that it outlives every rank.
+    If a rank fails, torchrun and Lightning's launcher end all other ranks of the host. Here, the
+    other ranks continue, as on separate hosts. The environment variables are those of torchrun. The
+    rendezvous store is in this process, so that it does not depend on any rank.
 
     Args:
-        module: its dotted name.
-        arguments: one string, the same for all ranks.
-        ranks: processes.
+        module: name of the module.
+        arguments: command-line argument of the module, equal on all ranks.
+        ranks: number of processes.
 
     Raises:
-        RuntimeError: no rank ended well; their output has been shown.
+        RuntimeError: if no rank exits with status 0. The ranks print their errors.
     """
     store = loopback_store()
     shared = {

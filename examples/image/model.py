@@ -1,4 +1,4 @@
-"""Residual networks that classify images, trained by SGD with momentum as in psp_sgd 4.2."""
+"""Residual networks for image classification, trained by SGD with momentum as in psp_sgd 4.2."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from examples.sized_by_data import SizedByData
 
 
 class ResNetClassifier(SizedByData):
-    """A residual network with cross entropy, accuracy, and SGD whose rate falls in steps.
+    """A residual network with cross entropy loss, trained by SGD with a stepwise decay.
 
-    Logged: ``train/loss`` of this rank's batch; ``valid/loss``, ``valid/accuracy``, ``test/loss``
-    and ``test/accuracy`` over all images of all ranks.
+    Logged values: ``train/loss`` of the batch of this rank; ``valid/loss``, ``valid/accuracy``,
+    ``test/loss`` and ``test/accuracy`` over all images of all ranks.
 
-    The defaults of the optimizer are those of psp_sgd 4.2, but for the learning rate. There it is
-    0.02 * d * n / 128 for d gradients of mini-batches of n images: under linear scaling give
-    0.02 * n / 128, since the strategy multiplies by d.
+    The defaults of the optimizer are those of psp_sgd 4.2, except for the learning rate. In the
+    paper, it is 0.02 * d * n / 128 for d gradients of mini-batches of n images. With linear
+    scaling, set 0.02 * n / 128, because the strategy multiplies it by d.
 
     Args:
-        num_classes: C; None takes it from the data.
-        image_channels: 1 for grey images, 3 for coloured ones; None takes it from the data.
-        network: ``"resnet50"``, torchvision's, or ``"small"``.
-        channels: of each stage of the small one; each but the first halves height and width.
-        blocks: residual blocks of a stage of the small one.
-        learning_rate: of SGD.
-        momentum: likewise.
-        weight_decay: likewise.
-        decay_epochs: after these epochs the learning rate is multiplied by ``decay_factor``.
-        decay_factor: see there.
+        num_classes: C, number of classes. None: take it from the data.
+        image_channels: 1 for grey images, 3 for colour images. None: take it from the data.
+        network: ``"resnet50"`` (of torchvision) or ``"small"``.
+        channels: channels of each stage of the small network. All stages except the first halve
+            height and width.
+        blocks: number of residual blocks in each stage of the small network.
+        learning_rate: learning rate of SGD.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD.
+        decay_epochs: epochs after which the learning rate is multiplied by ``decay_factor``.
+        decay_factor: factor of the learning rate.
 
     Raises:
-        ValueError: an unknown network, or numbers that make none.
+        ValueError: if the network is unknown or a number is out of range.
     """
 
     def __init__(
@@ -65,14 +66,16 @@ class ResNetClassifier(SizedByData):
         self.decay_factor = decay_factor
         if network not in ("small", "resnet50"):
             raise ValueError(f"network must be 'small' or 'resnet50', got {network!r}")
-        small: dict[str, Any] = {"channels": channels, "blocks": blocks}
-        self._small = small if network == "small" else None
+        small_args: dict[str, Any] = {"channels": channels, "blocks": blocks}
+        self._small_args = small_args if network == "small" else None
         self.take_sizes(num_classes=num_classes, image_channels=image_channels)
 
     def _build(self, *, num_classes: int, image_channels: int) -> None:
         sizes: dict[str, Any] = {"image_channels": image_channels, "num_classes": num_classes}
         self.network: torch.nn.Module = (
-            resnet50(**sizes) if self._small is None else small_resnet(**self._small, **sizes)
+            resnet50(**sizes)
+            if self._small_args is None
+            else small_resnet(**self._small_args, **sizes)
         )
         metrics: dict[str, torch.nn.Module] = {}
         for split in ("valid", "test"):
@@ -85,27 +88,27 @@ class ResNetClassifier(SizedByData):
         return {"num_classes": corpus.num_classes, "image_channels": corpus.channels}
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, C) of images (B, channels, H, W)."""
+        """Compute the logits (B, C) of images (B, ``image_channels``, H, W)."""
         logits: Tensor = self.network(images)
         return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean cross entropy of the batch."""
         loss = functional.cross_entropy(self(batch.images), batch.labels)
-        # Only this rank's value: a reduction here would make all ranks wait for each other.
+        # Without a reduction over ranks, because all ranks would wait for it in each step.
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch.labels))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss and accuracy."""
-        self._score(batch, "valid")
+        """Log the loss and the accuracy."""
+        self._evaluate(batch, "valid")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss and accuracy."""
-        self._score(batch, "test")
+        """Log the loss and the accuracy."""
+        self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> Any:
-        """SGD with momentum; its rate falls after each of ``decay_epochs``."""
+        """Return SGD, with a learning rate that is reduced after each of ``decay_epochs``."""
         optimizer = torch.optim.SGD(
             self.parameters(),
             lr=self.learning_rate,
@@ -117,7 +120,7 @@ class ResNetClassifier(SizedByData):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule}}
 
-    def _score(self, batch: Batch, split: str) -> None:
+    def _evaluate(self, batch: Batch, split: str) -> None:
         logits, labels = self(batch.images), batch.labels
         losses = functional.cross_entropy(logits, labels, reduction="none")
         for name, values in (("loss", (losses,)), ("accuracy", (logits, labels))):

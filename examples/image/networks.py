@@ -1,4 +1,4 @@
-"""Residual networks: torchvision's ResNet-50 and a small one for small images."""
+"""Residual networks: the ResNet-50 of torchvision, and a small network for small images."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch normalisation beside a shortcut.
+    """Two 3x3 convolutions with batch normalisation, and a shortcut.
+
+    The shortcut is a 1x1 convolution if the shape changes, and the identity otherwise.
 
     Args:
-        inputs: channels that come in.
-        outputs: channels that go out.
-        stride: by which height and width are divided; the shortcut is a 1x1 convolution where the
-            shape changes.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        stride: factor by which height and width are reduced.
     """
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
@@ -24,31 +25,31 @@ class ResidualBlock(nn.Module):
             nn.ReLU(),
             *_normalised(outputs, outputs),
         )
-        same = inputs == outputs and stride == 1
+        same_shape = inputs == outputs and stride == 1
         self.shortcut = (
             nn.Identity()
-            if same
+            if same_shape
             else nn.Sequential(*_normalised(inputs, outputs, kernel=1, stride=stride))
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, inputs, H, W) to (N, outputs, ceil(H / stride), ceil(W / stride))."""
+        """Apply the block. The output is (N, outputs, ceil(H / stride), ceil(W / stride))."""
         return nn.functional.relu(self.convolutions(images) + self.shortcut(images))
 
 
 def small_resnet(
     *, image_channels: int, num_classes: int, channels: Sequence[int], blocks: int
 ) -> nn.Sequential:
-    """A residual network for images of 8 x 8 pixels and more.
+    """Return a residual network for images of at least 8 x 8 pixels.
 
     Args:
-        image_channels: 1 for grey images, 3 for coloured ones.
-        num_classes: outputs.
-        channels: of each stage; each but the first halves height and width.
-        blocks: residual blocks of a stage.
+        image_channels: 1 for grey images, 3 for colour images.
+        num_classes: number of outputs.
+        channels: channels of each stage. All stages except the first halve height and width.
+        blocks: number of residual blocks in each stage.
 
     Raises:
-        ValueError: no stage, no block or no channel.
+        ValueError: if there is no stage, or a stage has no block or no channel.
     """
     if blocks < 1 or not channels or min(channels) < 1:
         raise ValueError(
@@ -67,15 +68,15 @@ def small_resnet(
 
 
 def resnet50(*, image_channels: int, num_classes: int) -> nn.Module:
-    """torchvision's ResNet-50 as it is, with its initial weights drawn.
+    """Return the ResNet-50 of torchvision with random weights.
 
     Raises:
-        ValueError: for grey images.
+        ValueError: if ``image_channels`` is not 3.
     """
-    from torchvision.models import resnet50 as build  # a heavy import, for this network alone
+    from torchvision.models import resnet50 as build  # slow import that only this network needs
 
     if image_channels != 3:
-        raise ValueError(f"resnet50 takes coloured images, got {image_channels} channel(s)")
+        raise ValueError(f"resnet50 requires coloured images, got {image_channels} channel(s)")
     network: nn.Module = build(weights=None, num_classes=num_classes)
     return network
 
@@ -83,6 +84,7 @@ def resnet50(*, image_channels: int, num_classes: int) -> nn.Module:
 def _normalised(
     inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1
 ) -> tuple[nn.Module, nn.Module]:
+    """Return a convolution and its batch normalisation."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution, nn.BatchNorm2d(outputs)

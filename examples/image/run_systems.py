@@ -1,8 +1,8 @@
-"""Train image classifiers with one system after the other and note what came out of each.
+"""Train image classifiers with several systems, and store the results.
 
-Started on every rank, by ``torchrun.py`` or ``lone_ranks.py``. The argument is a JSON object:
-``runs``, a list of settings that all take the same number of ranks, and ``results``, a file to
-which rank 0 appends one line of JSON for each run.
+``torchrun.py`` or ``lone_ranks.py`` starts this module on every rank. The argument is a JSON
+object: ``runs``, a list of settings with the same number of ranks, and ``results``, a file to which
+the first rank appends one line of JSON for each run.
 """
 
 from __future__ import annotations
@@ -25,71 +25,72 @@ from examples.image.model import ResNetClassifier
 from examples.image.runs import RankResult, Result, Settings
 from examples.image.step_clock import StepClock
 from examples.image.step_pause import Pace
-from examples.image.straggler import Casualty, Straggler
+from examples.image.straggler import KillRank, Straggler
 from examples.image.systems import SYSTEMS
 from examples.image.wall_time import AccuracyOverTime
 from examples.quiet import progress, silence_lightning
 
 
 class HasMetrics(Protocol):
-    """The part of this package's strategies that is asked here."""
+    """A strategy of this package."""
 
     def metrics(self) -> dict[str, float]:
-        """Values by name."""
+        """Return values by name."""
 
 
-class Accounts(Callback):
-    """Gathers what all ranks have counted, while those that are there can still be asked.
+class RankResults(Callback):
+    """Gathers the results of all ranks at the end of training.
 
     Args:
-        clock: of this rank.
-        pauses: of this rank.
+        clock: step times of this rank.
+        pauses: delays of this rank.
 
     Attributes:
-        rows: by rank, once training has ended.
+        results: results of the remaining ranks, in the order of ranks, at the end of training.
     """
 
     def __init__(self, clock: StepClock, pauses: tuple[Straggler, Pace]) -> None:
-        self.rows: list[RankResult] = []
+        self.results: list[RankResult] = []
         self._clock = clock
         self._pauses = pauses
         self._start_bytes = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what is resident without training."""
+        """Note the memory before training."""
         self._start_bytes = _peak_bytes()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Gather."""
-        own = torch.tensor(list(asdict(self._own(trainer)).values()), dtype=torch.float64)
-        gathered = trainer.strategy.all_gather(own).reshape(-1, len(own))
+        """Gather the results. All remaining ranks must call it."""
+        values = list(asdict(self._local_result(trainer)).values())
+        row = torch.tensor(values, dtype=torch.float64)
+        rows = trainer.strategy.all_gather(row).reshape(-1, len(row))
         names = [field.name for field in fields(RankResult)]
-        self.rows = [RankResult(**dict(zip(names, row, strict=True))) for row in gathered.tolist()]
+        self.results = [RankResult(**dict(zip(names, row, strict=True))) for row in rows.tolist()]
 
-    def _own(self, trainer: pl.Trainer) -> RankResult:
-        counted = cast(HasMetrics, trainer.strategy).metrics()
+    def _local_result(self, trainer: pl.Trainer) -> RankResult:
+        metrics = cast(HasMetrics, trainer.strategy).metrics()
         return RankResult(
             rank=trainer.global_rank,
             waited_s=self._clock.waited_s,
             median_step_s=self._clock.median_s,
             longest_step_s=self._clock.longest_s,
             slept_s=sum(pause.slept_s for pause in self._pauses),
-            sent_bytes=sum(counted[f"hier/{tier}/payload_bytes"] for tier in ("group", "across")),
-            dropped=counted.get("hier/psp/dropped", 0.0),
-            updates=counted.get("hier/psp/rounds", 0.0),
-            gradients_per_update=counted.get("hier/psp/gradients_per_round", 0.0),
+            sent_bytes=sum(metrics[f"hier/{tier}/payload_bytes"] for tier in ("group", "across")),
+            dropped=metrics.get("hier/psp/dropped", 0.0),
+            updates=metrics.get("hier/psp/rounds", 0.0),
+            gradients_per_update=metrics.get("hier/psp/gradients_per_round", 0.0),
             start_bytes=self._start_bytes,
             peak_bytes=_peak_bytes(),
         )
 
 
 def _peak_bytes() -> int:
-    """Most memory that has been resident; Linux counts it in KiB."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Return the peak resident memory of this process."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB on Linux
 
 
 def run(settings: Settings) -> Result:
-    """Train and score. Every rank must call it."""
+    """Train and evaluate a model. Every rank must call it."""
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_num_threads(1)
     data = Images(
@@ -99,27 +100,27 @@ def run(settings: Settings) -> Result:
         seed=settings.seed,
     )
     model = _model(settings, data)
-    late = Straggler(
+    straggler = Straggler(
         rank=settings.late_rank,
         seconds=settings.late_seconds,
         fraction=settings.late_fraction if settings.late_seconds else 0.0,
         seed=settings.seed,
     )
     pace = Pace(settings.pace_seconds)
-    clock, curve = StepClock([late, pace]), AccuracyOverTime()
-    accounts = Accounts(clock, (late, pace))
-    callbacks: list[Callback] = [clock, pace, late, curve, accounts]
+    clock, curve = StepClock([straggler, pace]), AccuracyOverTime()
+    rank_results = RankResults(clock, (straggler, pace))
+    callbacks: list[Callback] = [clock, pace, straggler, curve, rank_results]
     if settings.killed_rank is not None:
-        callbacks.append(Casualty(rank=settings.killed_rank, step=settings.killed_step))
+        callbacks.append(KillRank(rank=settings.killed_rank, step=settings.killed_step))
     trainer = _trainer(settings, callbacks)
     trainer.fit(model, data)
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         train_seconds=curve.points[-1].seconds,
         test_accuracy=scoring.test_accuracy(model, data.corpus),
         curve=[(point.seconds, point.accuracy) for point in curve.points],
-        ranks=[asdict(row) for row in accounts.rows],
+        ranks=[asdict(result) for result in rank_results.results],
     )
 
 
@@ -150,11 +151,12 @@ def _trainer(settings: Settings, callbacks: list[Callback]) -> pl.Trainer:
 
 
 def main() -> None:
-    """Run what the argument says."""
+    """Run the settings of the command-line argument."""
     silence_lightning()
     job = json.loads(sys.argv[1])
     for settings in job["runs"]:
         result = run(Settings(**settings))
+        # The first remaining rank writes the result, because rank 0 may have been killed.
         if result.ranks[0]["rank"] == int(os.environ.get("RANK", "0")):
             with Path(job["results"]).open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")

@@ -1,4 +1,4 @@
-"""What a run is told, and what comes out of it."""
+"""Settings and results of runs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from examples.run_store import portable
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run.
+    """Settings of a run.
 
     Attributes:
         system: a key of ``SYSTEMS``.
-        corpus: as ``Images`` names it.
-        corpus_args: likewise.
-        model_args: of ``ResNetClassifier``.
-        ranks: processes.
-        late_rank: that is late.
-        late_seconds: for each batch that is late.
-        late_fraction: of the late rank's batches.
-        pace_seconds: that each forward takes at least, see ``Pace``.
-        killed_rank: that is killed, or None.
-        killed_step: before which it is.
-        epochs: passes over the data.
-        decay_epochs: after these the learning rate is multiplied by 0.1.
-        batch_images: in a mini-batch of one rank.
-        learning_rate: for one gradient; a step with d gradients takes d times as much.
-        seed: of the initial model, of the order of batches and of everything that is late.
+        corpus: name of the corpus, see ``Images``.
+        corpus_args: arguments of the corpus, see ``Images``.
+        model_args: arguments of ``ResNetClassifier``.
+        ranks: number of processes.
+        late_rank: rank that is late.
+        late_seconds: delay of each late batch in seconds.
+        late_fraction: fraction of the rank's batches that are late.
+        pace_seconds: minimum duration of a forward pass in seconds, see ``Pace``.
+        killed_rank: rank that is killed, or None.
+        killed_step: step before which it is killed.
+        epochs: number of epochs.
+        decay_epochs: epochs after which the learning rate is multiplied by 0.1.
+        batch_images: number of images in a mini-batch of one rank.
+        learning_rate: learning rate of one gradient. For a step with d gradients, it is multiplied
+            by d.
+        seed: seed of the initial model, the order of batches, and the delays.
     """
 
     system: str
@@ -48,27 +49,27 @@ class Settings:
     learning_rate: float = 0.02
     seed: int = 0
 
-    def anywhere(self) -> dict[str, Any]:
-        """The settings as they are noted: without the folders of one machine."""
+    def portable_settings(self) -> dict[str, Any]:
+        """Return the settings without directories of this machine, which identify the run."""
         return {**asdict(self), "corpus_args": portable(self.corpus_args)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What one rank has counted by the end of training.
+    """Result of one rank at the end of training.
 
     Attributes:
-        rank: that counted.
-        waited_s: seconds of waiting in training steps, see ``StepClock``.
-        median_step_s: seconds of the median training step.
-        longest_step_s: seconds of the longest.
-        slept_s: seconds slept on purpose.
-        sent_bytes: payload.
-        dropped: gradients of its block that came too late for its server.
-        updates: of its block; 0 without servers.
-        gradients_per_update: of its block.
-        start_bytes: most memory that was resident before ``fit``.
-        peak_bytes: most memory that was resident, at the end of training.
+        rank: the rank.
+        waited_s: waiting time in training steps in seconds, see ``StepClock``.
+        median_step_s: median duration of a training step in seconds.
+        longest_step_s: duration of the longest training step in seconds.
+        slept_s: duration of all intentional pauses in seconds.
+        sent_bytes: payload that the rank sent.
+        dropped: number of gradients that its server dropped because they arrived too late.
+        updates: number of updates by its server. 0 without servers.
+        gradients_per_update: mean number of gradients in an update by its server.
+        start_bytes: peak resident memory at the start of training.
+        peak_bytes: peak resident memory at the end of training.
     """
 
     rank: float
@@ -86,15 +87,15 @@ class RankResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
-        parameters: of the model.
-        test_accuracy: of the last model, from 0 to 1.
-        curve: seconds since training began, and accuracy of the valid split, epoch by epoch.
-        train_seconds: from the first batch to the end of the last validation.
-        ranks: a ``RankResult`` of each rank that was there to the end.
+        settings: settings of the run, see ``Settings.portable_settings``.
+        parameters: number of parameters of the model.
+        test_accuracy: test accuracy of the final model, from 0 to 1.
+        curve: seconds since the start of training, and accuracy on the valid split, for each epoch.
+        train_seconds: time from the start of training to the end of the last validation.
+        ranks: fields of the ``RankResult`` of each rank that completed training.
     """
 
     settings: dict[str, Any]
@@ -105,22 +106,22 @@ class Result:
     ranks: list[dict[str, float]]
 
     def of_ranks(self, name: str) -> list[float]:
-        """A field of ``RankResult``, of all ranks."""
+        """Return a field of ``RankResult`` of all ranks."""
         return [rank[name] for rank in self.ranks]
 
     @property
     def dropped_gradients(self) -> float:
-        """That came too late: one that a single server of N has dropped counts 1/N."""
+        """Mean number of gradients that a server dropped because they arrived too late."""
         return sum(self.of_ranks("dropped")) / len(self.ranks)
 
     @property
     def used_share(self) -> float:
-        """Of the ranks' batches: how many went into updates, from 0 to 1."""
+        """Fraction of all batches whose gradients are part of updates, from 0 to 1."""
         used = sum(rank["gradients_per_update"] * rank["updates"] for rank in self.ranks)
         updates = sum(self.of_ranks("updates"))
         return used / updates / self.settings["ranks"] if updates else 1.0
 
     @property
     def sent_bytes(self) -> float:
-        """Payload of all ranks."""
+        """Payload that all ranks sent."""
         return sum(self.of_ranks("sent_bytes"))

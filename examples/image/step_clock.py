@@ -1,4 +1,4 @@
-"""How long a rank's training steps took, and how much of that it waited."""
+"""A callback that measures training steps, and the waiting time in them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from examples.image.step_pause import StepPause
 
 
 class StepClock(Callback):
-    """Measures training steps, in the same way whatever the strategy does.
+    """Measures the duration of training steps and the waiting time in them, for any strategy.
 
-    A rank waits while its main thread neither computes nor sleeps on purpose: for other ranks, for
-    the network, or for a core. What is computed is the thread's own CPU time, so a step that
-    communicates while it computes has only waited for the rest.
+    The waiting time is the time in which the main thread neither computes nor sleeps in one of the
+    ``pauses``. It waits for other ranks, the network, or a core. The computation is the CPU time of
+    the thread. Communication that overlaps with computation is therefore not waiting time.
 
     Args:
-        pauses: whose sleep is no waiting.
+        pauses: callbacks that sleep intentionally.
 
     Attributes:
-        steps_s: seconds of each training step.
+        steps_s: duration of each training step in seconds.
     """
 
     def __init__(self, pauses: Sequence[StepPause] = ()) -> None:
@@ -35,24 +35,24 @@ class StepClock(Callback):
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting in all training steps."""
+        """Waiting time in all training steps, in seconds."""
         slept = sum(pause.slept_s for pause in self._pauses)
         return max(0.0, sum(self.steps_s) - self._computed_s - slept)
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the longest training step."""
+        """Duration of the longest training step in seconds."""
         return max(self.steps_s, default=0.0)
 
     @property
     def median_s(self) -> float:
-        """Seconds of the median training step."""
+        """Median duration of training steps in seconds."""
         return statistics.median(self.steps_s) if self.steps_s else 0.0
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Start both clocks."""
+        """Note the wall time and the CPU time."""
         self._begun = (time.monotonic(), time.thread_time())
 
     def on_train_batch_end(
@@ -63,7 +63,7 @@ class StepClock(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Stop both clocks."""
-        wall, computed = self._begun
+        """Add the duration and the CPU time of the step."""
+        wall, cpu = self._begun
         self.steps_s.append(time.monotonic() - wall)
-        self._computed_s += time.thread_time() - computed
+        self._computed_s += time.thread_time() - cpu

@@ -1,4 +1,4 @@
-"""Gradients that take longer than they would."""
+"""Callbacks that delay the computation of gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 
 class StepPause(Callback, ABC):
-    """Sleeps between forward and backward, as if the rank computed for longer.
+    """Sleeps between the forward and backward pass, as if the computation took longer.
 
-    A batch of which a strategy computes no gradient costs nothing: the pause hangs on the forward
-    of the module, which ``training_step`` must call, and happens once in a batch.
+    The pause is a forward hook of the module, which runs once per batch. ``training_step`` must
+    therefore call the module. A batch whose gradient a strategy does not compute has no pause.
 
     Attributes:
         slept_s: seconds that this rank has slept.
@@ -24,27 +24,33 @@ class StepPause(Callback, ABC):
     def __init__(self) -> None:
         self.slept_s = 0.0
         self._begun_s = 0.0
-        self._here: tuple[int, int] | None = None
+        self._batch: tuple[int, int] | None = None
         self._hook: RemovableHandle | None = None
 
     @abstractmethod
     def pause_s(self, epoch: int, batch: int, computed_s: float) -> float:
-        """How long this rank sleeps, when it has computed for so many seconds."""
+        """Return the seconds that this rank sleeps in a batch.
+
+        Args:
+            epoch: index of the epoch.
+            batch: index of the batch.
+            computed_s: seconds since the start of the batch.
+        """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Hang the pause on the module."""
+        """Register the forward hook."""
         self._hook = pl_module.register_forward_hook(self._after_forward)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take it away."""
+        """Remove the forward hook."""
         if self._hook is not None:
             self._hook.remove()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note which batch comes."""
-        self._here = (trainer.current_epoch, batch_idx)
+        """Note the batch and its start."""
+        self._batch = (trainer.current_epoch, batch_idx)
         self._begun_s = time.monotonic()
 
     def on_train_batch_end(
@@ -55,29 +61,29 @@ class StepPause(Callback, ABC):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Let validation be."""
-        self._here = None
+        """Disable the pause, so that validation does not sleep."""
+        self._batch = None
 
     def _after_forward(self, *_: Any) -> None:
-        if self._here is None:
-            return  # DDP calls the module once around training_step and once inside
-        here, self._here = self._here, None
-        seconds = self.pause_s(*here, time.monotonic() - self._begun_s)
+        if self._batch is None:
+            return  # DDP calls the module twice per batch: around training_step and in it
+        batch, self._batch = self._batch, None
+        seconds = self.pause_s(*batch, time.monotonic() - self._begun_s)
         if seconds > 0.0:
             time.sleep(seconds)
             self.slept_s += seconds
 
 
 class Pace(StepPause):
-    """Makes all forwards of this rank take at least so long, as on a slower device.
+    """Extends all forward passes of this rank to a minimum duration, as on a slower device.
 
-    Many ranks on few cores then take their steps beside each other, as on machines of their own.
+    Many ranks on few cores then compute in parallel, as on separate machines.
 
     Args:
-        seconds: from the start of a batch to its backward.
+        seconds: minimum time from the start of a batch to its backward pass.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: if ``seconds`` is negative.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -87,5 +93,5 @@ class Pace(StepPause):
         self.seconds = seconds
 
     def pause_s(self, epoch: int, batch: int, computed_s: float) -> float:
-        """What is left of the time."""
+        """Return the rest of the minimum duration."""
         return self.seconds - computed_s

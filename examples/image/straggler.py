@@ -1,4 +1,4 @@
-"""A rank that is late on purpose, and one that dies."""
+"""Callbacks that delay or kill a rank."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from examples.image.step_pause import StepPause
 
 
 class Straggler(StepPause):
-    """Makes the gradients of one rank late by a constant.
+    """Delays the gradients of one rank by a constant time.
 
-    Which batches are late is drawn from (``seed``, epoch, batch), so two runs have the same late
-    batches whatever else happens.
+    The late batches depend only on (``seed``, epoch, batch). They are therefore the same in
+    different runs.
 
     Args:
-        rank: that is late.
-        seconds: for each late batch.
-        fraction: of the rank's batches that are late, from 0 to 1.
-        seed: of the draws.
+        rank: rank that is late.
+        seconds: delay of each late batch in seconds.
+        fraction: fraction of the rank's batches that are late, from 0 to 1.
+        seed: seed of the selection of late batches.
 
     Attributes:
-        late_batches: (epoch, batch) in front of whose backward this rank has slept.
+        late_batches: (epoch, batch) of the batches that this rank has delayed.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: if a number is out of range.
     """
 
     def __init__(self, *, rank: int, seconds: float, fraction: float = 1.0, seed: int = 0) -> None:
@@ -45,40 +45,40 @@ class Straggler(StepPause):
         self.fraction = fraction
         self.seed = seed
         self.late_batches: list[tuple[int, int]] = []
-        self._own_rank: int | None = None
+        self._global_rank: int | None = None
 
     def is_late(self, epoch: int, batch: int) -> bool:
-        """Whether the late rank sleeps at this batch."""
-        draw = np.random.default_rng([self.seed, epoch, batch])
-        return bool(draw.random() < self.fraction)
+        """Return whether the batch is late on the late rank."""
+        generator = np.random.default_rng([self.seed, epoch, batch])
+        return bool(generator.random() < self.fraction)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check that the rank exists; otherwise nobody would be late.
+        """Check that the late rank exists.
 
         Raises:
-            ValueError: it does not.
+            ValueError: if it does not exist.
         """
         if self.rank >= trainer.world_size:
             raise ValueError(
                 f"rank must be smaller than the number of ranks, {trainer.world_size}, got "
                 f"{self.rank}"
             )
-        self._own_rank = trainer.global_rank
+        self._global_rank = trainer.global_rank
 
     def pause_s(self, epoch: int, batch: int, computed_s: float) -> float:
-        """The same for each late batch, however long it was computed."""
-        if self._own_rank != self.rank or not self.is_late(epoch, batch):
+        """Return the delay, which does not depend on ``computed_s``."""
+        if self._global_rank != self.rank or not self.is_late(epoch, batch):
             return 0.0
         self.late_batches.append((epoch, batch))
         return self.seconds
 
 
-class Casualty(Callback):
-    """Kills one rank at a step, as if its host had gone.
+class KillRank(Callback):
+    """Kills one rank before a step, like the loss of a host.
 
     Args:
-        rank: that dies.
-        step: before which it dies, by ``Trainer.global_step``.
+        rank: rank that is killed.
+        step: value of ``Trainer.global_step`` at which it is killed.
     """
 
     def __init__(self, *, rank: int, step: int) -> None:
@@ -88,6 +88,6 @@ class Casualty(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Die, without a word to anybody."""
+        """Kill the process if its rank and step are the given ones."""
         if (trainer.global_rank, trainer.global_step) == (self.rank, self.step):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""What a rank costs that is killed while PSP-SGD trains.
+"""Measure the cost of a killed rank in training by PSP-SGD.
 
     python -m examples.image.study_killed_rank --out outputs/study_killed_rank
 
-Four ranks, c = 3, with all blocks pulled (b = 100%) or three of them (b = 75%); once all ranks stay
-to the end, once one of them is killed in the middle of an epoch.
+Four ranks train with c = 3, and with b = 100% (all blocks are pulled) or b = 75% (three of them).
+Each system runs twice: with all ranks, and with one rank that is killed in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from examples.image.lone_ranks import run_apart
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 
 COMPARED = ("three_quarters", "three_quarters_and_pull")
 KILLED_RANK = 2
-# 19 steps in an epoch: in the middle of the fifth.
+# In the middle of the fifth epoch. An epoch has 19 steps.
 KILLED_STEP = 85
 FULL = Settings(system="", epochs=8, decay_epochs=[5, 7], learning_rate=0.02, pace_seconds=0.1)
 HEADER = (
@@ -39,44 +39,54 @@ HEADER = (
 
 
 def runs_of(base: Settings) -> list[Settings]:
-    """Without and with a death, of each system."""
+    """Return the runs of each system, without and with a killed rank."""
     return [
         run
-        for own in (replace(base, system=system) for system in COMPARED)
-        for run in (own, replace(own, killed_rank=KILLED_RANK, killed_step=base.killed_step))
+        for complete in (replace(base, system=system) for system in COMPARED)
+        for run in (
+            complete,
+            replace(complete, killed_rank=KILLED_RANK, killed_step=base.killed_step),
+        )
     ]
 
 
 def table(results: Sequence[Sequence[Result]]) -> str:
-    """A line for each system with and without a death; ``results`` of each seed."""
-    return markdown(HEADER, [_line(own) for own in zip(*results, strict=True)])
+    """Return a table with a row for each system, without and with a killed rank.
+
+    Args:
+        results: results of each seed, in the order of ``runs_of``.
+    """
+    return markdown(HEADER, [_row(seeds) for seeds in zip(*results, strict=True)])
 
 
 def excess_s(result: Result) -> float:
-    """By how much the longest epoch is longer than the median one; the first does not count."""
+    """Return the difference of the longest and the median epoch, without the first epoch."""
     epochs = [after - before for (before, _), (after, _) in pairwise(result.curve)]
     return max(epochs) - statistics.median(epochs)
 
 
-def _line(own: Sequence[Result]) -> tuple[str, ...]:
-    settings = Settings(**own[0].settings)
-    place = "nobody"
+def _row(results: Sequence[Result]) -> tuple[str, ...]:
+    """Return the row of the table for the results of a run with different seeds."""
+    settings = Settings(**results[0].settings)
+    killed = "none"
     if settings.killed_rank is not None:
-        place = f"rank {settings.killed_rank} at step {settings.killed_step}"
+        killed = f"rank {settings.killed_rank} at step {settings.killed_step}"
     return (
         SYSTEMS[settings.system].title,
-        place,
-        spread([result.train_seconds for result in own], 1),
-        spread([statistics.median(result.of_ranks("median_step_s")) for result in own], 2),
-        spread([max(result.of_ranks("longest_step_s")) for result in own], 1),
-        spread([excess_s(result) for result in own], 1),
-        ", ".join(sorted({str(len(result.ranks)) for result in own})),
-        spread([100 * (1 - result.test_accuracy) for result in own], 1),
+        killed,
+        mean_and_deviation([result.train_seconds for result in results], 1),
+        mean_and_deviation(
+            [statistics.median(result.of_ranks("median_step_s")) for result in results], 2
+        ),
+        mean_and_deviation([max(result.of_ranks("longest_step_s")) for result in results], 1),
+        mean_and_deviation([excess_s(result) for result in results], 1),
+        ", ".join(sorted({str(len(result.ranks)) for result in results})),
+        mean_and_deviation([100 * (1 - result.test_accuracy) for result in results], 1),
     )
 
 
 def main() -> None:
-    """Run or go on with the study, then print its table."""
+    """Run or resume the study, then print its table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=Path("outputs/study_killed_rank"))
     parser.add_argument("--seeds", type=int, default=3)
@@ -94,7 +104,7 @@ def main() -> None:
     )
     results = []
     for seed in range(seeds):
-        # One start each: the process group of a job that has lost a rank serves no other run.
+        # One launch per run, because a process group cannot be used after the loss of a rank.
         runs = runs_of(replace(base, seed=seed))
         results.append([store.results([run])[0] for run in runs])
     print(table(results))

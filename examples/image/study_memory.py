@@ -1,4 +1,4 @@
-"""Memory of a rank under PSP-SGD and under synchronous SGD, for the same model.
+"""Compare the memory of a rank with PSP-SGD and with synchronous SGD, for the same model.
 
 python -m examples.image.study_memory --out outputs/study_memory
 """
@@ -14,12 +14,12 @@ from pathlib import Path
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 
 COMPARED = ("all_reduce", "all", "three_quarters_and_pull")
-BYTES_OF_AN_ELEMENT = 4
-# As many channels as ResNet-18 has: where the model is large beside its activations, the memory
-# is what a strategy makes of it.
+BYTES_PER_PARAMETER = 4
+# The channels are those of ResNet-18. The model is large compared to the activations, so that the
+# memory mainly depends on the strategy.
 FULL = Settings(
     system="",
     model_args={"channels": [64, 128, 256, 512], "blocks": 2},
@@ -31,25 +31,30 @@ HEADER = ("system", "peak, MiB", "before training, MiB", "more than before, mode
 
 
 def table(results: Sequence[Sequence[Result]]) -> str:
-    """A line for each system; ``results`` of each seed."""
-    return markdown(HEADER, [_line(own) for own in zip(*results, strict=True)])
+    """Return a table with a row for each system.
+
+    Args:
+        results: results of each seed, in the order of ``COMPARED``.
+    """
+    return markdown(HEADER, [_row(seeds) for seeds in zip(*results, strict=True)])
 
 
-def _line(own: Sequence[Result]) -> tuple[str, ...]:
-    model_bytes = BYTES_OF_AN_ELEMENT * own[0].parameters
-    peak = [statistics.mean(result.of_ranks("peak_bytes")) for result in own]
-    start = [statistics.mean(result.of_ranks("start_bytes")) for result in own]
-    more = [(high - low) / model_bytes for high, low in zip(peak, start, strict=True)]
+def _row(results: Sequence[Result]) -> tuple[str, ...]:
+    """Return the row of the table for the results of a system with different seeds."""
+    model_bytes = BYTES_PER_PARAMETER * results[0].parameters
+    peak = [statistics.mean(result.of_ranks("peak_bytes")) for result in results]
+    start = [statistics.mean(result.of_ranks("start_bytes")) for result in results]
+    increase = [(high - low) / model_bytes for high, low in zip(peak, start, strict=True)]
     return (
-        SYSTEMS[own[0].settings["system"]].title,
-        spread([value / 2**20 for value in peak], 0),
-        spread([value / 2**20 for value in start], 0),
-        spread(more, 1),
+        SYSTEMS[results[0].settings["system"]].title,
+        mean_and_deviation([value / 2**20 for value in peak], 0),
+        mean_and_deviation([value / 2**20 for value in start], 0),
+        mean_and_deviation(increase, 1),
     )
 
 
 def main() -> None:
-    """Run or go on with the study, then print its table."""
+    """Run or resume the study, then print its table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=Path("outputs/study_memory"))
     parser.add_argument("--seeds", type=int, default=3)
@@ -59,10 +64,10 @@ def main() -> None:
     )
     results = []
     for seed in range(options.seeds):
-        # One start each: the peak is that of a process.
+        # One launch per run, because the peak memory is that of a process.
         runs = [replace(FULL, system=system, seed=seed) for system in COMPARED]
         results.append([store.results([run])[0] for run in runs])
-    model_mib = BYTES_OF_AN_ELEMENT * results[0][0].parameters / 2**20
+    model_mib = BYTES_PER_PARAMETER * results[0][0].parameters / 2**20
     print(f"{FULL.ranks} ranks, a model of {model_mib:.0f} MiB.\n")
     print(table(results))
 

@@ -1,4 +1,4 @@
-"""The systems that the demo and the studies compare, by name."""
+"""Systems that the demo and the studies compare."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from lightning_hier import HierarchicalStrategy, PSPStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One way to train on several ranks.
+    """A strategy and its learning rate.
 
     Attributes:
-        title: for tables and plots.
-        rules: arguments of ``PSPStrategy``; None: synchronous SGD by all-reduce.
+        title: name in tables and plots.
+        psp_args: arguments of ``PSPStrategy``. None: synchronous SGD by all-reduce.
     """
 
     title: str
-    rules: dict[str, Any] | None = None
+    psp_args: dict[str, Any] | None = None
 
     def learning_rate(self, of_one_gradient: float, ranks: int) -> float:
-        """What to give to the optimizer, so that all systems take steps of one size.
+        """Return the learning rate of the optimizer that makes the steps of all systems equal.
 
-        PSP-SGD multiplies it by the number of gradients of an update, the all-reduce does not.
+        PSP-SGD multiplies the learning rate by the number of gradients of an update. All-reduce
+        averages the gradients.
         """
-        return of_one_gradient * ranks if self.rules is None else of_one_gradient
+        return of_one_gradient * ranks if self.psp_args is None else of_one_gradient
 
     def strategy(self) -> Strategy:
-        """What to pass to the Trainer."""
-        if self.rules is None:
+        """Return the strategy for the Trainer."""
+        if self.psp_args is None:
             return HierarchicalStrategy(group_size="world")
-        return PSPStrategy(**self.rules)
+        return PSPStrategy(**self.psp_args)
 
 
 SYSTEMS: dict[str, System] = {
     "all_reduce": System(title="synchronous SGD"),
-    "all": System(title="PSP-SGD, c = all", rules={}),
-    "three_quarters": System(title="PSP-SGD, c = 3/4", rules={"min_pushes": 0.75}),
+    "all": System(title="PSP-SGD, c = all", psp_args={}),
+    "three_quarters": System(title="PSP-SGD, c = 3/4", psp_args={"min_pushes": 0.75}),
     "three_quarters_and_pull": System(
-        title="PSP-SGD, c = 3/4, b = 3/4", rules={"min_pushes": 0.75, "min_pulled": 0.75}
+        title="PSP-SGD, c = 3/4, b = 3/4", psp_args={"min_pushes": 0.75, "min_pulled": 0.75}
     ),
 }

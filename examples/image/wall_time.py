@@ -1,4 +1,4 @@
-"""How good the model was after how many seconds."""
+"""A callback that records the validation accuracy over wall time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 
 class Point(NamedTuple):
-    """One validation.
+    """Result of a validation.
 
     Attributes:
-        seconds: of wall time since training began.
-        accuracy: of the valid split, from 0 to 1.
+        seconds: wall time since the start of training.
+        accuracy: accuracy on the valid split, from 0 to 1.
     """
 
     seconds: float
@@ -23,13 +23,13 @@ class Point(NamedTuple):
 
 
 class AccuracyOverTime(Callback):
-    """Notes the accuracy of each validation of a fit, and when it was known.
+    """Records the time and the accuracy of each validation in ``fit``.
 
     Args:
-        monitor: name under which the model logs it.
+        monitor: name of the logged accuracy.
 
     Attributes:
-        points: in order of time.
+        points: results in the order of time.
     """
 
     def __init__(self, monitor: str = "valid/accuracy") -> None:
@@ -43,7 +43,7 @@ class AccuracyOverTime(Callback):
         self._begun_s = time.monotonic()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note it, but for the check before training and for validation without a fit."""
+        """Record the accuracy, except in the sanity check and in ``Trainer.validate``."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         accuracy = float(trainer.callback_metrics[self.monitor])

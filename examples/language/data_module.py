@@ -103,7 +103,7 @@ class Text(CorpusData[Corpus]):
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         return {"definition": definition_of(corpus.vocabulary)}
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         return f"see corpus_args of {self.corpus.name} for {split}"
 
     def prepare_data(self) -> None:

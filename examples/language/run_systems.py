@@ -20,7 +20,7 @@ from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 from examples.language.runs import SYSTEMS, Point, Result, Settings
 from examples.quiet import progress, silence_lightning
-from examples.run_store import carry_out
+from examples.run_store import run_job
 from lightning_hier import HierarchicalStrategy
 
 _BITS = "valid/bits_per_byte"
@@ -90,7 +90,7 @@ def run(settings: Settings) -> Result:
     points, group_bytes = curve.points()
     scores = trainer.test(model, data, verbose=False)[0]
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         curve=[asdict(point) for point in points],
         test_bits_per_byte=scores["test/bits_per_byte"],
         group_bytes=group_bytes,
@@ -111,7 +111,7 @@ def _sent(strategy: object) -> tuple[int, int]:
 def main() -> None:
     """Run what the argument says."""
     silence_lightning()
-    carry_out(run, Settings)
+    run_job(run, Settings)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Settings:
     seed: int = 0
     log_dir: str = "outputs/language/demo"
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """The settings without the folder of one machine."""
         return {**asdict(self), "log_dir": ""}
 
@@ -90,7 +90,7 @@ class Result:
     """What came out of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
+        settings: of the run, see ``Settings.portable_settings``.
         curve: fields of a ``Point`` for each validation, in order.
         test_bits_per_byte: of the test split.
         group_bytes: payload of all ranks inside groups.

@@ -1,1 +1,1 @@
-"""Text line recognition with CTC: data, model, decoding, command line."""
+"""Recognition of text lines with CTC: data, model, decoding and configurations."""

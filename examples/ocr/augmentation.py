@@ -1,4 +1,4 @@
-"""Each epoch sees a line a little otherwise than before."""
+"""Random distortion of line images, different in each epoch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from examples.ocr.reading import PAPER
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Slant, size, brightness, blur and noise, each drawn anew for (seed, epoch, line).
+    """Random slant, size, brightness, blur and noise, which depend on (seed, epoch, line).
 
     Attributes:
-        seed: of the draws.
-        slant: most pixels that a row shifts against the row below, either way.
-        stretch: most relative change of the width, either way.
-        shrink: most relative decrease of the writing's height; paper fills what is left.
-        fade: most of the range of greys that contrast loses.
-        blur: most standard deviation of the blur, as a part of the height.
-        noise: most standard deviation of the noise, in greys from 0 to 255.
+        seed: seed of the random generators.
+        slant: maximum shift between adjacent rows in pixels, in both directions.
+        stretch: maximum relative change of the width, in both directions.
+        shrink: maximum relative decrease of the height of the writing. Paper fills the rest.
+        fade: maximum relative decrease of the contrast.
+        blur: maximum standard deviation of the blur, relative to the height.
+        noise: maximum standard deviation of the noise, in grey levels from 0 to 255.
 
     Raises:
-        ValueError: if a bound is negative, or so large that nothing of a line would be left.
+        ValueError: if a bound is negative or too large.
     """
 
     seed: int = 0
@@ -39,41 +39,44 @@ class Augmentation:
         """Check the bounds."""
         for name in ("slant", "stretch", "shrink", "fade", "blur", "noise"):
             value = getattr(self, name)
-            most = {"stretch": 0.5, "shrink": 0.5, "fade": 0.9}.get(name, float("inf"))
-            if not 0 <= value <= most:
-                raise ValueError(f"{name} must be from 0 to {most}, got {value}")
+            maximum = {"stretch": 0.5, "shrink": 0.5, "fade": 0.9}.get(name, float("inf"))
+            if not 0 <= value <= maximum:
+                raise ValueError(f"{name} must be from 0 to {maximum}, got {value}")
 
     def __call__(
         self, image: np.ndarray, *, epoch: int, position: int, min_width: int = 1
     ) -> np.ndarray:
-        """Return the line as this epoch sees it: (H, W') uint8.
+        """Return the distorted image of a line (H, W') uint8.
 
         Args:
             image: (H, W) uint8, dark on white.
-            epoch: that it is for.
-            position: of the line in its split.
-            min_width: pixels that the line keeps, so that its text still has room for CTC; a line
-                that is narrower as it stands is not made narrower.
+            epoch: index of the epoch.
+            position: position of the line in its split.
+            min_width: minimum width of the result in pixels, which the CTC loss of the text
+                requires. If the line is already narrower, its width does not decrease.
         """
-        draw = np.random.default_rng([self.seed, epoch, position])
-        image = self._warp(image, draw, min_width)
-        if draw.random() < 0.5:
-            sigma = draw.uniform(0, self.blur) * image.shape[0]
+        generator = np.random.default_rng([self.seed, epoch, position])
+        image = self._warp(image, generator, min_width)
+        if generator.random() < 0.5:
+            sigma = generator.uniform(0, self.blur) * image.shape[0]
             blurred = Image.fromarray(image).filter(ImageFilter.GaussianBlur(sigma))
             image = np.asarray(blurred)
-        return self._shade(image, draw)
+        return self._shade(image, generator)
 
-    def _warp(self, image: np.ndarray, draw: np.random.Generator, min_width: int) -> np.ndarray:
+    def _warp(
+        self, image: np.ndarray, generator: np.random.Generator, min_width: int
+    ) -> np.ndarray:
         height, width = image.shape
-        wanted = round(width * (1 + draw.uniform(-self.stretch, self.stretch)))
-        new_width = max(wanted, min(min_width, width), 1)
-        slant = draw.uniform(-self.slant, self.slant)
-        size = 1 - draw.uniform(0, self.shrink)
-        top = draw.uniform(0, 1 - size) * height
-        # The slant turns about the middle row; squeezing makes room for what it moves outwards.
+        stretched = round(width * (1 + generator.uniform(-self.stretch, self.stretch)))
+        new_width = max(stretched, min(min_width, width), 1)
+        slant = generator.uniform(-self.slant, self.slant)
+        size = 1 - generator.uniform(0, self.shrink)
+        top = generator.uniform(0, 1 - size) * height
+        # The middle row keeps its position. The image is compressed by the width of the slant, so
+        # that no part of the writing leaves it.
         room = abs(slant) * height
         across = (width + room) / new_width
-        # Output (x, y) takes the pixel (a x + b y + c, d x + e y + f) of the input.
+        # Pixel (x, y) of the output is pixel (a x + b y + c, d x + e y + f) of the input.
         matrix = (across, slant, -room / 2 - slant * height / 2, 0.0, 1 / size, -top / size)
         return np.asarray(
             Image.fromarray(image).transform(
@@ -85,15 +88,16 @@ class Augmentation:
             )
         )
 
-    def _shade(self, image: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-        contrast = 1 - draw.uniform(0, self.fade)
-        brightness = draw.uniform(0, 1 - contrast) * PAPER
-        sigma = draw.uniform(0, self.noise)
+    def _shade(self, image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        contrast = 1 - generator.uniform(0, self.fade)
+        brightness = generator.uniform(0, 1 - contrast) * PAPER
+        sigma = generator.uniform(0, self.noise)
         grey = image.astype(np.float32) * contrast + brightness
-        grey += draw.standard_normal(image.shape, dtype=np.float32) * sigma
+        grey += generator.standard_normal(image.shape, dtype=np.float32) * sigma
         return grey.clip(0, PAPER).astype(np.uint8)
 
 
 def _shade_of_paper(image: np.ndarray) -> int:
-    """Most of a line is paper; every fourth pixel tells its shade as well as all do."""
+    """Return the median grey level, which is that of the paper."""
+    # Every fourth pixel in each direction is sufficient for the median.
     return int(np.median(image[::4, ::4]))

@@ -1,4 +1,4 @@
-"""Batches of lines of similar width, as many on each rank."""
+"""Batches of lines of similar width, with the same number of batches on each rank."""
 
 from __future__ import annotations
 
@@ -14,44 +14,47 @@ from examples.rank_batches import StepSampler
 
 log = logging.getLogger(__name__)
 
-# Lines whose widths differ by less than this factor may share a batch in one epoch, not in another.
+# Shuffling changes the order of lines only if their widths differ by less than this factor.
 _BUCKET_WIDTH = 1.2
 
 
-class Draw(NamedTuple):
-    """What a data set needs to know to make a batch.
+class BatchIndex(NamedTuple):
+    """Lines of a batch, as an index of a dataset.
 
     Attributes:
-        epoch: that the batch is of; the augmentation is drawn for it.
-        positions: of the lines.
+        epoch: index of the epoch, which determines the augmentation.
+        positions: positions of the lines in the split.
     """
 
     epoch: int
     positions: tuple[int, ...]
 
 
-class LineBatchSampler(StepSampler[Draw]):
-    """Yields the lines of each batch of one rank.
+class LineBatchSampler(StepSampler[BatchIndex]):
+    """Yields the batches of one rank.
 
-    The lines, in order of their widths, are cut into the smallest multiple of the world size of
-    batches that have at most ``batch_lines`` lines. The sizes of the batches differ by at most one,
-    so no line is dropped. Only where there are fewer lines than batches some lines are given twice
-    in an epoch; ``repeated`` counts them, and the log says so.
+    The lines are sorted by width and divided into batches of at most ``batch_lines`` lines. The
+    number of batches is the smallest possible multiple of the world size, and their sizes differ by
+    at most one. No line is dropped. If there are fewer lines than batches, some lines are used
+    twice in an epoch, with a warning.
 
-    The batches of one step have similar widths on all ranks, so that no rank waits long for
-    another. Shuffling blurs the order of widths a little, and draws the order of the steps and the
-    rank of each batch; all of it from (seed, epoch).
+    All ranks have batches of similar widths in the same step, so that they finish it at about the
+    same time. Shuffling changes the order of lines of similar width, the order of the steps, and
+    the assignment of batches to ranks. It depends only on (seed, epoch).
 
     Args:
-        widths: pixels of each line.
-        batch_lines: most lines in a batch of one rank.
-        rank: this rank.
-        world_size: ranks among which the batches are shared.
-        shuffle: draw anew each epoch, or always keep the order of widths.
-        seed: of the draws; the same on all ranks.
+        widths: width of each line in pixels.
+        batch_lines: maximum number of lines in a batch of one rank.
+        rank: rank of the batches.
+        world_size: number of ranks.
+        shuffle: whether to shuffle in each epoch. Otherwise, batches are sorted by width.
+        seed: seed of the random generators, equal on all ranks.
+
+    Attributes:
+        repeated: number of lines that are used twice in an epoch.
 
     Raises:
-        ValueError: if there are no lines or a number is out of range.
+        ValueError: if there are no lines, or a number is out of range.
     """
 
     def __init__(
@@ -82,22 +85,22 @@ class LineBatchSampler(StepSampler[Draw]):
             )
 
     def __len__(self) -> int:
-        """Batches of each rank in an epoch."""
+        """Number of batches of each rank in an epoch."""
         return self._steps
 
-    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
+    def _batches(self, generator: np.random.Generator | None) -> list[list[int]]:
         keys = self._log_widths
-        if draw is not None:
-            keys = keys + draw.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
-        return self._cut(np.argsort(keys, kind="stable").tolist())
+        if generator is not None:
+            keys = keys + generator.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
+        return self._divide(np.argsort(keys, kind="stable").tolist())
 
-    def _item(self, batch: list[int]) -> Draw:
-        return Draw(self.epoch, tuple(batch))
+    def _item(self, batch: list[int]) -> BatchIndex:
+        return BatchIndex(self.epoch, tuple(batch))
 
-    def _cut(self, order: list[int]) -> list[list[int]]:
+    def _divide(self, order: list[int]) -> list[list[int]]:
         ends = np.cumsum(self._sizes).tolist()
         batches = [order[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]
-        # The empty ones stand last; the narrowest lines are the cheapest to give again.
+        # Empty batches are the last ones. They get the narrowest lines, which cost least.
         full = len(batches) - self.repeated
         return batches[:full] + [batches[i % full] for i in range(self.repeated)]
 

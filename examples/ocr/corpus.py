@@ -1,4 +1,4 @@
-"""Lines in up to three splits."""
+"""A corpus of text lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Lines in up to three splits.
+    """Text lines in up to three splits.
 
     Attributes:
-        name: of the corpus.
-        train, valid, test: lines, all images of one height; a split may be empty.
+        name: name of the corpus.
+        train, valid, test: lines of each split, with images of one height. A split may be empty.
 
     Raises:
-        ValueError: if all splits are empty, a key stands twice in one, or heights differ.
+        ValueError: if all splits are empty, the keys of a split are not unique, or heights differ.
     """
 
     name: str
@@ -28,15 +28,15 @@ class Corpus:
     test: list[Line]
 
     def __post_init__(self) -> None:
-        """Check what batches and scores rely on."""
+        """Check the splits."""
         if not any(self.splits.values()):
             raise ValueError(f"corpus {self.name} has no lines in any split")
         for split, lines in self.splits.items():
-            twice = _repeated(line.key for line in lines)
-            if twice:
+            repeated = _repeated(line.key for line in lines)
+            if repeated:
                 raise ValueError(
                     f"keys must be unique in the split {split} of corpus {self.name}, found twice: "
-                    f"{twice[:10]}"
+                    f"{repeated[:10]}"
                 )
         heights = {line.image.shape[0] for lines in self.splits.values() for line in lines}
         if len(heights) > 1:

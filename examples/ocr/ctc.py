@@ -1,4 +1,4 @@
-"""The CTC loss of text lines, and what of a batch it can be computed for."""
+"""CTC loss of text lines."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from examples.ocr.line import frames_needed
 def ctc_losses(
     log_probs: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """CTC loss of every line, and which lines have one.
+    """Compute the CTC loss of each line.
 
-    A line with more characters than its frames can hold has no alignment: its loss would be
-    infinite and its gradient not a number. It gets loss 0 without gradient, and is marked, so that
-    the caller can leave it out of the average or refuse it.
+    A line whose text needs more frames than the line has cannot be aligned. Its loss would be
+    infinite and its gradient NaN. Such a line gets loss 0 and gradient 0. The second result marks
+    it, so that the caller can exclude it from the mean or raise an error.
 
     Args:
-        log_probs: (T, B, C).
-        lengths: (B,) frames of each line.
-        targets: (B, L).
-        target_lengths: (B,).
+        log_probs: log probabilities (T, B, C).
+        lengths: (B,) number of frames of each line.
+        targets: (B, L) indices of characters.
+        target_lengths: (B,) number of characters of each line.
 
     Returns:
-        (B,) losses in nats, each of a whole line, and (B,) bool, True where a loss exists.
+        Losses (B,) in nats, each summed over a line; and (B,) bool, True for lines that can be
+        aligned.
     """
-    needed = torch.tensor(frames_of_batch(targets, target_lengths), device=lengths.device)
+    needed = torch.tensor(frames_needed_in_batch(targets, target_lengths), device=lengths.device)
     alignable = needed <= lengths
     losses = functional.ctc_loss(
         log_probs,
@@ -42,8 +43,8 @@ def ctc_losses(
     return losses.where(alignable, losses.new_zeros(())), alignable
 
 
-def frames_of_batch(targets: Tensor, target_lengths: Tensor) -> list[int]:
-    """Count the frames that CTC needs at least for each line of (B, L) targets."""
+def frames_needed_in_batch(targets: Tensor, target_lengths: Tensor) -> list[int]:
+    """Return the number of frames that CTC needs for each line of targets (B, L)."""
     return [
         frames_needed(target[:length])
         for target, length in zip(targets.tolist(), target_lengths.tolist(), strict=True)

@@ -1,7 +1,7 @@
-"""The tiny DarkNet of bmuf_adam 3.1: convolutions that turn a line image into a feature sequence.
+"""Tiny DarkNet of bmuf_adam 3.1: convolutions from a line image to a sequence of features.
 
-The paper names the network (its reference [16]) and prints no table of it. The stages here are
-those of Tiny DarkNet, with no more reduction of the width than characters allow.
+The paper cites the network (its reference [16]) without a table of its layers. The stages here are
+those of Tiny DarkNet. The width is reduced less, because CTC needs a frame for each character.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 Downsampling = Literal["pool", "stride"]
 LEAK = 0.1
-# A stage of several 3x3 convolutions has before each a 1x1 convolution this much narrower.
+# In stages of several 3x3 convolutions, a 1x1 convolution before each of them reduces the channels
+# by this factor.
 SQUEEZE = 8
 
 
 def blank_padding(hidden: Tensor, widths: Tensor) -> Tensor:
-    """Set what lies right of each line to zero.
+    """Return ``hidden`` with zeros in the padding on the right of each line.
 
     Args:
         hidden: (B, C, H, W).
-        widths: (B,) columns of each line.
+        widths: (B,) number of columns of each line.
     """
     column = torch.arange(hidden.shape[-1], device=hidden.device)
     inside = column < widths.to(hidden.device).unsqueeze(1)
@@ -32,7 +33,7 @@ def blank_padding(hidden: Tensor, widths: Tensor) -> Tensor:
 
 
 class ConvolutionBlock(nn.Sequential):
-    """Convolution without bias, BatchNorm, leaky ReLU of slope 0.1."""
+    """Convolution without bias, BatchNorm, and leaky ReLU with slope 0.1."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: tuple[int, int] = (1, 1)
@@ -45,13 +46,13 @@ class ConvolutionBlock(nn.Sequential):
 
 
 class Stage(nn.Module):
-    """3x3 convolutions of one width, then a reduction of height and width.
+    """3x3 convolutions, then a reduction of height and width.
 
     Args:
-        inputs: channels that come in.
-        outputs: channels of the 3x3 convolutions.
-        convolutions: how many 3x3 convolutions.
-        reduction: by what (height, width) are divided.
+        inputs: number of input channels.
+        outputs: number of output channels of each 3x3 convolution.
+        convolutions: number of 3x3 convolutions.
+        reduction: factors by which (height, width) are reduced.
         downsampling: see :class:`DarkNet`.
     """
 
@@ -80,7 +81,12 @@ class Stage(nn.Module):
         self.pool = nn.MaxPool2d(reduction) if downsampling == "pool" else nn.Identity()
 
     def forward(self, hidden: Tensor, widths: Tensor) -> Tensor:
-        """Apply the stage; ``widths`` (B,) are the columns of each line that come in."""
+        """Apply the stage.
+
+        Args:
+            hidden: (B, ``inputs``, H, W).
+            widths: (B,) number of columns of each line in ``hidden``.
+        """
         for squeeze, convolution in zip(self.squeezes, self.convolutions, strict=True):
             hidden = convolution(blank_padding(squeeze(hidden), widths))
         pooled: Tensor = self.pool(hidden)
@@ -88,24 +94,28 @@ class Stage(nn.Module):
 
 
 class DarkNet(nn.Module):
-    """Convolution stages, each ending in a reduction of height and width.
+    """Stages of convolutions, each of which ends with a reduction of height and width.
 
-    Padding never reaches a line: what lies right of it is set to zero before every 3x3 convolution,
-    as if the image ended there. (In training mode BatchNorm takes its statistics over the padding
-    too; batches of lines of similar width keep that small.)
+    Padding does not change the features of a line, because it is set to zero before every 3x3
+    convolution. In training mode, however, the statistics of BatchNorm include the padding. This
+    effect is small in batches of lines of similar width.
 
     Args:
-        height: H, pixels, of the images.
-        channels: width of each stage's 3x3 convolutions.
-        convolutions: 3x3 convolutions of each stage.
-        reductions: by what each stage divides (height, width); (1, 1) for not at all.
-        downsampling: ``"pool"`` reduces by max pooling, as DarkNet does; ``"stride"`` by the stride
-            of the stage's last convolution, which then has fewer positions to compute.
-        feature_channels: width of a last 1x1 convolution; 0 for none.
+        height: H, height of the images in pixels.
+        channels: number of output channels of each stage.
+        convolutions: number of 3x3 convolutions of each stage.
+        reductions: factors by which each stage reduces (height, width). (1, 1): no reduction.
+        downsampling: ``"pool"`` reduces by max pooling, as DarkNet does. ``"stride"`` reduces by
+            the stride of the last convolution of a stage, which needs less computation.
+        feature_channels: channels of a final 1x1 convolution. 0: no such convolution.
+
+    Attributes:
+        subsample: width of an output frame in pixels.
+        feature_dim: D, number of features of a frame.
 
     Raises:
-        ValueError: lists of different lengths, values out of range, or images too low for the
-            reductions.
+        ValueError: if the lists have different lengths, a value is out of range, or ``height`` is
+            too small for the reductions.
     """
 
     def __init__(
@@ -126,13 +136,13 @@ class DarkNet(nn.Module):
         inputs, rows = 1, height
         for width, number, (down, across) in zip(channels, convolutions, reductions, strict=True):
             self.stages.append(Stage(inputs, width, number, (down, across), downsampling))
-            # A pool leaves an incomplete last window out, a stride takes it.
+            # Pooling drops an incomplete last window, a strided convolution does not.
             rows = rows // down if downsampling == "pool" else -(-rows // down)
             inputs = width
         if rows < 1:
             raise ValueError(
                 f"reductions {reductions} leave no row of images {height} pixels high; "
-                "reduce the height less or take higher images"
+                "reduce the height less or use higher images"
             )
         self.last = (
             ConvolutionBlock(inputs, feature_channels, 1) if feature_channels else nn.Identity()
@@ -140,15 +150,15 @@ class DarkNet(nn.Module):
         self.feature_dim = (feature_channels or inputs) * rows
 
     def forward(self, images: Tensor, widths: Tensor) -> Tensor:
-        """Turn images into feature sequences.
+        """Compute sequences of features.
 
         Args:
-            images: (B, 1, H, W); W a multiple of ``subsample``.
-            widths: (B,) int64 pixels of each line, multiples of ``subsample``.
+            images: (B, 1, H, W). W must be a multiple of ``subsample``.
+            widths: (B,) int64, width of each line in pixels, a multiple of ``subsample``.
 
         Returns:
-            (T, B, D) with T = W / subsample and D = ``feature_dim``; line b is in its first
-            ``widths[b] / subsample`` vectors.
+            Features (T, B, D) with T = W / subsample and D = ``feature_dim``. Line b has
+            ``widths[b] / subsample`` frames. The others are padding.
         """
         hidden = images
         for stage, across in zip(self.stages, self.width_reductions, strict=True):
@@ -163,10 +173,10 @@ def check_stages(
     reductions: Sequence[Sequence[int]],
     downsampling: str,
 ) -> None:
-    """Check that the lists describe stages.
+    """Check the arguments that describe the stages.
 
     Raises:
-        ValueError: they do not.
+        ValueError: if the lists have different lengths, or a value is out of range.
     """
     if not len(channels) == len(convolutions) == len(reductions) > 0:
         raise ValueError(

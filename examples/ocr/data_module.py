@@ -1,4 +1,4 @@
-"""The DataModule of the text line example, set up by names and numbers as in a YAML file."""
+"""The DataModule of the text line example, configured from a YAML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from examples.ocr.corpora.synthetic import build_synthetic_corpus
 from examples.ocr.corpus import Corpus
 from examples.ocr.dataset import LineDataset
 from examples.ocr.line import Batch, Line
-from examples.ocr.targets import with_room, written_with
+from examples.ocr.targets import exclude_too_long, normalise_texts
 from examples.ocr.unreadable import OnUnreadable, Problem
 from examples.packed_json import packed, unpacked
 from examples.rank_batches import rank_and_world_size, rank_loader
@@ -36,42 +36,43 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 
 
 class TextLines(CorpusData[Corpus]):
-    """Lines of text from one of four sources, in batches of similar width.
+    """Lines of text from one of four sources, in batches of lines of similar width.
 
-    Every rank has the same number of batches (``LineBatchSampler``; pass
-    ``use_distributed_sampler=False`` to the Trainer to say so). Images that were read or rendered
-    are cached: one rank of each host makes them, the others read them.
+    Every rank has the same number of batches, which a ``LineBatchSampler`` creates. Set
+    ``use_distributed_sampler=False`` in the Trainer, because the data module already distributes
+    the batches. Images are read or rendered by one rank of each host, and cached for the others.
 
-    A line whose text needs more outputs than the model has for its width would have an infinite
-    CTC loss: such lines are left out of every split, with a warning, and listed in ``too_long``.
+    A line whose text needs more frames than the line has would have an infinite CTC loss. Such
+    lines are excluded from every split, with a warning, and listed in ``too_long``.
 
-    Alphabet and texts of the train split are in every checkpoint. To evaluate one, the corpus needs
-    no other split than the one that is evaluated.
+    Every checkpoint contains the alphabet and the texts of the train split. Evaluation of a
+    checkpoint therefore requires only the evaluated split.
 
     Args:
         corpus: ``"synthetic"``, ``"manifest"``, ``"iam"`` or ``"folder"``.
         corpus_args: arguments of ``build_synthetic_corpus``, ``build_manifest_corpus``,
-            ``build_iam_corpus`` or ``build_folder_corpus``, other than those named here.
-        height: pixels of all images (60 in bmuf_adam 3.1).
-        batch_lines: most lines in a batch of one rank.
-        augment: change the images of the train split a little in each epoch.
-        alphabet: ``"keyboard"`` writes everything with the 95 characters of bmuf_adam 3.1,
-            ``"corpus"`` with all characters that the corpus has (all splits that are there when
-            the model is trained; they come from the checkpoint when it is evaluated); or the
-            characters themselves.
-        pixels_per_frame: width for each output of the model (its ``subsample``).
-        on_unreadable: ``"error"`` raises where lines cannot be read or written with the alphabet,
-            ``"skip"`` leaves them out with a warning; both name them.
-        seed: of the order of the batches and of the augmentation.
-        num_workers: processes that load batches.
-        cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
+            ``build_iam_corpus`` or ``build_folder_corpus``, except those that are arguments here.
+        height: height of all images in pixels (60 in bmuf_adam 3.1).
+        batch_lines: maximum number of lines in a batch of one rank.
+        augment: distort the images of the train split slightly, differently in each epoch.
+        alphabet: ``"keyboard"``: the 95 characters of bmuf_adam 3.1. ``"corpus"``: all characters
+            of all splits that the corpus has in training; evaluation takes them from the
+            checkpoint. Any other string: its characters.
+        pixels_per_frame: width of an output frame of the model in pixels (its ``subsample``).
+        on_unreadable: treatment of lines that cannot be read, or whose texts contain characters
+            outside the alphabet. ``"error"``: raise an error. ``"skip"``: exclude the lines, with a
+            warning. Both messages name the lines.
+        seed: seed of the order of the batches and of the augmentation.
+        num_workers: number of processes that load batches.
+        cache_dir: directory of the cache. None: the user's cache (``default_cache_dir``).
 
     Attributes:
-        too_long: names of the lines without room for CTC, and why, once the corpus is built.
+        too_long: names of the lines that are excluded because their texts need too many frames,
+            with the reasons. Empty until the corpus is built.
 
     Raises:
-        ValueError: if the corpus is unknown, its arguments do not fit (it lists those that do), or
-            a number is out of range.
+        ValueError: if the corpus is unknown, its arguments are wrong, or a number is out of range.
+            The message lists the valid arguments.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class TextLines(CorpusData[Corpus]):
             self._alphabet = Alphabet(KEYBOARD if alphabet == "keyboard" else alphabet)
 
     def _build(self) -> Corpus:
-        """Build the corpus, its texts written with the alphabet."""
+        """Build the corpus, with texts that contain only characters of the alphabet."""
         corpus = self._builder(**self._arguments)
         if self.fitted:
             self._alphabet = Alphabet(self.fitted["alphabet"])
@@ -127,29 +128,29 @@ class TextLines(CorpusData[Corpus]):
                 raise self._missing("train")
             texts = (line.text for lines in corpus.splits.values() for line in lines)
             self._alphabet = Alphabet.of_texts(texts)
-        corpus = written_with(self._alphabet, corpus, self.on_unreadable)
-        corpus, self.too_long = with_room(self._alphabet, corpus, self.pixels_per_frame)
+        corpus = normalise_texts(self._alphabet, corpus, self.on_unreadable)
+        corpus, self.too_long = exclude_too_long(self._alphabet, corpus, self.pixels_per_frame)
         return corpus
 
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         texts = [line.text for line in corpus.train]
         return {"alphabet": self.alphabet.characters, "texts": packed(texts)}
 
-    def _how_to_give(self, split: str) -> str:
+    def _split_hint(self, split: str) -> str:
         return {
-            "synthetic": f"give corpus_args.{split}_lines",
+            "synthetic": f"set corpus_args.{split}_lines",
             "manifest": f'its lines in the manifest have "split": "{split}"',
             "iam": f"its lists are {lists_of(split)}",
-            "folder": f"its lines are in the subfolder {split}, or all are with "
+            "folder": f"its lines are in the subdirectory {split}, or in any directory with "
             f"corpus_args.split={split}",
         }[self._name]
 
     @property
     def texts(self) -> list[str]:
-        """Texts of the lines that the model was trained on, for language models.
+        """Texts of the train split, for language models.
 
         Raises:
-            ValueError: there is neither a train split nor a checkpoint.
+            ValueError: if there is neither a train split nor a checkpoint.
         """
         if self.fitted:
             return [str(text) for text in unpacked(self.fitted["texts"])]
@@ -157,7 +158,7 @@ class TextLines(CorpusData[Corpus]):
 
     @property
     def alphabet(self) -> Alphabet:
-        """Characters of the targets; the alphabet of a corpus is known once that is built."""
+        """Characters of the targets. Builds the corpus if the alphabet depends on it."""
         if self._alphabet is None:
             _ = self.corpus
         assert self._alphabet is not None
@@ -165,7 +166,7 @@ class TextLines(CorpusData[Corpus]):
 
     @property
     def train(self) -> list[Line]:
-        """Lines of the train split; ``Batch.index`` counts in this list."""
+        """Lines of the train split, in the order of ``Batch.index``."""
         train: list[Line] = self.split("train")
         return train
 
@@ -182,20 +183,20 @@ class TextLines(CorpusData[Corpus]):
         return test
 
     def prepare_data(self) -> None:
-        """Fill the cache before training; to evaluate, it is filled at the first use."""
+        """Fill the cache before training. In evaluation, the first use of the corpus fills it."""
         if self.is_fitting:
             _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in another order each epoch."""
+        """Return the batches of this rank, in a different order in each epoch."""
         return self._loader(self.train, self.augmentation, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(self.valid)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(self.test)
 
     def _loader(
@@ -221,14 +222,15 @@ class TextLines(CorpusData[Corpus]):
 def _arguments(
     corpus: str,
     builder: Callable[..., Corpus],
-    given: Mapping[str, Any],
-    own: Mapping[str, Any],
+    corpus_args: Mapping[str, Any],
+    module_args: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Arguments of the builder: those given, and those that the data module itself has."""
-    both = sorted(given.keys() & own.keys())
-    if both:
-        raise ValueError(f"{', '.join(both)} must be given to TextLines, not in corpus_args")
-    known = inspect.signature(builder).parameters
-    arguments = {**given, **{k: v for k, v in own.items() if k in known}}
-    check_arguments(corpus, builder, arguments, own.keys())
+    """Return the arguments of the builder: ``corpus_args``, and its part of ``module_args``."""
+    duplicates = sorted(corpus_args.keys() & module_args.keys())
+    if duplicates:
+        raise ValueError(f"{', '.join(duplicates)} must be given to TextLines, not in corpus_args")
+    parameters = inspect.signature(builder).parameters
+    shared = {name: value for name, value in module_args.items() if name in parameters}
+    arguments = {**corpus_args, **shared}
+    check_arguments(corpus, builder, arguments, module_args.keys())
     return arguments

@@ -1,4 +1,4 @@
-"""Lines of a split as batches."""
+"""A dataset that returns batches of lines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch.utils.data import Dataset
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.batching import Draw
+from examples.ocr.batching import BatchIndex
 from examples.ocr.line import Batch, Line, collate, frames_needed
 
 
 class LineDataset(Dataset[Batch]):
-    """Lines of a split, indexed by the draws of a ``LineBatchSampler``.
+    """Lines of a split, indexed by the items of a ``LineBatchSampler``.
 
     Args:
-        lines: of the split.
-        alphabet: that writes all their texts.
-        augmentation: what training does to the images, or None.
-        pixels_per_frame: width of the image for each output of the model; augmentation leaves CTC
-            as many outputs as a text needs.
+        lines: lines of the split.
+        alphabet: alphabet that contains all characters of the texts.
+        augmentation: random distortion of the images, or None.
+        pixels_per_frame: width of an output frame of the model in pixels. Augmentation does not
+            make a line too narrow for the CTC loss of its text.
     """
 
     def __init__(
@@ -36,26 +36,26 @@ class LineDataset(Dataset[Batch]):
         self._min_widths = [frames_needed(t) * pixels_per_frame for t in self.targets]
 
     def __len__(self) -> int:
-        """Lines of the split."""
+        """Number of lines of the split."""
         return len(self.lines)
 
     @property
     def widths(self) -> list[int]:
-        """Pixels of each line, before augmentation."""
+        """Width of each line in pixels, before augmentation."""
         return [line.width for line in self.lines]
 
-    def __getitem__(self, draw: Draw) -> Batch:
-        """Batch of the lines at the drawn positions."""
-        images = [self.lines[position].image for position in draw.positions]
+    def __getitem__(self, index: BatchIndex) -> Batch:
+        """Return the batch of the lines at ``index.positions``."""
+        images = [self.lines[position].image for position in index.positions]
         if self.augmentation is not None:
             images = [
                 self.augmentation(
                     image,
-                    epoch=draw.epoch,
+                    epoch=index.epoch,
                     position=position,
                     min_width=self._min_widths[position],
                 )
-                for image, position in zip(images, draw.positions, strict=True)
+                for image, position in zip(images, index.positions, strict=True)
             ]
-        targets = [self.targets[position] for position in draw.positions]
-        return collate(images, targets, draw.positions)
+        targets = [self.targets[position] for position in index.positions]
+        return collate(images, targets, index.positions)

@@ -1,4 +1,4 @@
-"""A callback that gives the character model a beam search for its own corpus."""
+"""A callback that adds beam search with a language model to the character model."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ LanguageModel = Literal["hybrid", "words", "characters"]
 
 
 class DecodeLines(Callback):
-    """Decode by beam search in test and prediction, so that the model logs its error rates.
+    """Decode by beam search in test and prediction, in addition to best path.
 
-    Every rank counts the language model from the texts that the model was trained on, which the
-    trainer's data module has from the train split or from the checkpoint, so nothing is sent.
-    flashlight-text is needed once this callback is used. A beam search takes a core 0.3 seconds or
-    more for each line, far longer than the best path, which is logged in any case.
+    Every rank estimates the language model from the texts of the train split, without
+    communication. The texts come from the trainer's data module or from the checkpoint. The model
+    logs the error rates of beam search and of best path. Beam search takes 0.3 seconds of a core or
+    more for each line, much longer than best path. The callback requires flashlight-text.
 
     Args:
-        language_model: ``"hybrid"`` over words, with others spelt; ``"words"`` of the training
-            texts and no others; or ``"characters"``.
-        lm_weight: of the language model against the network.
-        word_score: added per word, in ``"words"`` only.
-        beam_size: hypotheses kept per frame.
-        beam_size_token: outputs tried per frame.
-        beam_threshold: hypotheses worse than the best by more than this are dropped, in nats.
+        language_model: units of the 2-gram model. ``"hybrid"``: words, and characters for unknown
+            words. ``"words"``: words of the training texts only. ``"characters"``: characters.
+        lm_weight: weight of the language model relative to the network.
+        word_score: score added for each word, for ``"words"`` only.
+        beam_size: number of hypotheses that are kept per frame.
+        beam_size_token: number of outputs that are considered per frame.
+        beam_threshold: maximum difference to the best hypothesis in nats. Hypotheses with a larger
+            difference are dropped.
 
     Raises:
-        ValueError: an unknown language model.
+        ValueError: if the language model is unknown.
     """
 
     def __init__(
@@ -61,21 +62,21 @@ class DecodeLines(Callback):
         }
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the model's decoder, unless it has one."""
+        """Set the decoder of the model, unless the model already has one."""
         model = cast(LineReader, pl_module)
         if model.decoder is None:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             model.decoder = self.build(data.alphabet, data.texts)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the model's decoder, unless it has one."""
+        """Set the decoder of the model, unless the model already has one."""
         self.on_test_start(trainer, pl_module)
 
     def build(self, alphabet: Alphabet, texts: Iterable[str]) -> LineDecoder:
-        """Return a decoder with a language model counted from ``texts``.
+        """Return a decoder with a language model estimated from ``texts``.
 
         Raises:
-            ImportError: flashlight-text is not installed.
+            ImportError: if flashlight-text is not installed.
         """
         from examples.ocr.decoding import beam
 

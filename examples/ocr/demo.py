@@ -1,7 +1,7 @@
-"""Train a text line model on rendered lines by BMUF-Adam and by synchronous Adam, and compare.
+"""Compare BMUF-Adam with synchronous Adam on rendered lines of text.
 
-python -m examples.ocr.demo            under 6 minutes on 2 cores
-python -m examples.ocr.demo --short    the same, too short to learn much
+python -m examples.ocr.demo            less than 6 minutes on 2 cores
+python -m examples.ocr.demo --short    one minute, too short for good error rates
 """
 
 from __future__ import annotations
@@ -36,48 +36,49 @@ SHORT = replace(
     epochs=2,
     decay_epochs=1,
 )
-# Synchronous Adam takes means of four gradients, and so larger steps; beta1 as is usual.
+# Synchronous Adam averages four gradients, which allows a larger learning rate. beta1 is the usual
+# one.
 SYNCHRONOUS: dict[str, Any] = {"system": "sync_adam", "beta1": 0.9, "learning_rate": 8e-3}
 
 HEADER = ("strategy", "CER", "WER", "CER with LM", "WER with LM", "MB sent", "seconds")
 
 
 def row(result: Result) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return the row of the table for a result."""
     return (
         TITLES[result.settings["system"]],
         percent(result.test_cer),
         percent(result.test_wer),
-        _if_known(result.test_cer_lm),
-        _if_known(result.test_wer_lm),
+        _percent_or_dash(result.test_cer_lm),
+        _percent_or_dash(result.test_wer_lm),
         megabytes(result.model_bytes),
         f"{result.train_seconds:.0f}",
     )
 
 
-def _if_known(share: float) -> str:
-    return "-" if math.isnan(share) else percent(share)
+def _percent_or_dash(rate: float) -> str:
+    return "-" if math.isnan(rate) else percent(rate)
 
 
 def main() -> None:
-    """Render, train twice, print lines and table."""
+    """Render lines, train with both systems, and print recognised lines and a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--short", action="store_true", help="a minute, to see that it runs")
+    parser.add_argument("--short", action="store_true", help="one minute, to check that it works")
     base = SHORT if parser.parse_args().short else FULL
-    print("Rendering lines of text (kept for the next time) ...", flush=True)
+    print("Rendering lines of text (cached for later runs) ...", flush=True)
     begun = time.perf_counter()
     lines = TextLines(corpus_args=base.corpus_args, height=base.height).train
-    print(f"... {len(lines)} lines to train on, {time.perf_counter() - begun:.0f} s\n", flush=True)
+    print(f"... {len(lines)} training lines, {time.perf_counter() - begun:.0f} s\n", flush=True)
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for settings in (base, replace(base, **SYNCHRONOUS)):
             print(f"Training by {TITLES[settings.system]}, {settings.workers} ranks", flush=True)
             results += RunStore(Path(folder)).results([settings])
-    print("\nLines of the test split, and what BMUF-Adam's model reads:\n")
+    print("\nLines of the test split, and the hypotheses of the model of BMUF-Adam:\n")
     for reference, hypothesis in results[0].lines:
         print(f"  {reference}\n  {hypothesis}\n")
     print(markdown(HEADER, [row(result) for result in results]))
-    print(f"\nPictures and curves: tensorboard --logdir {LOG_DIR}")
+    print(f"\nImages and curves: tensorboard --logdir {LOG_DIR}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One line of text, and a padded batch of several."""
+"""A line of text, and a padded batch of lines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of text as the model sees it.
+    """A line of text and its image.
 
     Attributes:
-        key: name, unique in its split.
-        text: what stands there.
-        image: (H, W) uint8, dark ink (0) on white paper (255).
+        key: name of the line, unique in its split.
+        text: reference text.
+        image: (H, W) uint8, from 0 (ink) to 255 (paper).
     """
 
     key: str
@@ -28,35 +28,36 @@ class Line:
 
     @property
     def width(self) -> int:
-        """Pixels of the image from left to right."""
+        """Width of the image in pixels."""
         return int(self.image.shape[1])
 
 
 class Batch(NamedTuple):
-    """Lines of one step.
+    """A mini-batch of lines.
 
     Attributes:
-        images: (B, 1, H, W) float32 from 0, paper, to 1, ink; padded with paper on the right.
-        widths: (B,) int64, pixels of each image.
-        targets: (B, L) int64 numbers of the alphabet, padded with 0.
-        target_lengths: (B,) int64, characters of each line.
-        index: (B,) int64, position of each line in the list of its split.
+        images: (B, 1, H, W) float32, from 0 (paper) to 1 (ink), padded with paper on the right.
+        widths: (B,) int64, width of each image in pixels.
+        targets: (B, L) int64, indices of the characters in the alphabet, padded with 0.
+        target_lengths: (B,) int64, number of characters of each line.
+        index: (B,) int64, position of each line in its split.
     """
 
     images: Tensor
     widths: Tensor
     targets: Tensor
     target_lengths: Tensor
-    index: Tensor  # type: ignore[assignment]  # in the place of tuple.index, which nobody needs
+    index: Tensor  # type: ignore[assignment]  # replaces tuple.index, which is not used
 
 
 def collate(
     images: Sequence[np.ndarray], targets: Sequence[Sequence[int]], index: Sequence[int]
 ) -> Batch:
-    """Pad images (H, W) uint8 and targets to the longest of them.
+    """Pad images (H, W) uint8 and targets, and stack them to a batch.
 
     Raises:
-        ValueError: if there is no image, not one target and index for each, or heights differ.
+        ValueError: if there is no image, the numbers of images, targets and indices differ, or the
+            heights of images differ.
     """
     if not images or not len(images) == len(targets) == len(index):
         raise ValueError(
@@ -77,5 +78,8 @@ def collate(
 
 
 def frames_needed(target: Sequence[int]) -> int:
-    """Fewest outputs that CTC can align with the target: one more for each character repeated."""
+    """Return the number of frames that CTC needs for the target.
+
+    CTC needs one frame for each character, and a blank between two equal characters.
+    """
     return len(target) + sum(first == second for first, second in pairwise(target))

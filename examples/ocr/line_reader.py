@@ -1,4 +1,4 @@
-"""A network that reads lines of text by CTC: its loss, its error rates, its texts."""
+"""Base class of models that recognise lines of text with CTC: loss, error rates, decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate, WordErrorRate
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.ctc import ctc_losses, frames_of_batch
+from examples.ocr.ctc import ctc_losses, frames_needed_in_batch
 from examples.ocr.decoding.best_path import best_paths
 from examples.ocr.line import Batch
 from examples.sized_by_data import SizedByData
@@ -21,45 +21,50 @@ Unalignable = Literal["raise", "skip"]
 
 
 class LineDecoder(Protocol):
-    """Whatever turns the outputs of one line into text."""
+    """A decoder of the outputs of one line."""
 
     def decode(self, log_probs: Tensor) -> str:
-        """Return the text of (T, C) float32 log probabilities on the CPU."""
+        """Decode log probabilities (T, C), float32 on the CPU, to a text."""
         ...
 
 
 class Recognised(TypedDict):
-    """What a validation or test step returns: the texts of its batch, line by line."""
+    """Output of a validation or test step: one reference and one hypothesis for each line."""
 
     references: list[str]
     hypotheses: list[str]
 
 
 def average() -> MeanMetric:
-    """Average over lines and ranks; one that is not a number stays visible."""
+    """Return a mean over lines and ranks. NaN values make it NaN, so that they stay visible."""
     return MeanMetric(nan_strategy="disable")
 
 
 class LineReader(SizedByData):
     """Training, validation, test and prediction of a network with CTC outputs.
 
-    Logged: ``train/loss``, ``valid/loss``, ``valid/cer``, ``valid/wer``, ``test/loss``,
-    ``test/cer``, ``test/wer``, over all lines and ranks; losses in nats per line; with a
-    :attr:`decoder` also ``test/cer_lm`` and ``test/wer_lm``.
+    Logged values: ``train/loss``, ``valid/loss``, ``valid/cer``, ``valid/wer``, ``test/loss``,
+    ``test/cer`` and ``test/wer``, over all lines and ranks, and with a :attr:`decoder`
+    ``test/cer_lm`` and ``test/wer_lm``. Losses are in nats per line.
 
-    The :attr:`alphabet` comes from the trainer's data module, or from the checkpoint, or is set by
-    the caller; without any it is the keyboard where ``num_classes`` fits.
+    The :attr:`alphabet` is that of the trainer's data module or of the checkpoint, or is set by the
+    caller. By default, it is the keyboard if ``num_classes`` has the matching value.
 
-    A subclass makes its layers in ``_layers`` and calls ``take_sizes`` at the end of its
+    Subclasses create their layers in ``_layers`` and call ``take_sizes`` at the end of their
     constructor.
 
     Args:
-        unalignable: what to do with a training line that has more characters than its frames can
-            hold: ``"raise"``, or ``"skip"`` it in the loss with a warning. In validation and test
-            such a line is left out of the loss and counts in the error rates.
+        unalignable: treatment of training lines whose texts need more frames than the lines have.
+            ``"raise"``: raise an error. ``"skip"``: exclude the lines from the loss, with a
+            warning. Validation and test exclude such lines from the loss and include them in the
+            error rates.
+
+    Attributes:
+        decoder: decoder for test and prediction in addition to best path, or None.
+        alphabet: characters of the outputs, or None if they are not known yet.
 
     Raises:
-        ValueError: values out of range.
+        ValueError: if a value is out of range.
     """
 
     num_classes: int
@@ -82,7 +87,7 @@ class LineReader(SizedByData):
 
     @abstractmethod
     def _layers(self, num_classes: int, height: int) -> None:
-        """Make the layers from images of H pixels to C classes."""
+        """Create the layers from images of ``height`` pixels to ``num_classes`` outputs."""
 
     def _build(self, *, num_classes: int, height: int) -> None:
         if num_classes < 2:
@@ -101,14 +106,19 @@ class LineReader(SizedByData):
     @property
     @abstractmethod
     def subsample(self) -> int:
-        """Pixels of width per output frame."""
+        """Width of an output frame in pixels."""
 
     @abstractmethod
     def forward(self, images: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every frame of (B, 1, H, W) images: (T, B, C) log probabilities, (B,) frames."""
+        """Compute the log probabilities (T, B, C) and the number of frames (B,) of each line.
+
+        Args:
+            images: (B, 1, H, W), from 0 (paper) to 1 (ink).
+            widths: (B,) width of each line in pixels.
+        """
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the CTC loss averaged over the lines of the batch."""
+        """Return the mean CTC loss of the lines of the batch."""
         log_probs, frames = self(batch.images, batch.widths)
         losses, alignable = ctc_losses(log_probs, frames, batch.targets, batch.target_lengths)
         if not bool(alignable.all()):
@@ -116,11 +126,11 @@ class LineReader(SizedByData):
         return self._average(losses, alignable, "train")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Recognised:
-        """Count the loss and the errors of best path decoding; return the texts."""
+        """Log the loss and the error rates of best path decoding. Return the texts."""
         return self._evaluate(batch, "valid")[0]
 
     def test_step(self, batch: Batch, batch_idx: int) -> Recognised:
-        """As in validation; with a decoder its errors too, and its texts are returned."""
+        """Log the loss and the error rates. Return the texts of the decoder, or of best path."""
         recognised, log_probs, frames = self._evaluate(batch, "test")
         if self.decoder is None:
             return recognised
@@ -130,20 +140,29 @@ class LineReader(SizedByData):
         return {"references": recognised["references"], "hypotheses": hypotheses}
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[str]:
-        """Return the texts of the batch, by the decoder where there is one, else by best path."""
+        """Return the texts of the batch, from the decoder if there is one, else from best path."""
         log_probs, frames = self(batch.images, batch.widths)
         return (self.texts if self.decoder is None else self.decoded)(log_probs, frames)
 
     def texts(self, log_probs: Tensor, frames: Tensor) -> list[str]:
-        """Decode by best path: (T, B, C) and (B,) to B texts."""
+        """Decode by best path.
+
+        Args:
+            log_probs: (T, B, C).
+            frames: (B,) number of frames of each line.
+        """
         alphabet = self._alphabet()
-        return [alphabet.decode(numbers) for numbers in best_paths(log_probs, frames)]
+        return [alphabet.decode(indices) for indices in best_paths(log_probs, frames)]
 
     def decoded(self, log_probs: Tensor, frames: Tensor) -> list[str]:
-        """Decode by :attr:`decoder`: (T, B, C) and (B,) to B texts.
+        """Decode with :attr:`decoder`.
+
+        Args:
+            log_probs: (T, B, C).
+            frames: (B,) number of frames of each line.
 
         Raises:
-            ValueError: there is no decoder.
+            ValueError: if there is no decoder.
         """
         if self.decoder is None:
             raise ValueError("the model has no decoder; set model.decoder, or use texts()")
@@ -151,49 +170,50 @@ class LineReader(SizedByData):
         return [self.decoder.decode(scores[:n, line]) for line, n in enumerate(frames.tolist())]
 
     def configure_model(self) -> None:
-        """Take sizes and, before training, the alphabet of the trainer's data module.
+        """Take the sizes and, before training, the alphabet from the trainer's data module.
 
         Raises:
-            ValueError: when it has another number of classes than the model, or when the data
-                module counts on narrower frames than the model's.
+            ValueError: if the alphabet does not fit the model's number of classes, or the data
+                module assumes narrower frames than those of the model.
         """
         super().configure_model()
-        # To evaluate, the data are known once the checkpoint has been read.
+        # In evaluation, the data are available only after the checkpoint has been loaded.
         if self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING:
             self._take_alphabet()
 
     def on_validation_start(self) -> None:
-        """Take the alphabet of the data; raises as ``configure_model``."""
+        """Take the alphabet of the data. Raises the errors of :meth:`configure_model`."""
         self._take_alphabet()
 
     def on_test_start(self) -> None:
-        """Take the alphabet of the data; raises as ``configure_model``."""
+        """Take the alphabet of the data. Raises the errors of :meth:`configure_model`."""
         self._take_alphabet()
 
     def on_predict_start(self) -> None:
-        """Take the alphabet of the data; raises as ``configure_model``."""
+        """Take the alphabet of the data. Raises the errors of :meth:`configure_model`."""
         self._take_alphabet()
 
     def _take_alphabet(self) -> None:
         data = getattr(self._trainer, "datamodule", None)
-        counted_on = getattr(data, "pixels_per_frame", self.subsample)
-        if counted_on < self.subsample:
+        pixels_per_frame = getattr(data, "pixels_per_frame", self.subsample)
+        if pixels_per_frame < self.subsample:
             raise ValueError(
                 f"pixels_per_frame of the data must be at least the model's {self.subsample}, got "
-                f"{counted_on}; lines would pass that have too few frames for their text"
+                f"{pixels_per_frame}; with fewer, the data can contain lines that have too few "
+                "frames for their texts"
             )
         alphabet = getattr(data, "alphabet", None)
         if alphabet is None:
             return
         if len(alphabet) != self.num_classes:
             raise ValueError(
-                f"num_classes must be the {len(alphabet)} of the data's alphabet (characters and "
-                f"blank), got {self.num_classes}"
+                f"num_classes must be {len(alphabet)}, the number of characters in the alphabet of "
+                f"the data plus blank, got {self.num_classes}"
             )
         self.alphabet = alphabet
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the alphabet's characters, without which outputs cannot be read."""
+        """Save the characters of the alphabet, which decoding requires."""
         if self.alphabet is not None:
             checkpoint["alphabet"] = self.alphabet.characters
 
@@ -205,8 +225,8 @@ class LineReader(SizedByData):
     def _alphabet(self) -> Alphabet:
         if self.alphabet is None:
             raise ValueError(
-                f"no alphabet for {self.num_classes} classes: train with a data module that has "
-                "one, or set model.alphabet"
+                f"the model has no alphabet for {self.num_classes} classes: train with a data "
+                "module that has an alphabet, or set model.alphabet"
             )
         return self.alphabet
 
@@ -227,7 +247,7 @@ class LineReader(SizedByData):
         return {"references": references, "hypotheses": hypotheses}, log_probs, frames
 
     def _average(self, losses: Tensor, alignable: Tensor, split: str) -> Tensor:
-        """Log the losses of the alignable lines and return their average, 0 where there is none."""
+        """Log and return the mean loss of the alignable lines, or 0 if there are none."""
         lines = alignable.sum()
         average = losses.sum() / lines.clamp(min=1)
         self._log_metric(f"{split}/loss", average.detach(), lines)
@@ -236,12 +256,12 @@ class LineReader(SizedByData):
     def _log_metric(self, name: str, *update: Any) -> None:
         metric: Any = self.metrics[name]
         metric.update(*update)
-        shown = not name.startswith("train")
-        self.log(name, metric, on_step=False, on_epoch=True, prog_bar=shown, batch_size=1)
+        prog_bar = not name.startswith("train")
+        self.log(name, metric, on_step=False, on_epoch=True, prog_bar=prog_bar, batch_size=1)
 
     def _handle_unalignable(self, batch: Batch, frames: Tensor, alignable: Tensor) -> None:
-        """Raise, or warn, about training lines that CTC cannot align."""
-        needed = frames_of_batch(batch.targets, batch.target_lengths)
+        """Raise an error or issue a warning for training lines that CTC cannot align."""
+        needed = frames_needed_in_batch(batch.targets, batch.target_lengths)
         lines = [
             f"line {batch.index[row]} has {frames[row]} frames and needs {needed[row]}"
             for row, possible in enumerate(alignable.tolist())
@@ -250,7 +270,7 @@ class LineReader(SizedByData):
         message = (
             f"CTC cannot align {len(lines)} of the batch's {len(frames)} lines: "
             f"{'; '.join(lines)}. "
-            f"A frame is {self.subsample} pixels wide: take higher images, reduce the width less"
+            f"A frame is {self.subsample} pixels wide: use higher images, reduce the width less"
         )
         if self.unalignable == "raise":
             raise ValueError(f"{message}, leave the lines out, or set unalignable='skip'")

@@ -1,4 +1,4 @@
-"""DarkNet-DBLSTM, the character model of bmuf_adam 3.1: line images to characters by CTC."""
+"""DarkNet-DBLSTM, the character model of bmuf_adam 3.1, trained with CTC."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from examples.ocr.recurrent import BidirectionalLSTM
 class DarkNetDBLSTM(LineReader):
     """Tiny DarkNet over line images, bidirectional LSTM layers, CTC over characters and blank.
 
-    The defaults are the size of the paper, which has images 60 pixels high, two layers of 128 + 128
-    cells, 95 characters and blank. :meth:`small` is a size for one core.
+    The defaults are those of the paper: images 60 pixels high, two layers of 128 + 128 cells, 95
+    characters and blank. :meth:`small` builds a model that trains on one core.
 
-    What is logged, and the alphabet, are those of :class:`~examples.ocr.line_reader.LineReader`.
+    :class:`~examples.ocr.line_reader.LineReader` describes the logged values and the alphabet.
 
     Args:
-        num_classes: C, characters and blank; None takes it from the data.
-        height: H, pixels; None takes it from the data.
-        channels: see :class:`~examples.ocr.darknet.DarkNet`, as the next four.
-        convolutions: 3x3 convolutions of each stage.
-        reductions: by what each stage divides (height, width).
-        downsampling: by max pooling or by strides.
-        feature_channels: of a last 1x1 convolution.
+        num_classes: C, number of characters plus blank. None: take it from the data.
+        height: H, height of the images in pixels. None: take it from the data.
+        channels: see :class:`~examples.ocr.darknet.DarkNet`, also for the next four arguments.
+        convolutions: number of 3x3 convolutions of each stage.
+        reductions: factors by which each stage reduces (height, width).
+        downsampling: reduction by max pooling (``"pool"``) or by strides (``"stride"``).
+        feature_channels: channels of a final 1x1 convolution. 0: no such convolution.
         cells: memory cells per layer and direction.
-        layers: bidirectional layers.
-        dropout: before each LSTM layer but the first, and before the outputs.
-        learning_rate: of Adam.
-        beta1: of Adam; the paper advises 0.5 under block momentum, 0.9 without.
-        beta2: of Adam.
-        decay_epochs: after these epochs the learning rate is multiplied by ``decay_factor``.
-        decay_factor: see there.
+        layers: number of bidirectional layers.
+        dropout: dropout probability before the output layer and each LSTM layer except the first.
+        learning_rate: learning rate of Adam.
+        beta1: first moment decay of Adam. The paper recommends 0.5 with block momentum, 0.9
+            without.
+        beta2: second moment decay of Adam.
+        decay_epochs: epochs after which the learning rate is multiplied by ``decay_factor``.
+        decay_factor: factor of the learning rate.
         unalignable: see :class:`~examples.ocr.line_reader.LineReader`.
 
     Raises:
-        ValueError: values out of range.
+        ValueError: if a value is out of range.
     """
 
     def __init__(
@@ -90,14 +91,14 @@ class DarkNetDBLSTM(LineReader):
 
     @classmethod
     def small(cls, *, num_classes: int = 96, height: int = 32, **options: Any) -> DarkNetDBLSTM:
-        """Build a size that trains on one core: frames of 4 pixels, 2 layers of 64 + 64 cells.
+        """Build a model that trains on one core: frames of 4 pixels, 2 layers of 64 + 64 cells.
 
         Args:
-            num_classes: C.
-            height: H; 24 to 40 suit it.
-            options: further arguments of the class, also instead of those set here.
+            num_classes: C, number of characters plus blank.
+            height: H, height of the images in pixels. 24 to 40 are suitable.
+            options: further arguments of the class. They override the values set here.
         """
-        size: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             "channels": (16, 32, 64),
             "convolutions": (1, 1, 1),
             "reductions": ((2, 2), (2, 2), (2, 1)),
@@ -105,43 +106,43 @@ class DarkNetDBLSTM(LineReader):
             "feature_channels": 0,
             "cells": 64,
         }
-        return cls(num_classes=num_classes, height=height, **{**size, **options})
+        return cls(num_classes=num_classes, height=height, **{**sizes, **options})
 
     @property
     def subsample(self) -> int:
-        """Pixels of width per output frame."""
+        """Width of an output frame in pixels."""
         return self.darknet.subsample
 
     def forward(self, images: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every frame.
+        """Compute the log probabilities of all frames.
 
-        An image that ends within a frame is continued with paper to the end of it.
+        Images are padded with paper to a whole number of frames.
 
         Args:
-            images: (B, 1, H, W), 0 for paper to 1 for ink.
-            widths: (B,) pixels of each line.
+            images: (B, 1, H, W), from 0 (paper) to 1 (ink).
+            widths: (B,) width of each line in pixels.
 
         Returns:
-            (T, B, C) log probabilities, float32 or wider, with T = ceil(W / subsample); and (B,)
-            int64, the frames of each line: ceil(width / subsample). In evaluation mode a line's
-            outputs within its frames depend on nothing but its own image.
+            The log probabilities (T, B, C), float32 or wider, with T = ceil(W / subsample); and
+            the number of frames of each line (B,) int64, ceil(width / subsample). In evaluation
+            mode, the outputs within the frames of a line depend only on the image of this line.
 
         Raises:
-            ValueError: images of another height, or lines narrower than one frame or wider than
-                the batch.
+            ValueError: if images have a different height, or lines are narrower than one frame or
+                wider than the batch.
         """
         self._check_images(images, widths)
         frames = -(-widths // self.subsample)
-        fill = -images.shape[-1] % self.subsample
-        images = functional.pad(blank_padding(images, widths), (0, fill))
+        padding = -images.shape[-1] % self.subsample
+        images = functional.pad(blank_padding(images, widths), (0, padding))
         hidden = self.darknet(images, frames * self.subsample)
         logits = self.affine(self.dropout(self.lstm(hidden, frames)))
-        # Under mixed precision the loss is computed in float32.
+        # With mixed precision, the loss is computed in float32.
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return functional.log_softmax(wide, dim=-1), frames
 
     def configure_optimizers(self) -> Any:
-        """Adam; its rate falls after each of ``decay_epochs``."""
+        """Return Adam, with a learning rate that is reduced after each of ``decay_epochs``."""
         optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate, betas=self.betas)
         if not self.decay_epochs:
             return optimizer
@@ -153,8 +154,8 @@ class DarkNetDBLSTM(LineReader):
     def _check_images(self, images: Tensor, widths: Tensor) -> None:
         if images.dim() != 4 or images.shape[1] != 1 or images.shape[2] != self.height:
             raise ValueError(
-                f"images must be (B, 1, {self.height}, W), got {tuple(images.shape)}; give the "
-                "data module and the model the same height"
+                f"images must be (B, 1, {self.height}, W), got {tuple(images.shape)}; use the same "
+                "height for the data module and the model"
             )
         narrowest, widest = int(widths.min()), int(widths.max())
         if narrowest < self.subsample or widest > images.shape[-1]:

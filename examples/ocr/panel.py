@@ -1,4 +1,4 @@
-"""A picture of recognised lines for TensorBoard: image, reference, hypothesis."""
+"""An image of recognised lines for TensorBoard, with references and hypotheses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ BLACK = (0, 0, 0)
 WHITE = (255, 255, 255)
 
 
-class Shown(NamedTuple):
-    """One line of the panel; ``image`` (H, W) uint8, dark ink on white paper."""
+class PanelLine(NamedTuple):
+    """A line of the panel.
+
+    Attributes:
+        image: (H, W) uint8, dark ink on white paper.
+        reference: reference text.
+        hypothesis: recognised text.
+    """
 
     image: np.ndarray
     reference: str
@@ -28,67 +34,67 @@ class Shown(NamedTuple):
 
 
 class LinePanel(Callback):
-    """Log a picture of the first lines of validation and test as ``valid/lines``, ``test/lines``.
+    """Log an image of the first lines of validation and test as ``valid/lines``, ``test/lines``.
 
-    Only global rank 0 draws, at the end of the run over the split, from the batches that it has
-    seen itself; nothing is sent. Loggers without ``add_image`` on their experiment get nothing.
+    Global rank 0 draws the image at the end of the split, from its own batches, without
+    communication. Loggers whose experiment has no ``add_image`` are skipped.
 
     Args:
-        lines: how many, at least 1.
+        lines: number of lines, at least 1.
 
     Raises:
-        ValueError: fewer than one line.
+        ValueError: if ``lines`` is less than 1.
     """
 
     def __init__(self, *, lines: int = 12) -> None:
         if lines < 1:
             raise ValueError(f"lines must be at least 1, got {lines}")
         self.lines = lines
-        self._shown: list[Shown] = []
+        self._collected: list[PanelLine] = []
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the lines of the last time."""
-        self._shown = []
+        """Remove the lines of the previous validation."""
+        self._collected = []
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the lines of the last time."""
-        self._shown = []
+        """Remove the lines of the previous test."""
+        self._collected = []
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *where: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *rest: Any
     ) -> None:
-        """Keep the lines of the batch while there is room."""
-        self._keep(trainer, batch, outputs)
+        """Collect lines of the batch, up to the number of lines of the panel."""
+        self._collect(trainer, batch, outputs)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *where: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *rest: Any
     ) -> None:
-        """Keep the lines of the batch while there is room."""
-        self._keep(trainer, batch, outputs)
+        """Collect lines of the batch, up to the number of lines of the panel."""
+        self._collect(trainer, batch, outputs)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and log."""
+        """Draw and log the panel."""
         self._log(trainer, "valid/lines")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and log."""
+        """Draw and log the panel."""
         self._log(trainer, "test/lines")
 
-    def _keep(self, trainer: Trainer, batch: Batch, outputs: Any) -> None:
+    def _collect(self, trainer: Trainer, batch: Batch, outputs: Any) -> None:
         if not trainer.is_global_zero or not self._experiments(trainer):
             return
-        for row in range(min(len(batch.images), self.lines - len(self._shown))):
+        for row in range(min(len(batch.images), self.lines - len(self._collected))):
             ink = batch.images[row, 0, :, : int(batch.widths[row])].float().cpu().numpy()
             image = np.clip(255 * (1 - ink), 0, 255).round().astype(np.uint8)
             texts = (outputs[key][row] for key in ("references", "hypotheses"))
-            self._shown.append(Shown(image, *texts))
+            self._collected.append(PanelLine(image, *texts))
 
     def _log(self, trainer: Trainer, name: str) -> None:
-        if not self._shown or trainer.sanity_checking:
+        if not self._collected or trainer.sanity_checking:
             return
-        picture = draw_panel(self._shown)
+        panel = draw_panel(self._collected)
         for experiment in self._experiments(trainer):
-            experiment.add_image(name, picture, trainer.global_step, dataformats="HWC")
+            experiment.add_image(name, panel, trainer.global_step, dataformats="HWC")
 
     @staticmethod
     def _experiments(trainer: Trainer) -> list[Any]:
@@ -96,16 +102,16 @@ class LinePanel(Callback):
         return [each for each in experiments if callable(getattr(each, "add_image", None))]
 
 
-def draw_panel(lines: Sequence[Shown]) -> np.ndarray:
-    """Draw lines one below another, each with its reference and its hypothesis.
+def draw_panel(lines: Sequence[PanelLine]) -> np.ndarray:
+    """Draw lines below each other, with their references and hypotheses.
 
-    A right hypothesis is green, a wrong one red.
+    Correct hypotheses are green, wrong ones red.
 
     Args:
-        lines: at least one.
+        lines: at least one line.
 
     Returns:
-        (H, W, 3) uint8.
+        Image (H, W, 3) uint8.
     """
     font = ImageFont.load_default(FONT_SIZE)
     strips = [draw_line(line, font) for line in lines]
@@ -117,10 +123,10 @@ def draw_panel(lines: Sequence[Shown]) -> np.ndarray:
     return np.asarray(panel)
 
 
-def draw_line(line: Shown, font: Any) -> Image.Image:
-    """Draw one line: its image, below it the reference, below that the hypothesis."""
-    right = line.hypothesis == line.reference
-    texts = [(line.reference, BLACK), (line.hypothesis, RIGHT if right else WRONG)]
+def draw_line(line: PanelLine, font: Any) -> Image.Image:
+    """Draw the image of a line, with the reference and the hypothesis below it."""
+    correct = line.hypothesis == line.reference
+    texts = [(line.reference, BLACK), (line.hypothesis, RIGHT if correct else WRONG)]
     text_height = sum(font.getmetrics()) + MARGIN
     width = max(line.image.shape[1], *(int(font.getlength(text)) + 1 for text, _ in texts))
     height = line.image.shape[0] + len(texts) * text_height

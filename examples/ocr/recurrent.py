@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 
 class BidirectionalLSTM(nn.Module):
-    """Stacked bidirectional LSTM layers; what lies beyond a sequence never reaches it.
+    """Stacked bidirectional LSTM layers, whose outputs do not depend on padding.
 
-    The backward direction is a forward LSTM over sequences that were reversed within their own
-    lengths, so both directions run over dense tensors. On a CPU that is more than twice as fast
-    as a packed sequence, and the outputs inside the lengths are the same.
+    The backward direction is a forward LSTM over sequences that are reversed within their lengths.
+    Both directions therefore use dense tensors. On a CPU, this is more than twice as fast as packed
+    sequences, with the same outputs within the lengths.
 
     Args:
-        inputs: D, size of the input vectors.
+        inputs: D, number of input features.
         cells: memory cells per layer and direction.
-        layers: bidirectional layers, at least 1.
-        dropout: between layers.
+        layers: number of bidirectional layers, at least 1.
+        dropout: dropout probability between layers.
     """
 
     def __init__(self, inputs: int, *, cells: int, layers: int, dropout: float = 0.0) -> None:
@@ -28,32 +28,37 @@ class BidirectionalLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, sequences: Tensor, lengths: Tensor) -> Tensor:
-        """Run all layers.
+        """Apply all layers.
 
         Args:
             sequences: (T, B, D).
-            lengths: (B,) vectors of each sequence.
+            lengths: (B,) length of each sequence.
 
         Returns:
-            (T, B, 2 cells); meaningless beyond a sequence's length.
+            Outputs (T, B, 2 * cells), undefined beyond the length of a sequence.
         """
         order = reversal(sequences.shape[0], lengths.to(sequences.device))
         hidden = sequences
-        for index, (ahead, back) in enumerate(zip(self.forwards, self.backwards, strict=True)):
+        for index, (forward, backward) in enumerate(
+            zip(self.forwards, self.backwards, strict=True)
+        ):
             if index:
                 hidden = self.dropout(hidden)
-            past = ahead(hidden)[0]
-            future = reorder(back(reorder(hidden, order))[0], order)
+            past = forward(hidden)[0]
+            future = reorder(backward(reorder(hidden, order))[0], order)
             hidden = torch.cat([past, future], dim=-1)
         return hidden
 
 
 def reversal(steps: int, lengths: Tensor) -> Tensor:
-    """Positions (T, B) that reverse each sequence in its length and leave the rest in place."""
+    """Return positions (T, B) that reverse each sequence within its length.
+
+    Positions beyond the length are not changed.
+    """
     position = torch.arange(steps, device=lengths.device).unsqueeze(1)
     return torch.where(position < lengths, lengths - 1 - position, position)
 
 
 def reorder(sequences: Tensor, order: Tensor) -> Tensor:
-    """Take position ``order[t, b]`` of sequence b of (T, B, D) as its step t."""
+    """Return sequences (T, B, D) in which step t of sequence b is step ``order[t, b]``."""
     return sequences.gather(0, order.unsqueeze(2).expand(-1, -1, sequences.shape[2]))

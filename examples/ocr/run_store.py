@@ -1,4 +1,4 @@
-"""The runs of the text line example's demo and study, kept in a file."""
+"""A file with the results of the text line example's demo and study."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from examples.run_store import RunStore as AnyRunStore
 
 
 class RunStore(AnyRunStore[Settings, Result]):
-    """Results by settings.
+    """Stores the results of runs, and starts runs without results.
 
     Args:
-        folder: where ``runs.jsonl`` is kept.
+        folder: directory of ``runs.jsonl``.
 
     """
 

@@ -1,9 +1,9 @@
-"""Train text line models with one system after the other and note what came out of each.
+"""Train text line models with several systems, and store the results.
 
-Started by ``torchrun.py`` on every rank. The argument is a JSON object: ``runs``, a list of
-settings that all take the same number of ranks, and ``results``, a file to which rank 0 appends one
-line of JSON for each run. One start for many runs, since 16 processes on few cores take as long to
-start as to train.
+``torchrun.py`` starts this module on every rank. The argument is a JSON object: ``runs``, a list of
+settings with the same number of ranks, and ``results``, a file to which rank 0 appends one line of
+JSON for each run. The processes are started once for all runs, because the start of 16 processes on
+few cores takes as long as the training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.panel import LinePanel
 from examples.quiet import progress, silence_lightning
-from examples.run_store import carry_out, portable
+from examples.run_store import portable, run_job
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
 System = Literal["adam", "sync_adam", "corrected", "average"]
@@ -40,28 +40,29 @@ TITLES: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run.
+    """Settings of a run.
 
     Attributes:
         system: a key of ``TITLES``.
-        corpus: as ``TextLines`` names it.
-        corpus_args: likewise.
-        height: pixels.
-        augment: whether training images are changed a little in each epoch.
+        corpus: name of the corpus, see ``TextLines``.
+        corpus_args: arguments of the corpus, see ``TextLines``.
+        height: height of the images in pixels.
+        augment: whether training images are distorted.
         model_args: arguments of ``DarkNetDBLSTM.small``.
-        workers: N.
-        virtual_workers: that each rank plays. It makes no other run.
-        block_size: tau, steps between two synchronisations of models.
-        warmup_epochs: part of an epoch that is trained by synchronous Adam first.
-        epochs: passes over the data, warm-up included.
-        decay_epochs: so many of the last epochs each start with half the learning rate.
-        batch_lines: lines in a mini-batch of one worker.
-        learning_rate: of Adam.
-        beta1: of Adam.
-        seed: of the initial model and of the order of batches.
-        log_dir: TensorBoard logs go here.
-        show: whether test decodes by beam search with a language model too, where flashlight-text
-            is installed, and lines are shown with what was read, in TensorBoard and in the result.
+        workers: N, number of workers.
+        virtual_workers: number of virtual workers of each rank. It does not change the results.
+        block_size: tau, number of steps between two synchronisations of models.
+        warmup_epochs: duration of the warm-up with synchronous Adam, in epochs.
+        epochs: number of epochs, including the warm-up.
+        decay_epochs: number of last epochs that each begin by halving the learning rate.
+        batch_lines: number of lines in a mini-batch of one worker.
+        learning_rate: learning rate of Adam.
+        beta1: first moment decay of Adam.
+        seed: seed of the initial model and of the order of batches.
+        log_dir: directory of the TensorBoard logs.
+        show: whether to log some lines with their hypotheses to TensorBoard and store them in the
+            result. If flashlight-text is installed, test then also decodes by beam search with a
+            language model.
 
     """
 
@@ -84,36 +85,37 @@ class Settings:
     log_dir: str = "outputs/ocr"
     show: bool = False
 
-    def anywhere(self) -> dict[str, Any]:
-        """The settings as they are noted: without the folders of one machine, and without what
-        makes no other run.
+    def portable_settings(self) -> dict[str, Any]:
+        """Return the settings that identify the run.
+
+        They contain no directories of this machine, and no settings without effect on the results.
         """
-        noted = {**asdict(self), "corpus_args": portable(self.corpus_args), "log_dir": ""}
+        settings = {**asdict(self), "corpus_args": portable(self.corpus_args), "log_dir": ""}
         if self.system in ("adam", "sync_adam"):
-            noted["block_size"] = type(self).block_size
-        del noted["virtual_workers"]
-        return noted
+            settings["block_size"] = type(self).block_size
+        del settings["virtual_workers"]
+        return settings
 
     @property
     def ranks(self) -> int:
-        """Processes that the run takes."""
+        """Number of processes of the run."""
         return 1 if self.system == "adam" else self.workers // self.virtual_workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
+        settings: settings of the run, see ``Settings.portable_settings``.
         valid_cer, valid_wer: character and word error rate of the valid split, by best path.
-        test_cer, test_wer: of the test split.
-        test_cer_lm, test_wer_lm: likewise by beam search, where the settings say ``show``.
+        test_cer, test_wer: character and word error rate of the test split, by best path.
+        test_cer_lm, test_wer_lm: the same by beam search, or NaN without ``Settings.show``.
         valid_losses: CTC loss of the valid split after each epoch, in nats per line.
-        model_bytes: payload of all ranks, for gradients, models and moments together.
-        train_seconds: of ``fit``, validation included.
-        steps: steps of each rank.
-        lines: some lines of the test split and what was read, where the settings say ``show``.
+        model_bytes: payload of all ranks for gradients, models and moments.
+        train_seconds: duration of ``fit``, including validation.
+        steps: number of steps of each rank.
+        lines: references and hypotheses of some lines of the test split, with ``Settings.show``.
 
     """
 
@@ -132,33 +134,33 @@ class Result:
 
 
 class ValidLosses(Callback):
-    """Notes the loss of the valid split after each epoch."""
+    """Collects the loss of the valid split after each epoch."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note it."""
+        """Append the loss to ``losses``."""
         self.losses.append(float(trainer.callback_metrics["valid/loss"]))
 
 
-class ReadLines(Callback):
-    """Keeps the first lines of test with what was read."""
+class LineCollector(Callback):
+    """Collects the references and hypotheses of the first lines of test."""
 
-    def __init__(self, *, lines: int) -> None:
-        self._wanted = lines
+    def __init__(self, *, maximum: int) -> None:
+        self._maximum = maximum
         self.lines: list[tuple[str, str]] = []
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any
     ) -> None:
-        """Keep lines while more are wanted."""
-        both = zip(outputs["references"], outputs["hypotheses"], strict=True)
-        self.lines += list(both)[: self._wanted - len(self.lines)]
+        """Append lines of the batch to ``lines``, up to the maximum number."""
+        pairs = zip(outputs["references"], outputs["hypotheses"], strict=True)
+        self.lines += list(pairs)[: self._maximum - len(self.lines)]
 
 
 def strategy(settings: Settings, steps_per_epoch: int) -> HierarchicalStrategy | str:
-    """What to pass to the Trainer."""
+    """Return the strategy for the Trainer."""
     if settings.system == "adam":
         return "auto"
     if settings.system == "sync_adam":
@@ -174,7 +176,7 @@ def strategy(settings: Settings, steps_per_epoch: int) -> HierarchicalStrategy |
 
 
 def run(settings: Settings) -> Result:
-    """Train and score. Every rank must call it."""
+    """Train and evaluate a model. Every rank must call it."""
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_num_threads(1)
     data = TextLines(
@@ -185,17 +187,17 @@ def run(settings: Settings) -> Result:
         augment=settings.augment,
         seed=settings.seed,
     )
-    held = settings.epochs - settings.decay_epochs
+    first_decay = settings.epochs - settings.decay_epochs
     model = DarkNetDBLSTM.small(
         num_classes=len(data.alphabet),
         height=settings.height,
         learning_rate=settings.learning_rate,
         beta1=settings.beta1,
-        decay_epochs=tuple(range(held, settings.epochs)),
+        decay_epochs=tuple(range(first_decay, settings.epochs)),
         unalignable="skip",
         **settings.model_args,
     )
-    losses, read = ValidLosses(), ReadLines(lines=8 if settings.show else 0)
+    losses, test_lines = ValidLosses(), LineCollector(maximum=8 if settings.show else 0)
     workers = settings.ranks * settings.virtual_workers
     steps_per_epoch = len(data.train) // (settings.batch_lines * workers)
     version = f"{settings.workers}_workers_beta_{settings.beta1:g}_seed_{settings.seed}"
@@ -211,18 +213,18 @@ def run(settings: Settings) -> Result:
         enable_model_summary=False,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=version),
-        callbacks=[losses, read, progress(), *(_showing() if settings.show else [])],
+        callbacks=[losses, test_lines, progress(), *(_panel() if settings.show else [])],
     )
     begun = time.perf_counter()
     trainer.fit(model, data)
     seconds = time.perf_counter() - begun
-    sent, valid_losses = _sent(trainer.strategy), list(losses.losses)
+    model_bytes, valid_losses = _total_payload(trainer.strategy), list(losses.losses)
     scores = {
         **trainer.validate(model, data, verbose=False)[0],
         **trainer.test(model, data, verbose=False)[0],
     }
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         valid_cer=scores["valid/cer"],
         valid_wer=scores["valid/wer"],
         test_cer=scores["test/cer"],
@@ -230,33 +232,33 @@ def run(settings: Settings) -> Result:
         test_cer_lm=scores.get("test/cer_lm", math.nan),
         test_wer_lm=scores.get("test/wer_lm", math.nan),
         valid_losses=valid_losses,
-        model_bytes=sent,
+        model_bytes=model_bytes,
         train_seconds=seconds,
         steps=trainer.global_step,
-        lines=read.lines,
+        lines=test_lines.lines,
     )
 
 
-def _showing() -> list[Callback]:
-    # flashlight-text has no wheels for the newest Python; best paths are read without it.
+def _panel() -> list[Callback]:
+    # flashlight-text has no wheels for the newest Python. Without it, only best path is used.
     beam_search = find_spec("flashlight") is not None
     return [LinePanel(), *([DecodeLines()] if beam_search else [])]
 
 
-def _sent(strategy: object) -> int:
-    """Payload bytes of all ranks together."""
+def _total_payload(strategy: object) -> int:
+    """Return the payload bytes of all ranks. Every rank must call it."""
     if not isinstance(strategy, HierarchicalStrategy):
         return 0
-    own = sum(strategy.traffic.total(tier).payload_bytes for tier in ("group", "across"))
-    total = torch.tensor([own], dtype=torch.int64)
+    payload = sum(strategy.traffic.total(tier).payload_bytes for tier in ("group", "across"))
+    total = torch.tensor([payload], dtype=torch.int64)
     dist.all_reduce(total)
     return int(total)
 
 
 def main() -> None:
-    """Run what the argument says."""
+    """Run the settings of the command-line argument."""
     silence_lightning()
-    carry_out(run, Settings)
+    run_job(run, Settings)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Texts that the alphabet can write and the model has room for."""
+"""Normalisation of texts, and exclusion of lines whose texts need too many frames."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lightning.pytorch.utilities import rank_zero_only
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.corpus import Corpus
 from examples.ocr.line import Line, frames_needed
-from examples.ocr.unreadable import OnUnreadable, Problem, listed, settle
+from examples.ocr.unreadable import OnUnreadable, Problem, list_problems, report_problems
 
 log = logging.getLogger(__name__)
 
 
-def written_with(alphabet: Alphabet, corpus: Corpus, on_unreadable: OnUnreadable) -> Corpus:
-    """Write all texts with the alphabet (``Alphabet.normalise``).
+def normalise_texts(alphabet: Alphabet, corpus: Corpus, on_unreadable: OnUnreadable) -> Corpus:
+    """Return the corpus with all texts normalised by ``Alphabet.normalise``.
 
     Raises:
-        ValueError: if texts cannot be written with it and shall not be skipped, or no line of a
-            split is left.
+        ValueError: if normalised texts contain characters outside the alphabet and
+            ``on_unreadable`` is ``"error"``, or no line of a split is left.
     """
     problems: list[Problem] = []
     splits: dict[str, list[Line]] = {}
@@ -34,20 +34,20 @@ def written_with(alphabet: Alphabet, corpus: Corpus, on_unreadable: OnUnreadable
                 problems.append((f"{split}: {line.key}", str(error)))
                 continue
             splits[split].append(replace(line, text=text))
-    settle(problems, on_unreadable, f"corpus {corpus.name}")
-    return _corpus_of(splits, corpus)
+    report_problems(problems, on_unreadable, f"corpus {corpus.name}")
+    return _remaining_corpus(splits, corpus)
 
 
-def with_room(
+def exclude_too_long(
     alphabet: Alphabet, corpus: Corpus, pixels_per_frame: int
 ) -> tuple[Corpus, list[Problem]]:
-    """Leave out lines whose texts need more outputs than the model has for their width.
+    """Exclude lines whose texts need more frames than the lines have, with a warning.
 
-    CTC's loss is infinite for them. A model has one output for each ``pixels_per_frame`` pixels
-    that the line begins.
+    The CTC loss of such lines would be infinite. A line has ceil(width / ``pixels_per_frame``)
+    frames.
 
     Returns:
-        The corpus without these lines, and their names with the reason; a warning names the first.
+        The corpus without these lines, and the names of these lines with the reasons.
 
     Raises:
         ValueError: if no line of a split is left.
@@ -72,13 +72,13 @@ def with_room(
             sum(map(len, corpus.splits.values())),
             corpus.name,
             pixels_per_frame,
-            listed(too_long),
+            list_problems(too_long),
         )
-    return _corpus_of(splits, corpus), too_long
+    return _remaining_corpus(splits, corpus), too_long
 
 
-def _corpus_of(splits: dict[str, list[Line]], before: Corpus) -> Corpus:
-    """The corpus of the lines that are left.
+def _remaining_corpus(splits: dict[str, list[Line]], before: Corpus) -> Corpus:
+    """Return a corpus with the name of ``before`` and the remaining lines.
 
     Raises:
         ValueError: if no line of a split is left.

@@ -1,4 +1,4 @@
-"""What cannot be read is named: it stops the run, or is left out with a warning."""
+"""Errors and warnings for lines that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ log = logging.getLogger(__name__)
 
 OnUnreadable = Literal["error", "skip"]
 Problem = tuple[str, str]
-"""Name of the line, and why it cannot be used."""
+"""Name of a line, and the reason why it cannot be used."""
 
-_LISTED = 20
+_MAX_LISTED = 20
 
 
-def settle(problems: Sequence[Problem], on_unreadable: OnUnreadable, what: str) -> None:
-    """Raise if there are problems, or warn of them.
+def report_problems(problems: Sequence[Problem], on_unreadable: OnUnreadable, source: str) -> None:
+    """Raise an error or log a warning if there are problems.
 
     Args:
-        problems: found.
-        on_unreadable: ``"error"`` raises, ``"skip"`` warns; both say how many and name the first.
-        what: the lines are, for the message.
+        problems: names of the lines that cannot be used, with the reasons.
+        on_unreadable: ``"error"``: raise an error. ``"skip"``: log a warning. Both messages contain
+            the number of problems and the first of them.
+        source: source of the lines, for the message.
 
     Raises:
         ValueError: if there are problems and ``on_unreadable`` is ``"error"``.
@@ -34,18 +35,18 @@ def settle(problems: Sequence[Problem], on_unreadable: OnUnreadable, what: str) 
         return
     if on_unreadable == "skip":
         rank_zero_only(log.warning)(
-            "%d lines left out of %s:%s", len(problems), what, listed(problems)
+            "%d lines left out of %s:%s", len(problems), source, list_problems(problems)
         )
         return
     raise ValueError(
-        f"{len(problems)} lines of {what} cannot be used; mend them, or leave them out with "
-        f"on_unreadable='skip':{listed(problems)}"
+        f"{len(problems)} lines of {source} cannot be used; correct them, or leave them out with "
+        f"on_unreadable='skip':{list_problems(problems)}"
     )
 
 
-def listed(problems: Sequence[Problem]) -> str:
-    """Return the first problems, one on a row, and how many more there are."""
-    rows = [f"{name}: {reason}" for name, reason in problems[:_LISTED]]
-    if len(problems) > _LISTED:
-        rows.append(f"and {len(problems) - _LISTED} more")
+def list_problems(problems: Sequence[Problem]) -> str:
+    """Return the first problems, one per row, and the number of the others."""
+    rows = [f"{name}: {reason}" for name, reason in problems[:_MAX_LISTED]]
+    if len(problems) > _MAX_LISTED:
+        rows.append(f"and {len(problems) - _MAX_LISTED} more")
     return "".join(f"\n  {row}" for row in rows)

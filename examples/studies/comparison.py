@@ -9,7 +9,7 @@ from typing import Literal
 
 from scipy.stats import t as student_t
 
-from examples.tables import spread
+from examples.tables import mean_and_deviation
 
 Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed says nothing"]
 
@@ -53,7 +53,9 @@ def difference(
     """
     gaps = [there - here for here, there in zip(first, second, strict=True)]
     gap = statistics.mean(gaps)
-    because = f"{title}: {spread(first, digits)} against {spread(second, digits)}"
+    because = (
+        f"{title}: {mean_and_deviation(first, digits)} against {mean_and_deviation(second, digits)}"
+    )
     if len(first) < 2:
         return Claim(text, "one seed says nothing", because)
     doubt = _doubt(gaps)

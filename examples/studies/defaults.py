@@ -23,7 +23,7 @@ import torch
 
 from examples.quiet import silence_lightning
 from examples.studies.default_tasks import TASKS
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 from lightning_hier import (
     BMUF,
     GTC,
@@ -126,7 +126,7 @@ def table(runs: Sequence[Run]) -> str:
         results = [run.result for run in own if run.result is not None]
         ratios = [run.result / (base[run.seed] or 1.0) for run in own if run.result is not None]
         named = system if rate is None else f"{system}, rate {rate:g}"
-        rows.append((named, spread(results, 3), spread(ratios, 3)))
+        rows.append((named, mean_and_deviation(results, 3), mean_and_deviation(ratios, 3)))
     return markdown(("system", TASKS[runs[0].task].unit, f"to {first[0]}"), rows)
 
 

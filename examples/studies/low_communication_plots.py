@@ -66,7 +66,7 @@ def draw_plots(
         folder, module=experiment.module, settings=experiment.settings, result=experiment.result
     )
     by_workers: dict[int, list[System]] = {}
-    for run in {repr(run.anywhere()): run for run in runs}.values():
+    for run in {repr(run.portable_settings()): run for run in runs}.values():
         results = store.results([replace(run, seed=seed) for seed in range(seeds)])
         by_workers.setdefault(run.workers, []).append(System(run, results))
     numbers = sorted(by_workers)

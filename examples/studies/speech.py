@@ -89,7 +89,7 @@ class SpeechRun:
     corpus_args: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """As noted: without folders of this machine, and what a system does not look at as it is
         by default, so that tables that share a run find it.
         """
@@ -114,7 +114,7 @@ class SpeechResult:
     """What came out of a run.
 
     Attributes:
-        settings: of the run, see ``SpeechRun.anywhere``.
+        settings: of the run, see ``SpeechRun.portable_settings``.
         frame_error_rate: of the test split.
         word_error_rate: likewise, after decoding.
         steps: of every worker, without those of the pre-training.
@@ -180,7 +180,7 @@ def train(run: SpeechRun) -> SpeechResult:
     seconds = time.perf_counter() - begun
     scores = trainer.test(model, data, verbose=False)[0]
     return SpeechResult(
-        settings=run.anywhere(),
+        settings=run.portable_settings(),
         frame_error_rate=scores["test/frame_error_rate"],
         word_error_rate=scores["test/word_error_rate"],
         steps=trainer.global_step,
@@ -259,7 +259,9 @@ def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
 
 
 def _name(run: SpeechRun) -> str:
-    return hashlib.sha256(json.dumps(run.anywhere(), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(run.portable_settings(), sort_keys=True).encode()).hexdigest()[
+        :16
+    ]
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from examples.run_store import RunStore
 from examples.studies.comparison import Claim, difference, standard_error
-from examples.tables import markdown, spread
+from examples.tables import markdown, mean_and_deviation
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Study:
             run for table in tables for run in [table.baseline, *(row.run for row in table.rows)]
         ]
         runs = [replace(run, seed=seed) for seed in self._seeds for run in rows]
-        distinct = list({repr(run.anywhere()): run for run in runs}.values())
+        distinct = list({repr(run.portable_settings()): run for run in runs}.values())
         size = self.experiment.together
         parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         with ThreadPoolExecutor(self._jobs) as pool, tqdm(total=len(distinct), unit="run") as bar:
@@ -217,7 +217,7 @@ def ends(rows: Rows) -> tuple[str, str]:
 
 def cell(values: Sequence[float], digits: int) -> str:
     """A cell of a table: mean and spread; one value where all are the same."""
-    return spread(values if len(set(values)) > 1 else values[:1], digits)
+    return mean_and_deviation(values if len(set(values)) > 1 else values[:1], digits)
 
 
 def lines(table: Table, found: Rows, measures: Sequence[Measure]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.acoustic.corpora.kaldi import build_kaldi_corpus
-from examples.acoustic.corpora.kaldi_archive import read_archive, read_place
+from examples.acoustic.corpora.kaldi_archive import read_archive, read_rxfilename
 from tests.examples.manifests import SPLITS
 
 
@@ -149,6 +149,6 @@ def test_places_have_offsets_and_ranges(tmp_path: Path) -> None:
         (f"a.ark:{offset}[0:7,1:2]", matrix[:, 1:3]),
         (f"a.ark:{offset}[:,3:3]", matrix[:, 3:4]),
     ):
-        np.testing.assert_array_equal(read_place(written, tmp_path), wanted)
+        np.testing.assert_array_equal(read_rxfilename(written, tmp_path), wanted)
     with pytest.raises(FileNotFoundError):
-        read_place("b.ark:3", tmp_path)
+        read_rxfilename("b.ark:3", tmp_path)

@@ -37,7 +37,7 @@ def counted(rank: int, **values: float) -> dict[str, float]:
 def outcome(settings: Settings, **values: object) -> Result:
     waited = (1.0, 2.0, 6.0, 50.0)
     found = Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         parameters=1000,
         test_accuracy=0.971,
         curve=[(4.0, 0.5), (8.25, 0.975), (12.0, 0.98)],

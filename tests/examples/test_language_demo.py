@@ -18,7 +18,7 @@ def outcome(
 ) -> Result:
     bits = (5.0, 4.0, 3.1)
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         curve=[
             {"step": 100 * number, "across_bytes": sent * 10**6, "bits_per_byte": value}
             for number, (sent, value) in enumerate(zip(across_mb, bits, strict=True), start=1)

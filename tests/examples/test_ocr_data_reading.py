@@ -8,7 +8,7 @@ from PIL import Image
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.batching import Draw
+from examples.ocr.batching import BatchIndex
 from examples.ocr.dataset import LineDataset
 from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
@@ -108,7 +108,7 @@ def test_the_data_set_asks_for_that_room() -> None:
     # 20 repeated characters need 39 outputs, of 5 pixels each.
     lines = [Line(key="a", text="a" * 20, image=IMAGE)]
     dataset = LineDataset(lines, Alphabet(), Augmentation(stretch=0.5), pixels_per_frame=5)
-    widths = [int(dataset[Draw(epoch, (0,))].widths) for epoch in range(30)]
+    widths = [int(dataset[BatchIndex(epoch, (0,))].widths) for epoch in range(30)]
     assert min(widths) == 195
     plain = LineDataset(lines, Alphabet())
-    assert int(plain[Draw(0, (0,))].widths) == 200
+    assert int(plain[BatchIndex(0, (0,))].widths) == 200

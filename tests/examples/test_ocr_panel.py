@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from examples.ocr.line import Batch
-from examples.ocr.panel import RIGHT, WRONG, LinePanel, Shown, draw_panel
+from examples.ocr.panel import RIGHT, WRONG, LinePanel, PanelLine, draw_panel
 from tests.examples.quiet_trainer import quiet_trainer
 
 INK = np.zeros((10, 30), dtype=np.uint8)
@@ -25,8 +25,8 @@ def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
 
 
 def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
-    right = colours(draw_panel([Shown(INK, "abc", "abc")]))
-    wrong = colours(draw_panel([Shown(INK, "abc", "abd")]))
+    right = colours(draw_panel([PanelLine(INK, "abc", "abc")]))
+    wrong = colours(draw_panel([PanelLine(INK, "abc", "abd")]))
     assert RIGHT in right and WRONG not in right
     assert WRONG in wrong and RIGHT not in wrong
 
@@ -69,13 +69,13 @@ def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
     panel = LinePanel(lines=3)
     run = quiet_trainer(logger=[CSVLogger(str(tmp_path)), logger], callbacks=[panel])
     run.validate(Reader(), loader(), verbose=False)
-    assert [(line.reference, line.hypothesis) for line in panel._shown] == [
+    assert [(line.reference, line.hypothesis) for line in panel._collected] == [
         ("0", "0"),
         ("1", "1"),
         ("2", "?"),
     ]
-    assert [line.image.shape for line in panel._shown] == [(8, 20), (8, 13), (8, 20)]
-    expected = draw_panel(panel._shown).shape
+    assert [line.image.shape for line in panel._collected] == [(8, 20), (8, 13), (8, 20)]
+    expected = draw_panel(panel._collected).shape
     run.test(Reader(), loader(), verbose=False)
     logger.experiment.flush()
     images = logged(Path(logger.log_dir))
@@ -89,4 +89,4 @@ def test_only_the_first_rank_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = quiet_trainer(logger=TensorBoardLogger(str(tmp_path)), callbacks=[panel])
     monkeypatch.setattr(Trainer, "is_global_zero", False)
     run.validate(Reader(), loader(), verbose=False)
-    assert panel._shown == []
+    assert panel._collected == []

@@ -37,7 +37,7 @@ class FakeRuns:
 
 def result(settings: Settings, cer: float) -> Result:
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         valid_cer=cer,
         valid_wer=2 * cer,
         test_cer=cer,

@@ -83,11 +83,11 @@ def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
     done: Counter[str] = Counter()
 
     def fake(self: Any, runs: list[SpeechRun]) -> list[SpeechResult]:
-        done.update(repr(run.anywhere()) for run in runs)
+        done.update(repr(run.portable_settings()) for run in runs)
         errors = [0.2 + 0.001 * run.workers + 0.01 * run.seed for run in runs]
         return [
             SpeechResult(
-                settings=run.anywhere(),
+                settings=run.portable_settings(),
                 frame_error_rate=error / 2,
                 word_error_rate=error,
                 steps=9,
@@ -131,16 +131,24 @@ def test_table_that_a_study_does_not_have_is_refused_before_training(tmp_path: P
 
 def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
     base = SpeechRun(system="bmuf_nbm", workers=16)
-    assert replace(base, group_size=4, density=0.5, push_period=9).anywhere() == base.anywhere()
+    assert (
+        replace(base, group_size=4, density=0.5, push_period=9).portable_settings()
+        == base.portable_settings()
+    )
     servers = replace(base, system=TWO_STAGE)
-    assert replace(servers, block_size=7, density=0.5).anywhere() == servers.anywhere()
-    assert replace(servers, push_period=9).anywhere() != servers.anywhere()
-    assert replace(base, block_size=7).anywhere() != base.anywhere()
+    assert (
+        replace(servers, block_size=7, density=0.5).portable_settings()
+        == servers.portable_settings()
+    )
+    assert replace(servers, push_period=9).portable_settings() != servers.portable_settings()
+    assert replace(base, block_size=7).portable_settings() != base.portable_settings()
     grouped = replace(base, system="bmuf_gtc")
-    assert replace(grouped, group_size=4).anywhere() != grouped.anywhere()
-    noted = replace(base, folder="/elsewhere", corpus_args={"path": "/data/an4"}).anywhere()
+    assert replace(grouped, group_size=4).portable_settings() != grouped.portable_settings()
+    noted = replace(
+        base, folder="/elsewhere", corpus_args={"path": "/data/an4"}
+    ).portable_settings()
     assert noted["corpus_args"] == {"path": "an4"} and "elsewhere" not in repr(noted)
-    assert SpeechRun(**noted).anywhere() == noted
+    assert SpeechRun(**noted).portable_settings() == noted
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from examples.acoustic.corpora.kaldi_archive import read_archive, read_place
+from examples.acoustic.corpora.kaldi_archive import read_archive, read_rxfilename
 from examples.acoustic.corpora.pronunciation import lexicon_for
 from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
 from examples.acoustic.corpus import Corpus
@@ -95,7 +95,7 @@ def _read_directory(
     for key, place in _table(folder / "feats.scp").items():
         if key not in text:
             raise ValueError(f"{folder / 'text'} lacks utterance {key} of feats.scp")
-        features = torch.from_numpy(np.array(read_place(place, folder), dtype=np.float32))
+        features = torch.from_numpy(np.array(read_rxfilename(place, folder), dtype=np.float32))
         senones = aligned.get(key)
         if senones is not None and senones.shape[0] != features.shape[0]:
             raise ValueError(
@@ -146,7 +146,7 @@ def _alignment_files(path: Path) -> list[Path]:
 def _vectors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     if file.suffix == ".scp":
         for key, place in _table(file).items():
-            yield key, read_place(place, file.parent)
+            yield key, read_rxfilename(place, file.parent)
     else:
         yield from read_archive(file)
 

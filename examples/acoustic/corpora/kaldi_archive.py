@@ -22,7 +22,7 @@ _BINARY = b"\0B"
 _TEXT = (b" ", b"\t", b"\n", b"[")
 
 
-def read_place(place: str, folder: Path) -> np.ndarray:
+def read_rxfilename(place: str, folder: Path) -> np.ndarray:
     """Read what a table names.
 
     Args:

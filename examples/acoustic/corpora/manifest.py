@@ -26,7 +26,7 @@ from examples.acoustic.features import SAMPLE_RATE_HZ, log_filter_bank, resample
 from examples.acoustic.fitted import Fitted
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
-from examples.file_source import FileSource, beside
+from examples.file_source import FileSource, default_source
 
 _LISTED_PROBLEMS = 20
 
@@ -67,7 +67,7 @@ def build_manifest_corpus(
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     entries = read_manifest(manifest)
     names = [entry["path"] for entry in entries]
-    source = FileSource(audio or beside(manifest, names), "audio")
+    source = FileSource(audio or default_source(manifest, names), "audio")
     made_from = {
         "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest(),
         "audio": source.state(names),

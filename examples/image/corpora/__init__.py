@@ -1,1 +1,1 @@
-"""Where the images come from."""
+"""Sources of labelled images."""

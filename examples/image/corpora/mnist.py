@@ -1,4 +1,4 @@
-"""MNIST, or anything else in its idx files, from a folder of the user's."""
+"""MNIST, or another dataset in its idx format, from a local directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from examples.image.corpus import Corpus, Split, take_out
+from examples.image.corpus import Corpus, Split, random_split
 
 _UNSIGNED_BYTE = 0x08
 
@@ -19,14 +19,15 @@ def build_mnist_corpus(*, path: str, valid_images: int = 1000, split_seed: int =
     """Read ``{train,t10k}-{images-idx3,labels-idx1}-ubyte``, each with or without ``.gz``.
 
     Args:
-        path: folder of the four files; the two of the test split are enough to test, those of the
-            train split to train.
-        valid_images: taken from the train images at random; the t10k images are the test split.
-        split_seed: of the division.
+        path: directory of the files. Training requires the two train files, test the two t10k
+            files.
+        valid_images: number of random training images that are the valid split. The t10k images are
+            the test split.
+        split_seed: seed of their selection.
 
     Raises:
-        FileNotFoundError: one of two files that belong together is missing, or all four are.
-        ValueError: a file is damaged or of another format; it is named.
+        FileNotFoundError: if there are no files, or images without labels or labels without images.
+        ValueError: if a file is damaged or has another format. The message names it.
     """
     folder = Path(path)
     published, test = _split(folder, "train"), _split(folder, "t10k")
@@ -36,12 +37,12 @@ def build_mnist_corpus(*, path: str, valid_images: int = 1000, split_seed: int =
         )
     valid, train = None, None
     if published is not None:
-        valid, train = take_out(published, valid_images, seed=split_seed)
+        valid, train = random_split(published, valid_images, seed=split_seed)
     return Corpus(name="mnist", num_classes=10, train=train, valid=valid, test=test)
 
 
 def _split(folder: Path, prefix: str) -> Split | None:
-    """The images and labels of these files, or None where there is none of them."""
+    """Return the images and labels of the files with this prefix, or None without files."""
     if not any(folder.glob(f"{prefix}-*-ubyte*")):
         return None
     images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
@@ -59,31 +60,31 @@ def _find(folder: Path, name: str) -> Path:
 def read_idx(file: Path, *, dimensions: int) -> np.ndarray:
     """Read an idx file of unsigned bytes.
 
-    It begins with two zeros, the type and the number of dimensions (a byte each), then has the size
-    of each dimension (4 bytes, the highest first), then the values, the last dimension fastest.
+    The file begins with two zeros, the type, and the number of dimensions (one byte each). The size
+    of each dimension (4 bytes, big-endian) and the values in row-major order follow.
 
     Args:
-        file: compressed if its name ends in ``.gz``.
-        dimensions: that it must have.
+        file: the file. It is decompressed if its name ends in ``.gz``.
+        dimensions: expected number of dimensions.
 
     Raises:
-        ValueError: another format, or more or fewer values than its sizes say.
+        ValueError: if the format is different, or the number of values does not fit the sizes.
     """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (EOFError, OSError) as error:
         raise ValueError(f"{file} can't be decompressed: {error}") from error
     first = 4 + 4 * dimensions
-    wanted = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
-    if len(content) < first or content[:4] != wanted:
+    expected = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
+    if len(content) < first or content[:4] != expected:
         raise ValueError(
             f"{file} must be an idx file of unsigned bytes in {dimensions} dimensions, which "
-            f"begins with {wanted.hex(' ')}; it begins with {content[:4].hex(' ')}"
+            f"begins with {expected.hex(' ')}; it begins with {content[:4].hex(' ')}"
         )
     sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     if len(content) - first != math.prod(sizes):
         raise ValueError(
-            f"{file} must hold {math.prod(sizes)} values for its sizes {sizes}, got "
+            f"{file} must hold {math.prod(sizes)} values according to its sizes {sizes}, got "
             f"{len(content) - first}"
         )
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes).copy()

@@ -153,7 +153,7 @@ class Settings:
         steps = int((self.qsr / self.rate(step)) ** 2 + 1e-9)
         return max(self.block_size, min(steps, self.longest_block))
 
-    def anywhere(self) -> dict[str, Any]:
+    def portable_settings(self) -> dict[str, Any]:
         """The settings, without those that the system does not use."""
         used = self
         if not self.averages:
@@ -181,7 +181,7 @@ class Result:
     """What came out of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.anywhere``.
+        settings: of the run, see ``Settings.portable_settings``.
         loss: of the global model on the valid split, in nats per token. A model whose loss is not
             finite, or larger, counts as one that knows nothing.
         blocks: synchronisations of models.

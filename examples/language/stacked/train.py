@@ -15,7 +15,7 @@ from examples.language.stacked.local_optimizers import SGD, AdamW, LocalOptimize
 from examples.language.stacked.model import StackedTransformer, initial_weights
 from examples.language.stacked.outer_update import OuterUpdate
 from examples.language.stacked.settings import CLIP, CONTEXT, VOCABULARY, Result, Settings
-from examples.run_store import carry_out
+from examples.run_store import run_job
 
 Watch = Callable[[int, float, Tensor], None]
 
@@ -42,7 +42,7 @@ def run(settings: Settings) -> Result:
         weights, blocks = train(settings, watch=watch)
     seconds = time.perf_counter() - begun
     return Result(
-        settings=settings.anywhere(),
+        settings=settings.portable_settings(),
         loss=_loss(weights),
         blocks=blocks,
         seconds=seconds,
@@ -147,7 +147,7 @@ def main() -> None:
     """Do the runs that the argument names."""
     # Second moments of rare tokens fall below 1e-38 and slow down. It holds for the whole process.
     torch.set_flush_denormal(True)
-    carry_out(run, Settings)
+    run_job(run, Settings)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Where lines of text come from."""
+"""Sources of text lines."""

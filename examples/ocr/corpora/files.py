@@ -1,4 +1,4 @@
-"""Image files to a corpus: choose lines, read them, keep them in a cache."""
+"""A corpus from image files: selection of lines, reading, and a cache."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from examples.file_source import FileSource
-from examples.ocr.corpora.cache import Made, cached_lines
+from examples.ocr.corpora.cache import LoadedLines, cached_lines
 from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
-from examples.ocr.unreadable import OnUnreadable, Problem, settle
+from examples.ocr.unreadable import OnUnreadable, Problem, report_problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which lines are read, and at what size.
+    """Selection of lines and size of images.
 
     Attributes:
-        height: pixels of all images (60 in bmuf_adam 3.1).
-        scale: of the widths, beyond what keeps the proportions; 0.5 halves the work.
-        max_width: pixels, after scaling, of the widest line taken; None takes all.
-        max_lines: most lines of the train split, evenly spread over it; None takes all.
-        max_eval_lines: the same of the valid and of the test split.
+        height: height of all images in pixels (60 in bmuf_adam 3.1).
+        scale: additional factor of the widths. 1 preserves the aspect ratio, 0.5 halves the
+            computation.
+        max_width: maximum width of a line in pixels, after scaling. None: no limit.
+        max_lines: maximum number of lines of the train split, at even intervals. None: no limit.
+        max_eval_lines: maximum number of lines of the valid and of the test split.
 
     Raises:
         ValueError: if a number is out of range.
@@ -40,15 +41,15 @@ class Selection:
         """Check the numbers."""
         for name, value in asdict(self).items():
             if value is not None and not (value > 0 if name == "scale" else value >= 1):
-                least = "above 0" if name == "scale" else "at least 1"
-                raise ValueError(f"{name} must be {least}, got {value}")
+                condition = "above 0" if name == "scale" else "at least 1"
+                raise ValueError(f"{name} must be {condition}, got {value}")
 
-    def spread(self, lines: Sequence[LineFile], split: str) -> list[LineFile]:
-        """Return at most as many lines of the split as are wanted, evenly spread."""
-        most = self.max_lines if split == "train" else self.max_eval_lines
-        if most is None or most >= len(lines):
+    def limit(self, lines: Sequence[LineFile], split: str) -> list[LineFile]:
+        """Return the lines, or lines at even intervals if there are more than the maximum."""
+        maximum = self.max_lines if split == "train" else self.max_eval_lines
+        if maximum is None or maximum >= len(lines):
             return list(lines)
-        return [lines[i * len(lines) // most] for i in range(most)]
+        return [lines[i * len(lines) // maximum] for i in range(maximum)]
 
 
 def read_corpus(
@@ -61,53 +62,55 @@ def read_corpus(
     on_unreadable: OnUnreadable = "error",
     cache_dir: str | Path | None = None,
 ) -> Corpus:
-    """Read the images of the chosen lines.
+    """Read the images of the selected lines.
 
     Args:
-        name: of the corpus.
-        files: all lines that are listed.
-        source: of the images.
-        selection: which of them, and their size.
-        problems: of the listing, reported together with those of the images.
-        on_unreadable: ``"error"`` raises where lines cannot be read, ``"skip"`` warns.
-        cache_dir: folder where the read images are kept; None keeps none.
+        name: name of the corpus.
+        files: all listed lines.
+        source: source of the images.
+        selection: selection of lines and size of images.
+        problems: problems of the listing, reported together with those of the images.
+        on_unreadable: ``"error"``: raise an error for lines that cannot be read. ``"skip"``: log a
+            warning.
+        cache_dir: directory of the cache. None: no cache.
 
     Raises:
-        ValueError: if lines cannot be read and shall not be skipped, or there are none.
+        ValueError: if lines cannot be read and ``on_unreadable`` is ``"error"``, or if there are no
+            lines.
     """
-    made_from = {
+    dependencies = {
         "files": list(files),
         "source": source.state(file.key for file in files),
         "selection": asdict(selection),
     }
 
-    def make() -> Made:
+    def make() -> LoadedLines:
         return _read(files, source, selection)
 
-    made = cached_lines(name, made_from, cache_dir, make)
-    settle([*problems, *made.problems], on_unreadable, f"corpus {name}")
-    return made.corpus(name)
+    loaded = cached_lines(name, dependencies, cache_dir, make)
+    report_problems([*problems, *loaded.problems], on_unreadable, f"corpus {name}")
+    return loaded.corpus(name)
 
 
-def _read(files: Sequence[LineFile], source: FileSource, selection: Selection) -> Made:
-    """Read what the selection wants; only the chosen lines are read in full."""
+def _read(files: Sequence[LineFile], source: FileSource, selection: Selection) -> LoadedLines:
+    """Read the selected lines. Only the headers of the other images are read."""
     problems: list[Problem] = []
-    narrow: dict[str, list[LineFile]] = {split: [] for split in SPLITS}
+    candidates: dict[str, list[LineFile]] = {split: [] for split in SPLITS}
     for file in files:
         try:
             if not file.text.strip():
                 raise ValueError("it has no text")
             size = image_size(source.read(file.key))
-        # Pillow, zipfile and the file system raise many types; all of them end in the list.
+        # Pillow, zipfile and the file system raise many types. All of them are reported.
         except Exception as error:
             problems.append((file.key, _reason(error)))
             continue
         width = scaled_width(size, selection.height, selection.scale)
         if selection.max_width is None or width <= selection.max_width:
-            narrow[file.split].append(file)
+            candidates[file.split].append(file)
     splits: dict[str, list[Line]] = {split: [] for split in SPLITS}
-    for split, of_split in narrow.items():
-        for file in selection.spread(of_split, split):
+    for split, of_split in candidates.items():
+        for file in selection.limit(of_split, split):
             try:
                 data = source.read(file.key)
                 image = read_line_image(data, selection.height, selection.scale)
@@ -115,7 +118,7 @@ def _read(files: Sequence[LineFile], source: FileSource, selection: Selection) -
                 problems.append((file.key, _reason(error)))
                 continue
             splits[split].append(Line(key=file.key, text=file.text, image=image))
-    return Made(splits, problems)
+    return LoadedLines(splits, problems)
 
 
 def _reason(error: Exception) -> str:

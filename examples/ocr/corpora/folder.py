@@ -1,4 +1,4 @@
-"""Folders in which ``name.png`` has its text beside it in ``name.gt.txt``."""
+"""Directories of images ``name.png`` with their texts in ``name.gt.txt``."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def build_folder_corpus(
     on_unreadable: OnUnreadable = "error",
     cache_dir: str | Path | None = None,
 ) -> Corpus:
-    """Read all images below a folder that have their text beside them.
+    """Read all images below a directory, with texts from files next to them.
 
-    The first part of an image's name ends at the first dot: ``0001.bin.png`` belongs to
-    ``0001.gt.txt``. Where the folder has subfolders ``train``, ``valid`` or ``test``, these are the
-    splits; else eight lines of ten are in train and one each in valid and test, as a hash of the
-    name has it.
+    The names of an image and its text are equal up to the first dot: the text of ``0001.bin.png``
+    is ``0001.gt.txt``. Subdirectories ``train``, ``valid`` and ``test`` are the splits. If there
+    are none, a hash of the name assigns each line to a split: 80% to train, 10% to valid and 10% to
+    test.
 
     Args:
-        path: the folder.
-        split: of all lines, such as ``"test"``; the folder is then not divided.
+        path: the directory.
+        split: split of all lines, such as ``"test"``. None: several splits, as described above.
         height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
-        on_unreadable: ``"error"`` raises where an image has no text, a text no image, or one of
-            them cannot be read; ``"skip"`` warns; both name them.
-        cache_dir: folder where the read images are kept; None keeps none.
+        on_unreadable: treatment of images without texts, texts without images, and unreadable
+            files. ``"error"``: raise an error. ``"skip"``: log a warning. Both messages name the
+            files.
+        cache_dir: directory of the cache. None: no cache.
 
     Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if the split is unknown, or lines cannot be read and shall not be skipped; one
-            error that lists them.
+        FileNotFoundError: if there is no such directory.
+        ValueError: if the split is unknown, or lines cannot be read and ``on_unreadable`` is
+            ``"error"``. The message lists the lines.
     """
     root = Path(path)
     if not root.is_dir():
@@ -71,25 +72,28 @@ def build_folder_corpus(
 
 
 def find_pairs(root: Path, only_split: str | None = None) -> tuple[list[LineFile], list[Problem]]:
-    """Return images with their texts, in the order of their names, and what has no partner."""
+    """Return images with their texts, sorted by name, and the problems.
+
+    Problems are images without texts, texts without images, and texts that cannot be read.
+    """
     folders = [root / split for split in SPLITS if (root / split).is_dir()]
     split_by_folder = bool(folders) and only_split is None
-    found = [
+    all_files = [
         file
         for folder in (folders if split_by_folder else [root])
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     ]
-    texts = {_stem(file): file for file in found if file.name.endswith(TEXT_SUFFIX)}
+    texts = {_stem(file): file for file in all_files if file.name.endswith(TEXT_SUFFIX)}
     files: list[LineFile] = []
     problems: list[Problem] = []
-    used: set[Path] = set()
-    for file in found:
+    image_stems: set[Path] = set()
+    for file in all_files:
         if file.suffix.lower() not in IMAGE_SUFFIXES:
             continue
         key = file.relative_to(root).as_posix()
         stem = _stem(file)
-        used.add(stem)
+        image_stems.add(stem)
         if stem not in texts:
             problems.append((key, f"no {stem.name}{TEXT_SUFFIX} beside it"))
             continue
@@ -100,8 +104,11 @@ def find_pairs(root: Path, only_split: str | None = None) -> tuple[list[LineFile
             continue
         split = key.split("/")[0] if split_by_folder else only_split or _split(key)
         files.append(LineFile(key, text, split))
-    lonely = [texts[stem].relative_to(root).as_posix() for stem in texts if stem not in used]
-    problems += [(key, "no image beside it") for key in lonely]
+    problems += [
+        (text.relative_to(root).as_posix(), "no image beside it")
+        for stem, text in texts.items()
+        if stem not in image_stems
+    ]
     return files, problems
 
 
@@ -110,6 +117,6 @@ def _stem(file: Path) -> Path:
 
 
 def _split(key: str) -> str:
-    """Split by a hash of the name, so that more lines do not move the others."""
-    tenth = hashlib.sha256(key.encode()).digest()[0] % 10
-    return {0: "valid", 1: "test"}.get(tenth, "train")
+    """Return the split of a line, which depends only on its name."""
+    remainder = hashlib.sha256(key.encode()).digest()[0] % 10
+    return {0: "valid", 1: "test"}.get(remainder, "train")

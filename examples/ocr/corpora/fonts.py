@@ -1,4 +1,4 @@
-"""The fonts that come with matplotlib and Pillow."""
+"""Fonts that are installed with matplotlib and Pillow."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DEJAVU = (
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-BoldItalic", "-Italic")),
 )
 _STIX = tuple(f"STIXGeneral{style}" for style in ("", "Bol", "BolIta", "Italic"))
-# TeX's fonts have other signs in these places: the italic a pound for the dollar, all but the
-# typewriter a dash for the underscore.
+# TeX fonts have other glyphs for these characters. The italic font has a pound sign instead of the
+# dollar sign, and all except the typewriter font have a dash instead of the underscore.
 _TEX = ("cmb10", "cmr10", "cmss10", "cmti10")
 _NOT_IN_TEX = frozenset("$<>\\^_`{|}~")
 _TEX_TYPEWRITER = "cmtt10"
@@ -27,12 +27,12 @@ _TEX_TYPEWRITER = "cmtt10"
 
 @dataclass(frozen=True)
 class Typeface:
-    """One style of a font.
+    """A style of a font.
 
     Attributes:
-        name: of the style.
-        file: TrueType file, or None for the font inside Pillow.
-        lacks: characters of the keyboard that it cannot write.
+        name: name of the style.
+        file: TrueType file, or None for the built-in font of Pillow.
+        lacks: characters of the keyboard that the font does not contain.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Typeface:
     lacks: frozenset[str] = frozenset()
 
     def can_write(self, text: str) -> bool:
-        """Whether it has all characters of the text."""
+        """Return whether the font contains all characters of the text."""
         return set(KEYBOARD) - self.lacks >= set(text)
 
     def at(self, size: int) -> ImageFont.FreeTypeFont:
-        """Return the font at this size in pixels.
+        """Return the font at a size in pixels.
 
         Raises:
             OSError: if the file is missing.
@@ -58,24 +58,24 @@ def _font(file: Path | None, size: int) -> ImageFont.FreeTypeFont:
         return ImageFont.truetype(str(file), size)
     font = ImageFont.load_default(size)
     if not isinstance(font, ImageFont.FreeTypeFont):
-        raise OSError("this Pillow was built without FreeType; install one of the usual wheels")
+        raise OSError("Pillow was built without FreeType; install the wheel of Pillow")
     return font
 
 
 def typefaces() -> list[Typeface]:
-    """Return the styles that are there, always in the same order.
+    """Return the installed styles, in a fixed order.
 
-    Releases of matplotlib differ in what they bring; what is missing is left out.
+    Releases of matplotlib contain different fonts. Missing fonts are skipped.
 
     Raises:
-        OSError: if none of matplotlib's fonts is there.
+        OSError: if no font of matplotlib is installed.
     """
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    found = [
+    installed = [
         Typeface(name, folder / f"{name}.ttf", _NOT_IN_TEX if name in _TEX else frozenset())
         for name in (*_DEJAVU, *_STIX, *_TEX, _TEX_TYPEWRITER)
         if (folder / f"{name}.ttf").is_file()
     ]
-    if not found:
-        raise OSError(f"matplotlib should have its fonts in {folder}; found none of them")
-    return [*found, Typeface("Pillow", None)]
+    if not installed:
+        raise OSError(f"no fonts of matplotlib in {folder}; reinstall matplotlib")
+    return [*installed, Typeface("Pillow", None)]

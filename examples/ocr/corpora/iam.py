@@ -1,4 +1,4 @@
-"""The lines of the IAM Handwriting Database, in the layout in which it is distributed."""
+"""Lines of the IAM Handwriting Database, in the layout of its distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import Corpus
 from examples.ocr.unreadable import OnUnreadable, Problem
 
-# Names under which the lists of a split are passed on; all files of the first set found are read.
+# File names of the lists of a split, which differ between distributions. The first complete tuple
+# of files is read.
 PARTITION_FILES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "train": (("trainset.txt",), ("train.txt",), ("train.uttlist",)),
     "valid": (
@@ -25,7 +26,7 @@ PARTITION_FILES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "test": (("testset.txt",), ("test.txt",), ("test.uttlist",)),
 }
 _PARTITION_FOLDERS = (".", "task", "splits", "largeWriterIndependentTextLineRecognitionTask")
-# A row of lines.txt: name, ok or err, grey level, components, x, y, width, height, words.
+# Columns of lines.txt: name, ok or err, grey level, components, x, y, width, height, words.
 _COLUMNS = 9
 
 
@@ -42,35 +43,38 @@ def build_iam_corpus(
     on_unreadable: OnUnreadable = "error",
     cache_dir: str | Path | None = None,
 ) -> Corpus:
-    """Read ``lines/a01/a01-000u/a01-000u-00.png`` with the words of ``ascii/lines.txt``.
+    """Read images such as ``lines/a01/a01-000u/a01-000u-00.png``, and ``ascii/lines.txt``.
 
-    Lines that no partition names are not used. A split without lists is empty.
+    Lines that are in no list of a split are not used. A split without lists is empty.
 
     Args:
-        path: folder with ``ascii/lines.txt`` (or ``lines.txt``) and ``lines``.
-        partitions: folder with the lists of the splits, such as ``trainset.txt``,
-            ``validationset1.txt``, ``validationset2.txt`` and ``testset.txt``: names of lines
-            (``a01-000u-00``) or of whole forms (``a01-000u``). None looks in the folder itself and
-            in ``task``, ``splits`` and ``largeWriterIndependentTextLineRecognitionTask``.
-        join_punctuation: write "Peers." where ``lines.txt`` has "Peers .".
+        path: directory with ``ascii/lines.txt`` (or ``lines.txt``) and ``lines``.
+        partitions: directory with the lists of the splits, such as ``trainset.txt``,
+            ``validationset1.txt``, ``validationset2.txt`` and ``testset.txt``. They contain names
+            of lines (``a01-000u-00``) or of forms (``a01-000u``). None: search ``path`` and its
+            subdirectories ``task``, ``splits`` and
+            ``largeWriterIndependentTextLineRecognitionTask``.
+        join_punctuation: remove the spaces before punctuation marks: "Peers ." becomes "Peers.".
         height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
-        on_unreadable: ``"error"`` raises where rows or images cannot be read, or a partition names
-            lines that are not listed; ``"skip"`` warns; both name them.
-        cache_dir: folder where the read images are kept; None keeps none.
+        on_unreadable: treatment of rows and images that cannot be read, and of names in the lists
+            that ``lines.txt`` does not contain. ``"error"``: raise an error. ``"skip"``: log a
+            warning. Both messages name the lines.
+        cache_dir: directory of the cache. None: no cache.
 
     Raises:
         FileNotFoundError: if ``lines.txt`` or the lists of all splits are missing.
-        ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
+        ValueError: if lines cannot be read and ``on_unreadable`` is ``"error"``. The message lists
+            the lines.
     """
     root = Path(path)
     texts, problems = read_lines_txt(_first(root, ("ascii/lines.txt", "lines.txt")))
     files: list[LineFile] = []
     for split, names in read_partitions(root, partitions).items():
-        found, unknown = _of_split(texts, names, split)
-        files += found
-        problems += unknown
+        split_files, split_problems = _select_lines(texts, names, split)
+        files += split_files
+        problems += split_problems
     if join_punctuation:
-        files = [file._replace(text=_joined(file.text)) for file in files]
+        files = [file._replace(text=_join_punctuation(file.text)) for file in files]
     return read_corpus(
         "iam",
         files,
@@ -89,7 +93,7 @@ def build_iam_corpus(
 
 
 def read_lines_txt(path: Path) -> tuple[dict[str, str], list[Problem]]:
-    """Return the text of each line by its name, and the rows that are no lines."""
+    """Return the texts of the lines by name, and the rows that cannot be read."""
     texts: dict[str, str] = {}
     problems: list[Problem] = []
     for number, row in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -107,7 +111,7 @@ def read_partitions(root: Path, partitions: str | Path | None = None) -> dict[st
     """Return the names in the lists of each split that has lists.
 
     Raises:
-        FileNotFoundError: if there are no lists at all; it says where it looked.
+        FileNotFoundError: if no split has lists. The message contains the searched directories.
     """
     folders = [Path(partitions)] if partitions else [root / name for name in _PARTITION_FOLDERS]
     names: dict[str, list[str]] = {}
@@ -119,32 +123,34 @@ def read_partitions(root: Path, partitions: str | Path | None = None) -> dict[st
         words = " ".join(file.read_text(encoding="utf-8") for file in lists).split()
         names[split] = [word.removesuffix(".png") for word in words]
     if not names:
-        wanted = "; ".join(f"{split}: {lists_of(split)}" for split in PARTITION_FILES)
+        expected = "; ".join(f"{split}: {lists_of(split)}" for split in PARTITION_FILES)
         raise FileNotFoundError(
-            f"found no list of a split in {' or '.join(map(str, folders))} ({wanted})"
+            f"no list of a split in {' or '.join(map(str, folders))} ({expected})"
         )
     return names
 
 
 def lists_of(split: str) -> str:
-    """The names that the lists of a split may have."""
+    """Return the possible file names of the lists of a split, for messages."""
     return ", or ".join(" and ".join(choice) for choice in PARTITION_FILES[split])
 
 
-def _of_split(
+def _select_lines(
     texts: Mapping[str, str], names: list[str], split: str
 ) -> tuple[list[LineFile], list[Problem]]:
     lines_of_form: dict[str, list[str]] = {}
     for line in texts:
         lines_of_form.setdefault(_form(line), []).append(line)
-    chosen: dict[str, None] = {}  # in the order of the lists, each once
+    selected: dict[str, None] = {}  # an ordered set
     problems: list[Problem] = []
     for name in names:
         lines = [name] if name in texts else lines_of_form.get(name, [])
         if not lines:
-            problems.append((name, f"the list of the split {split} names it, lines.txt does not"))
-        chosen.update(dict.fromkeys(lines))
-    return [LineFile(_image(line), texts[line], split) for line in chosen], problems
+            problems.append(
+                (name, f"the list of the split {split} contains it, lines.txt does not")
+            )
+        selected.update(dict.fromkeys(lines))
+    return [LineFile(_image(line), texts[line], split) for line in selected], problems
 
 
 def _form(line: str) -> str:
@@ -156,7 +162,7 @@ def _image(line: str) -> str:
     return f"{form.partition('-')[0]}/{form}/{line}.png"
 
 
-def _joined(text: str) -> str:
+def _join_punctuation(text: str) -> str:
     return re.sub(r" +([,.;:!?)])", r"\1", text)
 
 
@@ -164,4 +170,4 @@ def _first(root: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         if (root / name).is_file():
             return root / name
-    raise FileNotFoundError(f"IAM needs {' or '.join(names)} in {root}; found none of them")
+    raise FileNotFoundError(f"IAM requires {' or '.join(names)}, which are not in {root}")

@@ -1,4 +1,4 @@
-"""A line of text as a listing has it."""
+"""An entry of a listing of text lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class LineFile(NamedTuple):
-    """A line that is listed: its key, which is also the image's name in its source, and its text.
+    """A line of a listing, whose image has not been read yet.
 
     Attributes:
-        key: path of the image in the folder or zip.
-        text: what stands there.
+        key: path of the image in the directory or zip file.
+        text: reference text.
         split: ``"train"``, ``"valid"`` or ``"test"``.
     """
 

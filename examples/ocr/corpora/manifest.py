@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from examples.file_source import FileSource, beside
+from examples.file_source import FileSource, default_source
 from examples.ocr.corpora.files import Selection, read_corpus
 from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
@@ -27,18 +27,20 @@ def build_manifest_corpus(
     """Read the line images that a manifest lists.
 
     Args:
-        path: the manifest, or a folder with a ``manifest.jsonl``: one JSON object per line with the
-            fields ``path``, ``text`` and ``split`` (train, valid or test).
-        images: folder or zip to which ``path`` is relative; None is the manifest's own folder, or
-            the only zip in it where it holds no such files.
+        path: the manifest, or a directory with a ``manifest.jsonl``. Each row is a JSON object with
+            the fields ``path``, ``text`` and ``split`` (train, valid or test).
+        images: directory or zip file that contains the images. The field ``path`` is relative to
+            it. None: the directory of the manifest or, if it does not contain the images, the only
+            zip file in it.
         height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
-        on_unreadable: ``"error"`` raises where lines cannot be read, ``"skip"`` warns; both name
-            them.
-        cache_dir: folder where the read images are kept; None keeps none.
+        on_unreadable: treatment of lines that cannot be read. ``"error"``: raise an error.
+            ``"skip"``: log a warning. Both messages name the lines.
+        cache_dir: directory of the cache. None: no cache.
 
     Raises:
         FileNotFoundError: if there is no manifest.
-        ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
+        ValueError: if lines cannot be read and ``on_unreadable`` is ``"error"``. The message lists
+            the lines.
     """
     selection = Selection(
         height=height,
@@ -49,7 +51,7 @@ def build_manifest_corpus(
     )
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     files, problems = read_manifest(manifest)
-    source = FileSource(images or beside(manifest, (file.key for file in files)), "images")
+    source = FileSource(images or default_source(manifest, (file.key for file in files)), "images")
     return read_corpus(
         manifest.resolve().parent.name,
         files,
@@ -62,11 +64,11 @@ def build_manifest_corpus(
 
 
 def read_manifest(path: Path) -> tuple[list[LineFile], list[Problem]]:
-    """Read the listed lines, and which rows of the manifest are none, with the reason.
+    """Return the listed lines, and the rows that cannot be read, with the reasons.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it lists nothing.
+        ValueError: if the file is empty.
     """
     files: list[LineFile] = []
     problems: list[Problem] = []
@@ -74,7 +76,7 @@ def read_manifest(path: Path) -> tuple[list[LineFile], list[Problem]]:
         if row.strip():
             try:
                 files.append(_line_file(json.loads(row)))
-            except ValueError as error:  # JSONDecodeError is one
+            except ValueError as error:  # includes JSONDecodeError
                 problems.append((f"{path.name}, row {number}", str(error)))
     if not files and not problems:
         raise ValueError(f"{path} lists no line")

@@ -1,4 +1,4 @@
-"""Lines made on the spot: texts printed in many fonts, and numbers in people's handwriting."""
+"""Synthetic lines: texts that are rendered in many fonts, and handwritten numbers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from examples.ocr.corpora.cache import Made, cached_lines
+from examples.ocr.corpora.cache import LoadedLines, cached_lines
 from examples.ocr.corpora.digits import number_text, write_number
 from examples.ocr.corpora.fonts import Typeface, typefaces
-from examples.ocr.corpora.rendering import render, worn
+from examples.ocr.corpora.rendering import add_wear, render
 from examples.ocr.corpora.wording import Wording
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.line import Line
 from examples.ocr.reading import to_height
 
-# Another number here gives other lines: the cache must not mix them.
+# Part of the cache key. Increase it with every change that changes the lines.
 _VERSION = 1
-_TRIES = 1000
+_MAX_ATTEMPTS = 1000
 
 
 def build_synthetic_corpus(
@@ -40,17 +40,17 @@ def build_synthetic_corpus(
 ) -> Corpus:
     """Render lines of text with distortion, blur and noise.
 
-    No text stands in two lines, and no handwritten digit is in two splits.
+    All texts are different, and no handwritten digit is in two splits.
 
     Args:
-        train_lines, valid_lines, test_lines: how many.
-        handwritten: share of lines that are numbers composed of handwritten digits.
-        max_characters: of a line.
-        wear: strength of distortion, blur and noise; 0 gives clean prints.
-        height: pixels of all images.
-        scale: of the widths, beyond what keeps the proportions.
-        seed: of everything that is drawn.
-        cache_dir: folder where the lines are kept; None keeps none.
+        train_lines, valid_lines, test_lines: number of lines of each split.
+        handwritten: fraction of lines that are numbers composed of handwritten digits.
+        max_characters: maximum number of characters of a line.
+        wear: strength of distortion, blur and noise. 0: clean prints.
+        height: height of all images in pixels.
+        scale: additional factor of the widths. 1 preserves the aspect ratio.
+        seed: seed of the random generators.
+        cache_dir: directory of the cache. None: no cache.
 
     Raises:
         ValueError: if a number is out of range.
@@ -65,14 +65,14 @@ def build_synthetic_corpus(
         "seed": seed,
     }
     _check(settings)
-    made_from = {
+    dependencies = {
         **settings,
         "version": _VERSION,
         "fonts": matplotlib.__version__,
         "pillow": PIL.__version__,
     }
-    made = cached_lines("synthetic", made_from, cache_dir, lambda: _make(settings))
-    return made.corpus("synthetic")
+    loaded = cached_lines("synthetic", dependencies, cache_dir, lambda: _render_lines(settings))
+    return loaded.corpus("synthetic")
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -87,49 +87,50 @@ def _check(settings: dict[str, Any]) -> None:
         raise ValueError(f"scale must be above 0, got {settings['scale']}")
 
 
-def _make(settings: dict[str, Any]) -> Made:
+def _render_lines(settings: dict[str, Any]) -> LoadedLines:
     faces = typefaces()
-    written: set[str] = set()
+    texts: set[str] = set()
     splits: dict[str, list[Line]] = {}
     for number, (split, lines) in enumerate(settings["lines"].items()):
         splits[split] = []
         for position in range(lines):
-            # A generator for each line: more lines of a split do not change those before.
-            draw = np.random.default_rng([settings["seed"], number, position])
-            by_hand = bool(draw.random() < settings["handwritten"])
-            text = _new_text(draw, by_hand, settings["max_characters"], written)
+            # One generator per line, so that a line does not depend on the number of lines.
+            generator = np.random.default_rng([settings["seed"], number, position])
+            handwritten = bool(generator.random() < settings["handwritten"])
+            text = _new_text(generator, handwritten, settings["max_characters"], texts)
             image = (
-                worn(write_number(text, split, draw), draw, settings["wear"])
-                if by_hand
-                else _printed(text, faces, draw, settings["wear"])
+                add_wear(write_number(text, split, generator), generator, settings["wear"])
+                if handwritten
+                else _print_text(text, faces, generator, settings["wear"])
             )
             splits[split].append(
                 Line(
-                    key=f"{'digits' if by_hand else 'print'}-{split}-{position:05d}",
+                    key=f"{'digits' if handwritten else 'print'}-{split}-{position:05d}",
                     text=text,
                     image=to_height(image, settings["height"], settings["scale"]),
                 )
             )
-    return Made(splits)
+    return LoadedLines(splits)
 
 
 def _new_text(
-    draw: np.random.Generator, by_hand: bool, max_characters: int, written: set[str]
+    generator: np.random.Generator, handwritten: bool, max_characters: int, texts: set[str]
 ) -> str:
-    wording = Wording(draw, max_characters)
-    for _ in range(_TRIES):
-        text = number_text(draw, max_characters) if by_hand else wording.line()
-        if text not in written:
-            written.add(text)
+    """Return a random text that is not in ``texts``, and add it there."""
+    wording = Wording(generator, max_characters)
+    for _ in range(_MAX_ATTEMPTS):
+        text = number_text(generator, max_characters) if handwritten else wording.line()
+        if text not in texts:
+            texts.add(text)
             return text
     raise ValueError(
-        f"no new text of at most {max_characters} characters after {len(written)} lines; ask for "
-        "fewer lines or more characters"
+        f"no new text of at most {max_characters} characters after {len(texts)} lines; use fewer "
+        "lines or more characters"
     )
 
 
-def _printed(
-    text: str, faces: Sequence[Typeface], draw: np.random.Generator, wear: float
+def _print_text(
+    text: str, faces: Sequence[Typeface], generator: np.random.Generator, wear: float
 ) -> Image.Image:
-    able = [face for face in faces if face.can_write(text)]
-    return render(text, able[int(draw.integers(len(able)))], draw, wear)
+    suitable = [face for face in faces if face.can_write(text)]
+    return render(text, suitable[int(generator.integers(len(suitable)))], generator, wear)

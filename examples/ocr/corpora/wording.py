@@ -1,4 +1,4 @@
-"""Texts in the manner of English prose, letters and bills, made by rules."""
+"""Random texts in the style of English prose, letters and bills, generated from patterns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-# A slot {word} draws from the list of that name; the other slots are in Wording._slot.
+# A placeholder {name} is replaced by a word of the list of that name. Wording._fill_in handles the
+# other placeholders.
 WORDS = {
     "adjective": "old new small great quiet broken yellow empty heavy narrow bright wooden early "
     "foreign careful honest distant gentle rapid useful simple strange warm grey silver northern",
@@ -31,7 +32,7 @@ WORDS = {
     "December",
     "domain": "org com net",
 }
-_HEADLINES = 0.05
+_HEADLINES = 0.05  # fraction of lines in upper case
 _LISTS = {name: words.split() for name, words in WORDS.items()}
 
 SENTENCES = (
@@ -49,7 +50,7 @@ SENTENCES = (
     "{count} {nouns} at ${price} each: ${price} ({percent}% off).",
     "No. {count}: {noun} & {noun}, {count} {nouns}, ${price}",
 )
-CURIOSITIES = (
+RARE_SENTENCES = (
     "Write to {lower}@{noun}.{domain} (#{count}).",
     "{count} + {count} = {count}; {count} * {day} > {day}/{day}",
     "[{day}] see {noun}_{noun}.txt or C:\\{noun}\\{noun}",
@@ -59,39 +60,40 @@ CURIOSITIES = (
 
 
 class Wording:
-    """Draws lines of text.
+    """Generates random lines of text.
 
     Args:
-        draw: random generator; the texts depend on nothing else.
-        max_characters: of a line.
-        curious: share of lines with the keyboard's rarer signs.
+        generator: random generator. The texts depend only on it and the other arguments.
+        max_characters: maximum number of characters of a line, at least 16.
+        rare_fraction: fraction of lines with rare characters of the keyboard.
 
     Raises:
-        ValueError: if a line cannot be so short, or the share is none.
+        ValueError: if a number is out of range.
     """
 
     def __init__(
-        self, draw: np.random.Generator, max_characters: int = 32, curious: float = 0.1
+        self, generator: np.random.Generator, max_characters: int = 32, rare_fraction: float = 0.1
     ) -> None:
         if max_characters < 16:
             raise ValueError(f"max_characters must be at least 16, got {max_characters}")
-        if not 0 <= curious <= 1:
-            raise ValueError(f"curious must be from 0 to 1, got {curious}")
-        self.draw = draw
+        if not 0 <= rare_fraction <= 1:
+            raise ValueError(f"rare_fraction must be from 0 to 1, got {rare_fraction}")
+        self.generator = generator
         self.max_characters = max_characters
-        self.curious = curious
+        self.rare_fraction = rare_fraction
 
     def line(self) -> str:
-        """Return a line as it stands on a page: whole words from somewhere in the text."""
-        if self.draw.random() < self.curious:
-            words = self._sentence(CURIOSITIES).split()
-            return self._cut(words[self._whole(0, len(words)) :])
+        """Return a line of whole words that may begin within a sentence, as on a page."""
+        if self.generator.random() < self.rare_fraction:
+            words = self._sentence(RARE_SENTENCES).split()
+            return self._join(words[self._integer(0, len(words)) :])
         words = f"{self._sentence(SENTENCES)} {self._sentence(SENTENCES)}".split()
-        line = self._cut(words[self._whole(0, len(words) // 2) :])
-        return line.upper() if self.draw.random() < _HEADLINES else line
+        line = self._join(words[self._integer(0, len(words) // 2) :])
+        return line.upper() if self.generator.random() < _HEADLINES else line
 
-    def _cut(self, words: list[str]) -> str:
-        limit = int(self.draw.integers(self.max_characters // 2, self.max_characters + 1))
+    def _join(self, words: list[str]) -> str:
+        """Join as many words as fit in a random number of characters."""
+        limit = int(self.generator.integers(self.max_characters // 2, self.max_characters + 1))
         line = words[0]
         for word in words[1:]:
             if len(line) + 1 + len(word) > limit:
@@ -100,28 +102,30 @@ class Wording:
         return line[:limit]
 
     def _sentence(self, patterns: tuple[str, ...]) -> str:
-        pattern = patterns[int(self.draw.integers(len(patterns)))]
-        filled = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: self._slot(match[1]), pattern)
+        pattern = patterns[int(self.generator.integers(len(patterns)))]
+        filled = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: self._fill_in(match[1]), pattern)
         return filled.replace("{{", "{").replace("}}", "}")
 
-    def _slot(self, name: str) -> str:
+    def _fill_in(self, name: str) -> str:
+        """Return a random value for a placeholder."""
         if name in _LISTS:
-            return self._one(name)
+            return self._word(name)
         if name == "lower":
-            return self._one("name").lower()
+            return self._word("name").lower()
         if name == "price":
-            return f"{self._whole(1, 2000):,}.{self._whole(0, 100):02d}"
-        least, most = {
+            return f"{self._integer(1, 2000):,}.{self._integer(0, 100):02d}"
+        low, high = {
             "count": (2, 1000),
             "day": (1, 32),
             "year": (1790, 2030),
             "percent": (1, 100),
         }[name]
-        return str(self._whole(least, most))
+        return str(self._integer(low, high))
 
-    def _one(self, name: str) -> str:
+    def _word(self, name: str) -> str:
         words = _LISTS[name]
-        return words[self._whole(0, len(words))]
+        return words[self._integer(0, len(words))]
 
-    def _whole(self, least: int, most: int) -> int:
-        return int(self.draw.integers(least, most))
+    def _integer(self, low: int, high: int) -> int:
+        """Return a random integer from ``low`` to ``high`` - 1."""
+        return int(self.generator.integers(low, high))

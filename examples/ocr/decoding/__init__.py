@@ -1,4 +1,4 @@
-"""Decoding of CTC outputs: best path, and beam search with a language model."""
+"""Decoding of CTC outputs by best path, or by beam search with a language model."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Beam search with a 2-gram model, by flashlight-text's CTC decoders.
+"""Beam search with a 2-gram model, by the CTC decoders of flashlight-text.
 
-All three decoders look for the text with the highest
+All three decoders search for the text with the highest score::
 
     ln p(path | image) + lm_weight ln P(text) + word_score (number of words)
 
-where the path is the most probable one of the text or, with ``sum_paths``, all of its paths are
-summed up.
+The path is the most probable one of the text. With ``sum_paths``, p is the sum over all paths of
+the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Without flashlight-text, scorers.py has said what to install before this line is reached.
+# Without flashlight-text, the import of scorers.py raises an error that names the package.
 from flashlight.lib.text.decoder import (
     CriterionType,
     LexiconDecoder,
@@ -35,26 +35,27 @@ from examples.ocr.decoding.hybrid import HybridModel
 from examples.ocr.decoding.language_model import Bigram
 from examples.ocr.decoding.scorers import HybridScorer, Scorer, scorer
 
-# ARPA files separate units by white space.
+# Units of ARPA files cannot contain white space.
 _SPACE = "<space>"
 _IMPOSSIBLE = -1e4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamOptions:
-    """How a beam search weighs and prunes.
+    """Weights and pruning of a beam search.
 
     Attributes:
-        lm_weight: of the language model against the network.
-        word_score: added per word; a positive one favours more, shorter words. Without effect in
-            :class:`CharacterBeam` and :class:`HybridBeam`.
-        beam_size: hypotheses kept per frame.
-        beam_size_token: outputs tried per frame, the best ones; None tries all.
-        beam_threshold: hypotheses worse than the best by more than this are dropped, in nats.
-        sum_paths: sum up the paths of a text instead of taking the best one.
+        lm_weight: weight of the language model relative to the network.
+        word_score: score added for each word. Positive scores favour shorter words. It has no
+            effect in :class:`CharacterBeam` and :class:`HybridBeam`.
+        beam_size: number of hypotheses that are kept per frame.
+        beam_size_token: number of most probable outputs that are considered per frame. None: all.
+        beam_threshold: maximum difference to the best hypothesis in nats. Hypotheses with a larger
+            difference are dropped.
+        sum_paths: whether to sum over the paths of a text instead of taking the best path.
 
     Raises:
-        ValueError: sizes or the threshold out of range.
+        ValueError: if a size or the threshold is out of range.
     """
 
     lm_weight: float = 0.5
@@ -72,8 +73,13 @@ class BeamOptions:
                 f"{self.beam_size}, {tokens} and {self.beam_threshold}"
             )
 
-    def given(self, classes: int, nats: float) -> dict[str, Any]:
-        """Return the options that all decoders of flashlight-text have."""
+    def decoder_arguments(self, classes: int, nats: float) -> dict[str, Any]:
+        """Return the arguments that all decoders of flashlight-text share.
+
+        Args:
+            classes: number of outputs of the network.
+            nats: factor that converts scores of the language model to natural logarithms.
+        """
         return {
             "beam_size": self.beam_size,
             "beam_size_token": min(self.beam_size_token or classes, classes),
@@ -86,14 +92,14 @@ class BeamOptions:
 
 
 class _CharacterwiseBeam:
-    """Search without a lexicon; the language model scores characters."""
+    """Beam search without a lexicon, with a language model that scores characters."""
 
     def __init__(self, alphabet: Alphabet, model: Scorer, options: BeamOptions) -> None:
         self._alphabet = alphabet
         self._model = model
-        # The blank in the place of a silence, which such a decoder puts around each line.
+        # The decoder adds a silence at both ends of each line. The blank serves as the silence.
         self._decoder = LexiconFreeDecoder(
-            LexiconFreeDecoderOptions(**options.given(len(alphabet), model.nats)),
+            LexiconFreeDecoderOptions(**options.decoder_arguments(len(alphabet), model.nats)),
             model.model,
             BLANK,
             BLANK,
@@ -104,42 +110,43 @@ class _CharacterwiseBeam:
         """Return the best text.
 
         Args:
-            log_probs: (T, C) of one line.
+            log_probs: log probabilities (T, C) of a line.
 
         Raises:
-            ValueError: another number of classes than the alphabet's.
+            ValueError: if C is not the size of the alphabet.
         """
         best = _search(self._decoder, log_probs, len(self._alphabet))
         return self._alphabet.decode(collapse(best.tokens[1:-1]))
 
 
 class CharacterBeam(_CharacterwiseBeam):
-    """Beam search with a 2-gram over characters.
+    """Beam search with a 2-gram model over characters.
 
     Args:
-        alphabet: of the network.
-        texts: lines from which the model is counted, in the alphabet's characters.
+        alphabet: alphabet of the network.
+        texts: lines from which the model is estimated, with characters of the alphabet.
         options: weights and pruning.
     """
 
     def __init__(
         self, alphabet: Alphabet, texts: Iterable[str], options: BeamOptions | None = None
     ) -> None:
-        units = [_SPACE if each == " " else each for each in alphabet.characters]
-        named = dict(zip(alphabet.characters, units, strict=True))
-        self.bigram = Bigram(([named[each] for each in text] for text in texts), units)
-        model = scorer(self.bigram, ["<blank>", *units])
+        units = {character: character for character in alphabet.characters}
+        if " " in units:
+            units[" "] = _SPACE
+        self.bigram = Bigram(([units[each] for each in text] for text in texts), units.values())
+        model = scorer(self.bigram, ["<blank>", *units.values()])
         super().__init__(alphabet, model, options or BeamOptions())
 
 
 class HybridBeam(_CharacterwiseBeam):
-    """Beam search with a 2-gram over words that spells other words by a 2-gram over characters.
+    """Beam search with a :class:`HybridModel` over words and characters.
 
     Args:
-        alphabet: of the network.
-        texts: lines from which the model is counted, in the alphabet's characters.
+        alphabet: alphabet of the network.
+        texts: lines from which the model is estimated, with characters of the alphabet.
         options: weights and pruning.
-        min_count: words seen less often in the texts are spelt.
+        min_count: minimum number of occurrences of a word in the lexicon.
     """
 
     def __init__(
@@ -151,21 +158,21 @@ class HybridBeam(_CharacterwiseBeam):
         min_count: int = 2,
     ) -> None:
         self.hybrid = HybridModel(texts, alphabet.characters, min_count=min_count)
-        asked = HybridScorer(self.hybrid, ["", *alphabet.characters])
-        super().__init__(alphabet, Scorer(asked, 1.0), options or BeamOptions())
+        model = HybridScorer(self.hybrid, ["", *alphabet.characters])
+        super().__init__(alphabet, Scorer(model, 1.0), options or BeamOptions())
 
 
 class WordBeam:
-    """Beam search with a 2-gram over the words of a closed vocabulary.
+    """Beam search with a 2-gram model over the words of a closed vocabulary.
 
     Args:
-        alphabet: of the network; it must have the space.
-        texts: lines from which the model is counted.
+        alphabet: alphabet of the network, which must contain the space.
+        texts: lines from which the model is estimated.
         options: weights and pruning.
-        vocabulary: words beyond those of the texts.
+        vocabulary: words in addition to those of the texts.
 
     Raises:
-        ValueError: an alphabet without the space, or words with characters outside of it.
+        ValueError: if the alphabet does not contain the space or a character of a word.
     """
 
     def __init__(
@@ -178,7 +185,7 @@ class WordBeam:
     ) -> None:
         if " " not in alphabet.characters:
             raise ValueError(
-                "words are told apart by spaces and the alphabet has none; use CharacterBeam"
+                "words are separated by spaces, but the alphabet has none; use CharacterBeam"
             )
         options = options or BeamOptions()
         self._alphabet = alphabet
@@ -187,7 +194,7 @@ class WordBeam:
         model = scorer(self.bigram, self.bigram.units)
         self._decoder = LexiconDecoder(
             LexiconDecoderOptions(
-                **options.given(len(alphabet), model.nats),
+                **options.decoder_arguments(len(alphabet), model.nats),
                 word_score=options.word_score,
                 unk_score=-float("inf"),
             ),
@@ -199,11 +206,14 @@ class WordBeam:
             [],
             False,
         )
-        # The decoder itself keeps no Python object alive.
+        # The decoder holds no reference to the model.
         self._model = model
 
     def _lexicon(self, model: Scorer) -> Trie:
-        """Tree of the spellings; a word ends with its space, and inner nodes know the best word."""
+        """Return a trie of the words with a space after each word.
+
+        Inner nodes have the score of their best word.
+        """
         lexicon = Trie(len(self._alphabet), self._space)
         for number, word in enumerate(self.bigram.units):
             frequency = self.bigram.unigram_log_prob(word) / model.nats
@@ -215,12 +225,12 @@ class WordBeam:
         """Return the best text of words of the vocabulary.
 
         Args:
-            log_probs: (T, C) of one line.
+            log_probs: log probabilities (T, C) of a line.
 
         Raises:
-            ValueError: another number of classes than the alphabet's.
+            ValueError: if C is not the size of the alphabet.
         """
-        # One frame more, which is a space: so the last word ends as all others.
+        # An additional frame with a space ends the last word.
         end = log_probs.new_full((1, log_probs.shape[1]), _IMPOSSIBLE)
         end[0, self._space] = 0.0
         best = _search(self._decoder, torch.cat([log_probs, end]), len(self._alphabet))
@@ -228,18 +238,18 @@ class WordBeam:
 
 
 def _search(decoder: Any, log_probs: Tensor, classes: int) -> Any:
-    """Return the decoder's best result."""
+    """Return the best result of the decoder."""
     if log_probs.dim() != 2 or log_probs.shape[1] != classes:
         raise ValueError(
             f"log_probs must be (T, {classes}), the alphabet's size, got {tuple(log_probs.shape)}"
         )
     emissions = log_probs.detach().to("cpu", torch.float32).contiguous()
-    # Models in Python make a hundred thousand states per line, none in a cycle: to look through
-    # them again and again would double the time.
-    collecting = gc.isenabled()
+    # Models in Python create a hundred thousand states per line, none of them in a reference cycle.
+    # Garbage collection would double the time.
+    gc_enabled = gc.isenabled()
     gc.disable()
     try:
         return decoder.decode(emissions.data_ptr(), *emissions.shape)[0]
     finally:
-        if collecting:
+        if gc_enabled:
             gc.enable()

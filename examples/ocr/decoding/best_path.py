@@ -1,4 +1,4 @@
-"""Best path decoding of CTC: the most probable output of every frame, collapsed."""
+"""Best path decoding of CTC outputs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from examples.ocr.alphabet import BLANK
 
 
 def best_paths(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
-    """Take the best output of each frame, merge equal neighbours, and drop the blanks.
+    """Decode each line by the most probable output of each frame.
 
     Args:
-        log_probs: (T, B, C) scores in any monotone scale.
-        lengths: (B,) frames of each line; what lies beyond is not read.
+        log_probs: log probabilities (T, B, C), or other scores in the same order.
+        lengths: (B,) number of frames of each line.
 
     Returns:
-        The numbers of each line's characters.
+        The indices of the characters of each line.
     """
     paths = log_probs.argmax(dim=-1).t().tolist()
     return [collapse(path[:length]) for path, length in zip(paths, lengths.tolist(), strict=True)]
 
 
 def collapse(path: list[int]) -> list[int]:
-    """Merge equal neighbours of a path, then drop the blanks."""
+    """Merge repeated outputs of a path, then remove the blanks."""
     return [output for output, _ in groupby(path) if output != BLANK]

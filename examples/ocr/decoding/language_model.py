@@ -1,4 +1,4 @@
-"""A smoothed 2-gram model over any units, counted from sequences, also written as an ARPA file."""
+"""A smoothed 2-gram model over words or characters, and its ARPA file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ UNKNOWN = "<unk>"
 
 
 class Bigram:
-    """Interpolated 2-gram after Witten and Bell (1991, method C).
+    """Interpolated 2-gram model of Witten and Bell (1991, method C).
 
-    With the counts c, and T(h) different units seen after h::
+    With the counts c, and the number T(h) of different units after h::
 
         P(u | h) = (c(h, u) + T(h) P(u)) / (c(h) + T(h))
 
-    and the unigram P(u) interpolated with the uniform distribution in the same way. The end of a
-    sequence and the unknown unit are units too, so the probabilities of all units after any history
-    sum to one.
+    The unigram P(u) is interpolated with the uniform distribution in the same way. The end of a
+    sequence and the unknown unit are also units. The probabilities of all units after a history sum
+    to one.
 
     Args:
-        sequences: of units, without begin and end.
-        vocabulary: units that may be missing there.
+        sequences: sequences of units, without the symbols for begin and end.
+        vocabulary: additional units, which the sequences need not contain.
 
     Raises:
-        ValueError: no sequence with units, or a unit that has the name of a mark or white space.
+        ValueError: if there is no unit, or a unit is ``"<s>"`` or contains white space.
     """
 
     def __init__(self, sequences: Iterable[Sequence[str]], vocabulary: Iterable[str] = ()) -> None:
@@ -39,15 +39,18 @@ class Bigram:
                     self._counts[history][unit] += 1
         if not self._counts:
             raise ValueError("a 2-gram model needs at least one sequence with units, got none")
-        seen = {unit: None for followers in self._counts.values() for unit in followers}
+        counted = {unit: None for followers in self._counts.values() for unit in followers}
         self.units = tuple(
-            unit for unit in dict.fromkeys((*seen, *vocabulary)) if unit not in (END, UNKNOWN)
+            unit for unit in dict.fromkeys((*counted, *vocabulary)) if unit not in (END, UNKNOWN)
         )
         wrong = [unit for unit in self.units if unit == BEGIN or unit.split() != [unit]]
         if wrong:
-            raise ValueError(f"units must be no marks and have no white space, got {wrong[:10]}")
+            raise ValueError(
+                f"units must be different from {BEGIN!r} and contain no white space, got "
+                f"{wrong[:10]}"
+            )
         self._unigram = self._estimate_unigram()
-        # A beam search asks some hundred thousand times per line: counted once.
+        # Computed once, because beam search needs them a hundred thousand times per line.
         self._sizes = {h: (each.total(), len(each)) for h, each in self._counts.items()}
 
     def _estimate_unigram(self) -> dict[str, float]:
@@ -59,7 +62,7 @@ class Bigram:
         return {unit: (counts[unit] + kinds / len(units)) / (total + kinds) for unit in units}
 
     def log_prob(self, unit: str, history: str = BEGIN) -> float:
-        """Return ln P(unit | history); units that the model does not have count as unknown."""
+        """Return ln P(unit | history). Units outside the vocabulary count as unknown."""
         lower = self._unigram.get(unit, self._unigram[UNKNOWN])
         if history not in self._sizes:
             return math.log(lower)
@@ -67,19 +70,19 @@ class Bigram:
         return math.log((self._counts[history][unit] + kinds * lower) / (total + kinds))
 
     def unigram_log_prob(self, unit: str) -> float:
-        """Return ln P(unit) without history."""
+        """Return ln P(unit)."""
         return math.log(self._unigram.get(unit, self._unigram[UNKNOWN]))
 
     def sequence_log_prob(self, units: Sequence[str]) -> float:
-        """Return ln P of a whole sequence with its end."""
+        """Return ln P of a complete sequence, including its end."""
         pairs = zip((BEGIN, *units), (*units, END), strict=True)
         return sum(self.log_prob(unit, history) for history, unit in pairs)
 
     def perplexity(self, sequences: Iterable[Sequence[str]]) -> float:
-        """Return the perplexity per unit; the end of a sequence is a unit.
+        """Return the perplexity per unit. The end of a sequence counts as a unit.
 
         Raises:
-            ValueError: no sequences.
+            ValueError: if there are no sequences.
         """
         log_prob, number = 0.0, 0
         for units in sequences:
@@ -90,7 +93,10 @@ class Bigram:
         return math.exp(-log_prob / number)
 
     def write_arpa(self, path: Path) -> None:
-        """Write the model in the ARPA format; an unseen pair has back-off weight times unigram."""
+        """Write the model as an ARPA file.
+
+        The probability of a pair that is not listed is its back-off weight times the unigram.
+        """
         path.write_text("\n".join(self._arpa_lines()), encoding="utf-8")
 
     def _arpa_lines(self) -> Iterator[str]:

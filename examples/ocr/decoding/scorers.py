@@ -1,7 +1,7 @@
-"""Language models in the form that flashlight-text's decoders ask for scores.
+"""Language models with the interface of the decoders of flashlight-text.
 
-``KenLM`` comes inside flashlight-text's wheels and needs no further package. Where a build lacks
-it, the same model is asked in Python, several times as slow, with the same result.
+The wheels of flashlight-text contain ``KenLM``. Without it, :class:`PythonBigram` computes the same
+scores, several times as slowly.
 """
 
 from __future__ import annotations
@@ -20,49 +20,58 @@ try:
     from flashlight.lib.text.dictionary import Dictionary
 except ImportError as error:
     raise ImportError(
-        "beam search needs flashlight-text, which is not installed: pip install flashlight-text "
-        "(or decode by best path, which needs nothing)"
+        "beam search requires flashlight-text, which is not installed: pip install flashlight-text "
+        "(or decode by best path, which does not require it)"
     ) from error
 
 
-# Two spaces in a row, or one at an end of the line, have no place in normalised text.
+# Score of consecutive spaces and of spaces at the ends of a line, which normalised texts do not
+# contain.
 FORBIDDEN = -1e4
 
 
 class Scorer(NamedTuple):
-    """A language model for a decoder, and what turns its scores into natural logarithms."""
+    """A language model for a decoder.
+
+    Attributes:
+        model: model with the interface of flashlight-text.
+        nats: factor that converts scores of the model to natural logarithms.
+    """
 
     model: Any
     nats: float
 
 
 class _History(LMState):
-    """All units that a hypothesis has so far, as a node of a tree.
+    """The history of a hypothesis, a node of a tree.
 
-    No two histories share a state, even where the model does not tell them apart: the decoder sums
-    up or compares all paths of equal state as if they were one text.
+    Different histories are different states, even if the model does not distinguish them, because
+    the decoder merges all paths with the same state.
+
+    Args:
+        context: arguments of the model that depend on the history.
     """
 
-    def __init__(self, *memory: str) -> None:
+    def __init__(self, *context: str) -> None:
         super().__init__()
-        self.memory = memory
-        # Most histories are pruned before anything follows: they need no dictionary.
+        self.context = context
+        # Created on demand, because most histories are pruned before they are extended.
         self._followers: dict[int, tuple[_History, float]] | None = None
 
     @property
     def followers(self) -> dict[int, tuple[_History, float]]:
-        """What came after it by unit, with the score."""
+        """Extended histories and their scores, by index of the added unit."""
         if self._followers is None:
             self._followers = {}
         return self._followers
 
 
 class PythonBigram(LM):
-    """A :class:`Bigram` behind flashlight's interface, in nats.
+    """A :class:`Bigram` with the interface of flashlight-text, in nats.
 
     Args:
         bigram: the model.
-        units: its units in the order of the decoder's numbers.
+        units: units of the model, in the order of the decoder's indices.
     """
 
     def __init__(self, bigram: Bigram, units: Sequence[str]) -> None:
@@ -72,46 +81,47 @@ class PythonBigram(LM):
         self._root = _History(BEGIN)
 
     def start(self, start_with_nothing: bool) -> LMState:
-        """State at the begin of a sequence."""
-        # The decoder keeps no Python objects alive: the tree of a line stays until the next.
+        """Return the state at the beginning of a sequence."""
+        # The decoder holds no references to Python objects. The root keeps the tree of a line alive
+        # until the next line.
         self._root = _History(BEGIN)
         return self._root
 
     def score(self, state: _History, usr_token_idx: int) -> tuple[LMState, float]:
-        """State after a unit, and ln P of it."""
+        """Return the state after a unit, and ln P of the unit."""
         followers = state.followers
         if usr_token_idx not in followers:
             unit = self._units[usr_token_idx]
-            score = self._bigram.log_prob(unit, *state.memory)
+            score = self._bigram.log_prob(unit, *state.context)
             followers[usr_token_idx] = (_History(unit), score)
         return followers[usr_token_idx]
 
     def finish(self, state: _History) -> tuple[LMState, float]:
-        """Final state, and ln P of the end."""
-        return state, self._bigram.log_prob(END, *state.memory)
+        """Return the final state, and ln P of the end."""
+        return state, self._bigram.log_prob(END, *state.context)
 
 
 def kenlm_scorer(bigram: Bigram, units: Sequence[str]) -> Scorer:
-    """Give the model to KenLM by an ARPA file, which is removed once it is read.
+    """Return the model as a KenLM model, through a temporary ARPA file.
 
     Raises:
-        ImportError: flashlight-text was built without KenLM.
+        ImportError: if flashlight-text was built without KenLM.
     """
     from flashlight.lib.text.decoder.kenlm import KenLM
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bigram.arpa"
         bigram.write_arpa(path)
-        # ARPA files are in decimal logarithms, and so are KenLM's scores.
+        # ARPA files and the scores of KenLM are decimal logarithms.
         return Scorer(KenLM(str(path), Dictionary(list(units))), math.log(10))
 
 
 def scorer(bigram: Bigram, units: Sequence[str]) -> Scorer:
-    """KenLM where it is there, else the model in Python.
+    """Return the model as a KenLM model if KenLM is installed, else as a :class:`PythonBigram`.
 
     Args:
         bigram: the model.
-        units: its units in the order of the decoder's numbers; each once.
+        units: different units of the model, in the order of the decoder's indices.
     """
     try:
         return kenlm_scorer(bigram, units)
@@ -120,13 +130,14 @@ def scorer(bigram: Bigram, units: Sequence[str]) -> Scorer:
 
 
 class HybridScorer(LM):
-    """A :class:`HybridModel` behind flashlight's interface, character by character, in nats.
+    """A :class:`HybridModel` over characters with the interface of flashlight-text, in nats.
 
-    A state's memory is the word before, empty at the begin, and the present word so far.
+    The context of a state is the previous word, empty at the beginning of a line, and the
+    characters of the current word.
 
     Args:
         model: the model.
-        characters: of the decoder's numbers; a space ends a word.
+        characters: characters in the order of the decoder's indices. A space ends a word.
     """
 
     def __init__(self, model: HybridModel, characters: Sequence[str]) -> None:
@@ -136,26 +147,26 @@ class HybridScorer(LM):
         self._root = _History("", "")
 
     def start(self, start_with_nothing: bool) -> LMState:
-        """State at the begin of a line."""
+        """Return the state at the beginning of a line."""
         self._root = _History("", "")
         return self._root
 
     def score(self, state: _History, usr_token_idx: int) -> tuple[LMState, float]:
-        """State after a character, and its score."""
+        """Return the state after a character, and its score."""
         followers = state.followers
         if usr_token_idx not in followers:
             followers[usr_token_idx] = self._score(state, self._characters[usr_token_idx])
         return followers[usr_token_idx]
 
     def finish(self, state: _History) -> tuple[LMState, float]:
-        """Final state, and the score of the end of the last word and of the line."""
-        history, word = state.memory
+        """Return the final state, and the score of the end of the last word and of the line."""
+        history, word = state.context
         if word:
             return state, self._word_end(word, history) + self._model.end_log_prob(word)
         return state, FORBIDDEN if history else self._model.end_log_prob(None)
 
     def _score(self, state: _History, character: str) -> tuple[_History, float]:
-        history, word = state.memory
+        history, word = state.context
         if character != " ":
             score = self._model.characters.log_prob(character, word[-1] if word else BEGIN)
             return _History(history, word + character), score
@@ -164,6 +175,6 @@ class HybridScorer(LM):
         return _History(word, ""), self._word_end(word, history)
 
     def _word_end(self, word: str, history: str) -> float:
-        """What is missing to the word's probability when its characters have been scored."""
+        """Return the difference of ln P(word | history) and the scores of the characters."""
         score = self._model.word_log_prob(word, history or None)
         return score - self._model.spelling_log_prob(word)
