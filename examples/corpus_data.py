@@ -1,4 +1,4 @@
-"""A corpus that a data module is given by name and arguments, and builds at the first use."""
+"""Base class of data modules that build a corpus from its name and arguments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Corpus = TypeVar("Corpus")
 
 
 def builder_of(builders: Mapping[str, Callable[..., Corpus]], corpus: str) -> Callable[..., Corpus]:
-    """What builds the corpus of this name.
+    """Return the function that builds the corpus of this name.
 
     Raises:
-        ValueError: nothing does; the message lists what there is.
+        ValueError: there is no such corpus. The error lists all names.
     """
     if corpus not in builders:
         raise ValueError(f"corpus must be one of {', '.join(builders)}, got {corpus!r}")
@@ -30,18 +30,18 @@ def check_arguments(
     corpus: str,
     builder: Callable[..., Any],
     arguments: Mapping[str, Any],
-    own: Collection[str] = (),
+    internal: Collection[str] = (),
 ) -> None:
-    """Check what a corpus is to be built from.
+    """Check the arguments of a corpus.
 
     Args:
-        corpus: its name.
-        builder: what builds it.
-        arguments: all that it will get.
-        own: those of them that the data module gives, and the user does not.
+        corpus: name of the corpus.
+        builder: function that builds it.
+        arguments: arguments of the user.
+        internal: parameters of the builder that the data module sets, not the user.
 
     Raises:
-        ValueError: the arguments do not fit; the message lists those that do.
+        ValueError: the arguments do not match the signature. The error lists valid ones.
     """
     signature = inspect.signature(builder)
     try:
@@ -49,20 +49,20 @@ def check_arguments(
     except TypeError as error:
         raise ValueError(
             f"corpus_args of {corpus!r}: {error}; the arguments are "
-            f"{', '.join(sorted(signature.parameters.keys() - set(own)))}"
+            f"{', '.join(sorted(signature.parameters.keys() - set(internal)))}"
         ) from error
 
 
 class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
-    """A data module whose corpus is built at the first use.
+    """Data module that builds its corpus at the first use.
 
-    What was computed from the train split (:meth:`_fitted`: means and deviations, an alphabet) is
-    in every checkpoint. Evaluation of a checkpoint takes it from there, so a corpus may then have
-    nothing but the split that is evaluated.
+    Checkpoints contain the values that are computed from the train split (:meth:`_fitted`), such as
+    means, standard deviations or an alphabet. Evaluation reads them from the checkpoint, so the
+    corpus needs only the split that is evaluated.
 
     Attributes:
-        fitted: what was computed from the train split, of the checkpoint that is evaluated or of
-            the one that was written; empty without one.
+        fitted: values computed from the train split, of the last checkpoint that was loaded or
+            saved. Empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -83,53 +83,53 @@ class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
 
     @property
     def is_fitting(self) -> bool:
-        """Whether the Trainer trains; without a Trainer the corpus is one to train on, too."""
+        """Whether the Trainer trains. True without a Trainer."""
         return self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING)
 
     def setup(self, stage: str) -> None:
-        """Build the corpus to train on.
+        """Build the corpus before training.
 
-        To evaluate it is built later: Lightning reads the checkpoint after this.
+        In evaluation, it is built later, because Lightning loads the checkpoint after this call.
         """
         if self.is_fitting:
             _ = self.corpus
 
     def split(self, name: str) -> Any:
-        """The split of this name.
+        """Return the split of this name.
 
         Raises:
-            ValueError: the corpus has none; it says how to give one.
+            ValueError: the split is empty. The error explains how to provide it.
         """
-        found = getattr(self.corpus, name)
-        if not found:
+        examples = getattr(self.corpus, name)
+        if not examples:
             raise self._missing(name)
-        return found
+        return examples
 
     def _missing(self, split: str) -> ValueError:
-        """What to raise for a split that is not there."""
+        """Return the error for a missing split."""
         message = f"the corpus has no {split} split; {self._split_hint(split)}"
         if split == "train" and not self.is_fitting:
             message += "; or give the checkpoint of a trained model (--ckpt_path)"
         return ValueError(message)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was computed from the train split."""
+        """Return the values computed from the train split."""
         if not self.fitted and self._corpus is not None:
             self.fitted = self._fitted(self._corpus)
         return self.fitted
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what was computed from the train split; training computes it anew."""
+        """Use the values of a checkpoint in evaluation. Training computes them again."""
         if not self.is_fitting and not _equal(self.state_dict(), state_dict):
             self.fitted, self._corpus = state_dict, None
 
     @abstractmethod
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
-        """What was computed from the train split, as tensors, numbers and texts."""
+        """Return the values computed from the train split: tensors, numbers and strings."""
 
     @abstractmethod
     def _split_hint(self, split: str) -> str:
-        """The arguments or files by which a user gives this split."""
+        """Return the arguments or files that provide this split, for an error message."""
 
 
 def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Targets for a corpus that comes with transcripts only: aligned once, then read from a cache."""
+"""Alignment of a corpus without alignments, which later runs read from a cache."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ def aligned_corpus(
     cache_dir: str | Path | None = None,
     only_cached: bool = False,
 ) -> Corpus:
-    """Return the corpus with targets; one that has some already comes back as it is.
+    """Return the corpus with targets. A corpus that has targets is returned unchanged.
 
-    Every rank may call this at the same time: the alignments follow from the seed, so it does not
-    matter whose are kept.
+    Several ranks may call it at the same time. One of them computes the alignments, which depend
+    only on the corpus and the options.
 
     Args:
-        corpus: with transcripts, and alignments or none.
-        options: how a corpus without alignments is aligned.
-        cache_dir: where alignments are kept; by default the user's cache folder.
-        only_cached: take alignments from there or none: a corpus to test on is not worth the
-            training of a network.
+        corpus: corpus with transcripts.
+        options: options of the alignment.
+        cache_dir: folder of the cache. None: ``default_cache_dir()``.
+        only_cached: whether to return the corpus without targets if the cache does not contain
+            them. Alignment trains a network, which takes too long for a test.
     """
     if any(each.senones is not None for split in corpus.splits.values() for each in split):
         return corpus
-    chosen = options or FlatStartOptions()
-    folder, made_from = cache_dir or default_cache_dir(), _made_from(corpus, chosen)
-    if only_cached and not are_cached(corpus.name, made_from, folder):
+    align_options = options or FlatStartOptions()
+    folder, inputs = cache_dir or default_cache_dir(), _alignment_inputs(corpus, align_options)
+    if only_cached and not are_cached(corpus.name, inputs, folder):
         return corpus
     alignments = cached_alignments(
-        corpus.name, made_from, folder, lambda: align_corpus(corpus, chosen)
+        corpus.name, inputs, folder, lambda: align_corpus(corpus, align_options)
     )
     return corpus.with_alignments(alignments)
 
 
-def _made_from(corpus: Corpus, options: FlatStartOptions) -> dict[str, Any]:
-    """All that the alignments depend on: features, words, phones and options."""
+def _alignment_inputs(corpus: Corpus, options: FlatStartOptions) -> dict[str, Any]:
+    """Return everything that the alignments depend on: features, words, phones and options."""
     features = hashlib.sha256()
     for key in sorted(corpus.recorded):
         features.update(corpus.recorded[key].contiguous().numpy().tobytes())

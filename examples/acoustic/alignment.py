@@ -1,9 +1,9 @@
-"""Which senone each frame of a transcribed utterance belongs to.
+"""Alignment of transcribed utterances: the senone of each frame.
 
-Hybrid training from a flat start: cut each utterance into equal pieces, train a model on them, let
-it align the utterances anew, and so on. Alignment runs at the rate of the recording (100 frames/s),
-as short phones have fewer frames than states at a third of it. A model that sees every third
-stacked frame scores the features at each phase, and ``Stacking.interleave`` joins the scores.
+Hybrid training from a flat start divides each utterance evenly among its states, trains a model on
+these targets, aligns the utterances with it, and repeats this. Alignments are at the frame rate of
+the recording (100 frames/s), because at a third of it short phones have fewer frames than states.
+Models at a lower frame rate compute scores at each phase, which ``Stacking.interleave`` merges.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from examples.acoustic.reading import Reading, Transcript, changes, first_readin
 from examples.acoustic.segmentation import uniform_segmentation
 from examples.acoustic.senones import SenoneMap
 
-# Log probability of the blank of CTC, which an HMM does not have: far below any path's score.
+# Log probability of the blank of CTC, which an HMM does not have. It is far below all scores.
 _IMPOSSIBLE = -1e9
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """One aligned utterance: senones (T,) int64, mean log likelihood per frame, reading."""
+    """Alignment of an utterance.
+
+    Attributes:
+        senones: (T,) int64, senone of each frame.
+        log_likelihood: mean log likelihood of a frame.
+        reading: pronunciations and pauses.
+    """
 
     senones: Tensor
     log_likelihood: float
@@ -35,46 +41,53 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Alignments:
-    """Alignments by key, and the utterances that have none with the reason."""
+    """Alignments of several utterances.
+
+    Attributes:
+        by_key: alignment of each aligned utterance.
+        left_out: reason for each utterance that could not be aligned.
+    """
 
     by_key: Mapping[str, Alignment]
     left_out: Mapping[str, str]
 
     @property
     def log_likelihood(self) -> float:
-        """Mean log likelihood per frame over all frames; what realignment should raise."""
+        """Mean log likelihood of a frame, over all utterances. Realignment should increase it."""
         frames = sum(len(a.senones) for a in self.by_key.values())
         total = sum(a.log_likelihood * len(a.senones) for a in self.by_key.values())
         return total / frames if frames else float("nan")
 
     def senones(self) -> dict[str, Tensor]:
-        """Return the senones alone, by key."""
+        """Return the senones of each aligned utterance, by key."""
         return {key: alignment.senones for key, alignment in self.by_key.items()}
 
     def summary(self) -> str:
-        """Say in one line how many utterances were aligned and which were not."""
-        done, missed = len(self.by_key), len(self.left_out)
-        line = f"{done} of {done + missed} utterances aligned, {self.log_likelihood:.3f} per frame"
-        if not missed:
-            return line
-        first = "; ".join(f"{key}: {why}" for key, why in list(self.left_out.items())[:3])
-        return f"{line}; {missed} left out ({first}{'; ...' if missed > 3 else ''})"
+        """Return the number of aligned utterances, and the first ones that are not, as text."""
+        aligned, missing = len(self.by_key), len(self.left_out)
+        total = aligned + missing
+        text = f"{aligned} of {total} utterances aligned, {self.log_likelihood:.3f} per frame"
+        if not missing:
+            return text
+        first = "; ".join(f"{key}: {reason}" for key, reason in list(self.left_out.items())[:3])
+        return f"{text}; {missing} left out ({first}{'; ...' if missing > 3 else ''})"
 
 
 def viterbi(log_likelihoods: Tensor, states: Sequence[int]) -> tuple[Tensor, float]:
-    """Return the best path through the states from first to last, each visited at least once.
+    """Return the best path through a sequence of states, all of which have at least one frame.
 
-    Transitions cost nothing. This is forced alignment of CTC whose blank is impossible.
+    Transitions have no cost. The path is the forced alignment of CTC with an impossible blank.
 
     Args:
-        log_likelihoods: (T, S), finite.
-        states: senones in order; neighbours must differ, as CTC would want a blank between equals.
+        log_likelihoods: (T, S) finite log likelihoods.
+        states: senones in order. Adjacent ones must differ, because CTC needs a blank between equal
+            labels.
 
     Returns:
-        Senones (T,) int64 and the sum of their log likelihoods.
+        Senones (T,) int64 of the path, and the sum of their log likelihoods.
 
     Raises:
-        ValueError: no states, more states than frames, or equal neighbours.
+        ValueError: there are no states, more states than frames, or equal adjacent states.
     """
     frames = log_likelihoods.shape[0]
     if not 0 < len(states) <= frames:
@@ -82,15 +95,15 @@ def viterbi(log_likelihoods: Tensor, states: Sequence[int]) -> tuple[Tensor, flo
     equal = [a for a, b in zip(states[:-1], states[1:], strict=True) if a == b]
     if equal:
         raise ValueError(
-            f"neighbouring states must differ, got senone {equal[0]} twice in a row; use at least "
-            "two states per phone"
+            f"adjacent states must differ, got senone {equal[0]} twice in a row; use at least two "
+            "states per phone"
         )
     scores = log_likelihoods.detach().float().cpu()
     blank = torch.full((frames, 1), _IMPOSSIBLE)
     emission = torch.cat([scores, blank], dim=1).unsqueeze(0).contiguous()
     targets = torch.tensor([states], dtype=torch.int32)
-    path, chosen = forced_align(emission, targets, blank=scores.shape[1])
-    return path[0].long(), float(chosen[0].double().sum())
+    path, path_scores = forced_align(emission, targets, blank=scores.shape[1])
+    return path[0].long(), float(path_scores[0].double().sum())
 
 
 def flat_start(
@@ -100,18 +113,18 @@ def flat_start(
     *,
     silence_frames: int = 15,
 ) -> Alignments:
-    """Share the frames evenly: silence, the words' first pronunciations, silence.
+    """Divide the frames of each utterance evenly among silence, its words, and silence.
 
-    There are no scores yet, so that the log likelihoods are NaN.
+    Log likelihoods are NaN, because there are no scores.
 
     Args:
-        transcripts: the utterances.
-        lexicon: pronunciations of all words.
-        senones: numbering.
-        silence_frames: see ``segmentation.uniform_segmentation``.
+        transcripts: utterances to align.
+        lexicon: pronunciations of all words, of which the first variants are used.
+        senones: numbering of the senones.
+        silence_frames: argument of ``segmentation.uniform_segmentation``.
 
     Raises:
-        KeyError: words without pronunciation (all of them are listed).
+        KeyError: words have no pronunciation. The error lists all of them.
     """
     _check_words(transcripts, lexicon)
     aligned: dict[str, Alignment] = {}
@@ -137,27 +150,27 @@ def realign(
     previous: Alignments | None = None,
     passes: int = 2,
 ) -> Alignments:
-    """Align every utterance anew, with the pauses and pronunciations that score best.
+    """Align every utterance, with the pauses and pronunciations of the highest score.
 
     Args:
-        transcripts: the utterances.
-        score: log likelihoods (frames, S) of the utterance with this key, for instance from
-            ``decoding.scaled_likelihoods``.
+        transcripts: utterances to align.
+        score: function that returns the log likelihoods (frames, S) of the utterance with this
+            key, for example from ``decoding.scaled_likelihoods``.
         lexicon: pronunciations of all words.
-        senones: the model's senones.
-        previous: alignments whose readings the search starts from.
-        passes: how often each pause and each pronunciation is tried.
+        senones: numbering of the senones of the model.
+        previous: alignments with the initial readings of the search.
+        passes: number of times that each change of a pause or a pronunciation is tried.
 
     Raises:
-        KeyError: words without pronunciation (all of them are listed).
-        ValueError: scores of another shape than (frames, S), or not finite.
+        KeyError: words have no pronunciation. The error lists all of them.
+        ValueError: scores are not finite, or their shape is not (frames, S).
     """
     _check_words(transcripts, lexicon)
     aligned: dict[str, Alignment] = {}
     left_out: dict[str, str] = {}
     for transcript in transcripts:
-        known = previous.by_key.get(transcript.key) if previous else None
-        reading = known.reading if known else first_reading(transcript, lexicon, senones)
+        initial = previous.by_key.get(transcript.key) if previous else None
+        reading = initial.reading if initial else first_reading(transcript, lexicon, senones)
         if reading is None:
             left_out[transcript.key] = why_unaligned(transcript, lexicon, senones)
             continue
@@ -177,7 +190,7 @@ def _search(
     senones: SenoneMap,
     passes: int,
 ) -> Alignment:
-    """Climb from the reading: keep each single change that raises the score of the whole path."""
+    """Keep each change of the reading that increases the score of the best path."""
     path, best = viterbi(scores, reading.states(words, lexicon, senones))
     for _ in range(passes):
         before = reading
@@ -199,10 +212,10 @@ def _check_words(transcripts: Sequence[Transcript], lexicon: Lexicon) -> None:
 
 
 def _check_scores(scores: Tensor, transcript: Transcript, senones: SenoneMap) -> None:
-    wanted = (transcript.frames, len(senones))
-    if tuple(scores.shape) != wanted:
+    expected = (transcript.frames, len(senones))
+    if tuple(scores.shape) != expected:
         raise ValueError(
-            f"utterance {transcript.key!r}: scores must have shape {wanted}, (frames, senones), "
+            f"utterance {transcript.key!r}: scores must have shape {expected}, (frames, senones), "
             f"got {tuple(scores.shape)}"
         )
     if not bool(scores.isfinite().all()):

@@ -1,4 +1,4 @@
-"""Alignments as arrays, so that a corpus is aligned once for all ranks and runs."""
+"""Cache of alignments, so that a corpus is aligned once for all ranks and runs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from torch import Tensor
 
 from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array, is_cached
 
-# Raise it whenever the file, or how alignments are made, changes its meaning.
+# Version of the cache. A change of the files, or of the computation of alignments, increments it.
 _FORMAT = 2
 
 
 def cached_alignments(
     name: str,
-    made_from: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     cache_dir: str | Path | None,
-    make: Callable[[], Mapping[str, Tensor]],
+    compute: Callable[[], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """Read alignments from ``cache_dir``, or make them and write them there; see ``cached_arrays``.
+    """Read alignments from a cache, or compute them and write them there. See ``cached_arrays``.
 
     Args:
-        name: start of the file's name.
-        made_from: all that the alignments depend on, as JSON.
-        cache_dir: folder; None makes them without reading or writing.
-        make: makes the alignments: int64 senones (T,) by key.
+        name: prefix of the file name.
+        inputs: everything that the alignments depend on, as JSON.
+        cache_dir: folder of the cache. None: compute them, without reading or writing.
+        compute: function that returns the alignments: int64 senones (T,) by key.
 
     """
-    file, contents = _named(name, made_from)
-    arrays = cached_arrays(file, contents, cache_dir, lambda: _to_arrays(make()))
-    parts = torch.from_numpy(arrays["senones"]).long().split(arrays["frames"].tolist())
-    return dict(zip(from_json_array(arrays["keys"]), parts, strict=True))
+    arrays = cached_arrays(
+        *_file_and_inputs(name, inputs), cache_dir, lambda: _to_arrays(compute())
+    )
+    alignments = torch.from_numpy(arrays["senones"]).long().split(arrays["frames"].tolist())
+    return dict(zip(from_json_array(arrays["keys"]), alignments, strict=True))
 
 
-def are_cached(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> bool:
-    """Whether :func:`cached_alignments` would find them."""
-    return is_cached(*_named(name, made_from), cache_dir)
+def are_cached(name: str, inputs: Mapping[str, Any], cache_dir: str | Path) -> bool:
+    """Return whether the cache of :func:`cached_alignments` contains these alignments."""
+    return is_cached(*_file_and_inputs(name, inputs), cache_dir)
 
 
-def _named(name: str, made_from: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return f"{name}-alignments", {"format": _FORMAT, **made_from}
+def _file_and_inputs(name: str, inputs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return f"{name}-alignments", {"format": _FORMAT, **inputs}
 
 
 def _to_arrays(alignments: Mapping[str, Tensor]) -> Arrays:

@@ -1,4 +1,4 @@
-"""Mini-batches counted in frames, as many on each rank."""
+"""Mini-batches of a limited number of frames, equally many on each rank."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from examples.rank_batches import StepSampler
 
 log = logging.getLogger(__name__)
 
-# Utterances whose lengths differ by less than this factor may change places between batches.
+# Largest ratio of lengths in a bucket. Shuffling exchanges utterances within a bucket.
 _BUCKET_WIDTH = 1.1
 
 
 class FrameBatchSampler(StepSampler[list[int]]):
     """Yields the positions of the utterances of each batch of one rank.
 
-    Utterances of similar length (a bucket) share batches, so that little is padded. Cutting the
-    utterances, in order of length, into batches of at most ``batch_frames`` frames gives some
-    number of batches that need not be a multiple of the world size: then the batches with the most
-    frames are halved until it is. So every utterance is in exactly one batch of one rank. Only
-    where no batch can be halved, since each holds a single utterance, the shortest utterances are
-    given a second time; ``repeated`` counts them, and the log says so.
+    Batches contain utterances of similar length (a bucket), which need little padding. The
+    utterances, in order of length, are split into batches of at most ``batch_frames`` frames. If
+    their number is not a multiple of the world size, the batches with the most frames are halved
+    until it is. So every utterance is in exactly one batch of one rank. If no batch can be halved,
+    because each contains one utterance, the shortest utterances are used twice. A warning reports
+    their number, which is ``repeated``.
 
-    The batches of one step have similar lengths on all ranks, so that no rank waits long for
-    another. Which utterances of a bucket share a batch, the order of the steps, and which rank
-    takes which batch are drawn from (seed, epoch). The number of batches is the same in all epochs,
-    since Lightning asks for it once.
+    The batches of one step have similar lengths on all ranks, so that ranks do not wait long for
+    each other. The utterances of a bucket, the steps, and the batches of a step are shuffled by
+    (seed, epoch). The number of batches is the same in all epochs, because Lightning reads it once.
 
     Args:
-        lengths: frames of each utterance.
-        batch_frames: most frames in a batch, padding included: utterances times the longest of
-            them. One utterance that is longer is a batch of its own.
-        rank: this rank.
-        world_size: ranks among which the batches are shared.
-        shuffle: draw anew each epoch, or always keep the order of lengths.
-        seed: of the draws; the same on all ranks.
+        lengths: number of frames of each utterance.
+        batch_frames: largest number of frames of a batch, including padding: number of utterances
+            times the length of the longest one. A longer utterance is a batch by itself.
+        rank: rank of this process.
+        world_size: number of ranks among which the batches are distributed.
+        shuffle: whether to shuffle in each epoch. Otherwise, batches are in order of length.
+        seed: seed of the shuffling, the same on all ranks.
 
     Raises:
-        ValueError: if there are no utterances, one has no frames, or a number is out of range.
+        ValueError: there are no utterances, one has no frames, or an argument is out of range.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class FrameBatchSampler(StepSampler[list[int]]):
         if self.repeated:
             log.warning(
                 "%d of %d utterances are given twice per epoch: %d batches of one utterance cannot "
-                "be shared evenly among %d ranks",
+                "be distributed evenly among %d ranks",
                 self.repeated,
                 len(lengths),
                 len(self._cuts) - self.repeated,
@@ -76,7 +75,7 @@ class FrameBatchSampler(StepSampler[list[int]]):
             )
 
     def __len__(self) -> int:
-        """Batches of each rank in an epoch."""
+        """Return the number of batches of a rank in an epoch."""
         return len(self._cuts) // self.world_size
 
     def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
@@ -103,7 +102,7 @@ def _check(lengths: Sequence[int], batch_frames: int) -> None:
 
 
 def _bucket_starts(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Cut sorted lengths where they exceed the shortest of the bucket by the bucket's width."""
+    """Split sorted lengths into buckets: first position, and first position after the bucket."""
     buckets, start = [], 0
     for position, length in enumerate(lengths):
         if length > _BUCKET_WIDTH * lengths[start]:
@@ -115,14 +114,17 @@ def _bucket_starts(lengths: np.ndarray) -> list[tuple[int, int]]:
 def _cut(
     bounds: np.ndarray, batch_frames: int, world_size: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Cut positions into batches, a multiple of ``world_size`` of them.
+    """Split positions into batches, whose number is a multiple of ``world_size``.
 
-    Each utterance counts as ``bounds`` frames, the longest of its bucket: shuffling a bucket then
-    never breaks the cap, and the cuts are the same in each epoch.
+    Args:
+        bounds: length of the longest utterance of the bucket of each position. With these lengths,
+            shuffled batches never exceed ``batch_frames``, and are the same ranges in each epoch.
+        batch_frames: largest number of frames of a batch.
+        world_size: number of ranks.
 
     Returns:
-        First and one past the last position of each batch, and how many batches of one utterance
-        stand there twice.
+        First position, and first position after the batch, for each batch; and the number of
+        batches that are repeated.
     """
     cuts, start = [], 0
     for position in range(1, len(bounds) + 1):
@@ -136,18 +138,18 @@ def _cut(
 
 
 def _halve(cuts: list[tuple[int, int]], bounds: np.ndarray, times: int) -> list[tuple[int, int]]:
-    """Halve, ``times`` times where it can be done, the batch that has the most frames."""
-    # Frames of a batch that can be halved, negative for the smallest-first heap.
+    """Halve the batch with the most frames, ``times`` times or until none can be halved."""
+    # Batches that can be halved. The number of frames is negative, because heapq has min-heaps.
     heap = [(-int(bounds[s:e].sum()), s, e) for s, e in cuts if e - s > 1]
-    whole = [(s, e) for s, e in cuts if e - s == 1]
+    single = [(s, e) for s, e in cuts if e - s == 1]
     heapq.heapify(heap)
     while heap and times:
         _, start, end = heapq.heappop(heap)
         times -= 1
         middle = (start + end) // 2
-        for part in ((start, middle), (middle, end)):
-            if part[1] - part[0] > 1:
-                heapq.heappush(heap, (-int(bounds[part[0] : part[1]].sum()), *part))
+        for half in ((start, middle), (middle, end)):
+            if half[1] - half[0] > 1:
+                heapq.heappush(heap, (-int(bounds[half[0] : half[1]].sum()), *half))
             else:
-                whole.append(part)
-    return sorted(whole + [(start, end) for _, start, end in heap])
+                single.append(half)
+    return sorted(single + [(start, end) for _, start, end in heap])

@@ -1,4 +1,4 @@
-"""A corpus as the model sees it, and the DataModule that feeds it to the Trainer."""
+"""Corpus of normalised utterances at the frame rate of the model, and its DataModule."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Corpus:
-    """Utterances in up to three splits, and what training and decoding must know about them.
+    """Utterances in up to three splits, with senones, lexicon and normalisation.
 
     Attributes:
-        name: of the corpus.
-        train, valid, test: utterances, normalised and at the model's frame rate; a split may be
-            empty.
+        name: name of the corpus.
+        train, valid, test: utterances, normalised and at the frame rate of the model. A split may
+            be empty.
         senones: numbering of the targets.
-        lexicon: pronunciation of every word.
-        feature_dim: D of the utterances' features.
-        frame_shift_s: seconds from one of the model's frames to the next.
-        stacking: how the model's frames were made from those of the recording.
+        lexicon: pronunciations of every word.
+        feature_dim: number of features of a frame, D.
+        frame_shift_s: seconds between two frames of the model.
+        stacking: stacking and subsampling of the frames of recordings.
         recorded: normalised features of each utterance by key, (T, D / stack), at the frame rate of
-            the recording (100 per second).
-        normalisation: that all features have in common, or None.
-        transcripts: words of the utterances that the model is or was trained on.
+            the recording (100 frames per second).
+        normalisation: normalisation of all features, or None.
+        transcripts: words of the training utterances of the model.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Corpus:
     transcripts: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """Take the transcripts of the train split, where none are given."""
+        """Use the transcripts of the train split if none are given."""
         if not self.transcripts:
             self.transcripts = tuple(utterance.words for utterance in self.train)
 
     @property
     def fitted(self) -> Fitted:
-        """What a corpus to test on needs of this one."""
+        """Values for the evaluation of a model that was trained on this corpus."""
         return Fitted(
             senones=self.senones,
             lexicon=self.lexicon,
@@ -72,29 +72,29 @@ class Corpus:
 
     @property
     def splits(self) -> dict[str, list[Utterance]]:
-        """The three splits by name."""
+        """Utterances of each split, by name."""
         return {"train": self.train, "valid": self.valid, "test": self.test}
 
     def at_phase(self, key: str, phase: int) -> Tensor:
-        """Features (T', D) of an utterance at another phase of the subsampling.
+        """Return the features (T', D) of an utterance at a phase of the subsampling.
 
-        See :class:`~examples.acoustic.stacking.Stacking`: model outputs at phases 0 to
-        ``subsample - 1``, merged by ``stacking.interleave``, are at the rate of the recording.
+        Outputs of the model at all phases, merged by ``stacking.interleave``, are at the frame rate
+        of the recording. See :class:`~examples.acoustic.stacking.Stacking`.
 
         Raises:
-            KeyError: if there is no such utterance.
+            KeyError: there is no such utterance.
         """
         return self.stacking.features(self.recorded[key], phase)
 
     def with_alignments(self, alignments: Mapping[str, Tensor]) -> Corpus:
-        """Return the same corpus with new targets.
+        """Return this corpus with new targets.
 
         Args:
-            alignments: by key, int64 senones at the rate of the recording; those of the centre
-                frames are kept. Utterances that are not named keep their targets.
+            alignments: int64 senones of each utterance by key, at the frame rate of the recording.
+                Targets are the senones of the centre frames. Other utterances keep their targets.
 
         Raises:
-            ValueError: if a length is not that of the recording, or a senone does not exist.
+            ValueError: an alignment has a wrong length, or a senone is out of range.
         """
         train, valid, test = (
             [self._realigned(utterance, alignments.get(utterance.key)) for utterance in split]
@@ -120,47 +120,48 @@ class Corpus:
 
 
 class UtteranceDataset(Dataset[Batch]):
-    """Utterances of a split, indexed by the positions of all utterances of a batch.
+    """Utterances of a split, whose items are batches.
 
     Args:
-        utterances: of the split.
-        chosen: positions of those that belong to the data set; None is all of them. Batches name
-            utterances by their position in the split.
+        utterances: utterances of the split.
+        selected: positions of the utterances of this data set. None: all utterances. The ``index``
+            of batches contains positions in the split.
     """
 
     def __init__(
-        self, utterances: Sequence[Utterance], chosen: Sequence[int] | None = None
+        self, utterances: Sequence[Utterance], selected: Sequence[int] | None = None
     ) -> None:
         self.utterances = utterances
-        self.chosen = range(len(utterances)) if chosen is None else chosen
+        self.selected = range(len(utterances)) if selected is None else selected
 
     def __len__(self) -> int:
-        """Utterances of the data set."""
-        return len(self.chosen)
+        """Return the number of utterances."""
+        return len(self.selected)
 
     @property
     def lengths(self) -> list[int]:
-        """Frames of each utterance of the data set."""
-        return [len(self.utterances[position]) for position in self.chosen]
+        """Number of frames of each utterance."""
+        return [len(self.utterances[position]) for position in self.selected]
 
     def __getitem__(self, index: int | Sequence[int]) -> Batch:
-        """Batch of the utterances at ``index``; one position gives a batch of one."""
-        positions = [self.chosen[i] for i in ([index] if isinstance(index, int) else index)]
+        """Return a batch of the utterances at these indices, or at one index."""
+        positions = [self.selected[i] for i in ([index] if isinstance(index, int) else index)]
         return collate([self.utterances[position] for position in positions], positions)
 
 
 class CorpusDataModule(CorpusData[Corpus]):
-    """Mini-batches counted in frames, the same number of them on every rank.
+    """Mini-batches of a limited number of frames, equally many on every rank.
 
-    The batch sampler does the work of a distributed sampler: pass ``use_distributed_sampler=False``
-    to the Trainer to say so (with ``True``, Lightning sees a distributed sampler and leaves it).
+    The batch sampler distributes batches among ranks. Pass ``use_distributed_sampler=False`` to the
+    Trainer. With ``True``, Lightning does not replace the sampler, because it is a distributed one.
 
     Args:
-        build: makes the corpus; called on every rank in ``setup``.
-        prepare: fills a cache; called on one rank of each host before that, or None.
-        batch_frames: most frames in a batch, padding included.
-        seed: of the order of the batches.
-        num_workers: processes that load batches.
+        build: function that returns the corpus. Every rank calls it in ``setup``.
+        prepare: function that fills a cache, or None. One rank of each host calls it before
+            ``setup``.
+        batch_frames: largest number of frames of a batch, including padding.
+        seed: seed of the order of the batches.
+        num_workers: number of processes that load batches.
     """
 
     def __init__(
@@ -188,15 +189,18 @@ class CorpusDataModule(CorpusData[Corpus]):
         return corpus.fitted.state_dict()
 
     def _split_hint(self, split: str) -> str:
-        return "what builds the corpus must give it"
+        return f"the function that builds the corpus must return {split} utterances"
 
     def prepare_data(self) -> None:
-        """Fill the cache before training; to evaluate, it is filled at the first use."""
+        """Fill the cache before training. In evaluation, it is filled at the first use."""
         if self.prepare is not None and self.is_fitting:
             self.prepare()
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in another order each epoch; utterances without targets are out."""
+        """Return the batches of this rank, in a different order in each epoch.
+
+        Utterances without targets are left out, with a warning.
+        """
         train = self.split("train")
         aligned = [i for i, utterance in enumerate(train) if utterance.senones is not None]
         if len(aligned) < len(train):
@@ -211,11 +215,11 @@ class CorpusDataModule(CorpusData[Corpus]):
         return self._loader(UtteranceDataset(train, aligned), shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(UtteranceDataset(self.split("valid")), shuffle=False)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the batches of this rank, in a fixed order."""
         return self._loader(UtteranceDataset(self.split("test")), shuffle=False)
 
     def _loader(self, dataset: UtteranceDataset, *, shuffle: bool) -> DataLoader[Batch]:

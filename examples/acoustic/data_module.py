@@ -1,4 +1,4 @@
-"""The DataModule of the speech example, set up by names and numbers as in a YAML file."""
+"""DataModule of the speech example, which can be configured in YAML."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 
 
 class AcousticDataModule(CorpusDataModule):
-    """Speech from one of four sources, in mini-batches counted in frames.
+    """Speech from one of four sources, in mini-batches of a limited number of frames.
 
-    Senones, lexicon, normalisation and the transcripts of the train split are in every checkpoint.
-    To evaluate one, the corpus needs no other split than the one that is evaluated.
+    Checkpoints contain the senones, the lexicon, the normalisation and the transcripts of the train
+    split. To evaluate a checkpoint, a corpus therefore needs only the split that is evaluated.
 
-    Synthesised speech, features of audio files and alignments are cached: one rank of each host
-    makes them, the others read them.
+    Synthesised speech, features of audio files and alignments are cached. One rank of each host
+    computes them, and the other ranks read the cache.
 
     Args:
         corpus: ``"synthetic"``, ``"an4"``, ``"manifest"`` or ``"kaldi"``.
         corpus_args: arguments of ``build_synthetic_corpus``, ``build_an4_corpus``,
             ``build_manifest_corpus`` or ``build_kaldi_corpus``.
-        batch_frames: most frames in a batch, padding included (2,048 in two_tiered_bmuf_gtc 3.2).
-        seed: of the order of the batches.
-        num_workers: processes that load batches.
-        align: give a corpus without alignments those found from a flat start (``aligned_corpus``);
-            for AN4 that takes a minute or two, once. Only training aligns; to evaluate,
-            alignments are read from the cache, or there are none.
-        cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
+        batch_frames: largest number of frames of a batch, including padding (2,048 in
+            two_tiered_bmuf_gtc, section 3.2).
+        seed: seed of the order of the batches.
+        num_workers: number of processes that load batches.
+        align: whether to align a corpus without alignments from a flat start
+            (``aligned_corpus``). For AN4, this takes one to two minutes in the first run. Only
+            training computes alignments. Evaluation reads them from the cache, if they are there.
+        cache_dir: folder of the cache. None: ``default_cache_dir()``.
 
     Raises:
-        ValueError: if the corpus is unknown, or its arguments do not fit; it lists those that do.
+        ValueError: the corpus is unknown, or its arguments are wrong. The error lists valid ones.
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class AcousticDataModule(CorpusDataModule):
         builder = builder_of(BUILDERS, corpus)
         arguments = dict(corpus_args or {})
         folder = cache_dir or str(default_cache_dir())
-        caches = "cache_dir" in inspect.signature(builder).parameters
-        if caches:
+        has_cache = "cache_dir" in inspect.signature(builder).parameters
+        if has_cache:
             arguments.setdefault("cache_dir", folder)
         if "fitted" in arguments:
-            raise ValueError("fitted comes from the checkpoint, not from corpus_args")
-        check_arguments(corpus, builder, arguments, own=("fitted",))
+            raise ValueError("fitted is read from the checkpoint: remove it from corpus_args")
+        check_arguments(corpus, builder, arguments, internal=("fitted",))
         self._builder = partial(builder, **arguments)
         self._cache_dir = folder
         super().__init__(
             self._read,
-            prepare=self._read if caches or align else None,
+            prepare=self._read if has_cache or align else None,
             batch_frames=batch_frames,
             seed=seed,
             num_workers=num_workers,
@@ -93,8 +94,8 @@ class AcousticDataModule(CorpusDataModule):
     def _split_hint(self, split: str) -> str:
         in_manifest = f'its utterances in the manifest have "split": "{split}"'
         return {
-            "synthetic": f"give corpus_args.{split}_fraction",
+            "synthetic": f"set corpus_args.{split}_fraction",
             "an4": in_manifest,
             "manifest": in_manifest,
-            "kaldi": f"give corpus_args.{split}, a data directory",
+            "kaldi": f"set corpus_args.{split} to a data directory",
         }[self._name]

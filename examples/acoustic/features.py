@@ -1,4 +1,4 @@
-"""From sound to frames: resampling, log filter-bank energies, deltas of cepstra."""
+"""Features of waveforms: resampling, log filter-bank energies and deltas."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SAMPLE_RATE_HZ = 16_000
 FRAME_SHIFT_S = 0.010
 WINDOW_S = 0.025
 FILTERS = 64
-# Kaldi reads 16-bit samples as integers; the same scale keeps quiet sounds above the floor that
-# protects the logarithm.
+# Kaldi's features are of integer samples. With this scale, the energies of quiet sounds are above
+# the floor of the logarithm.
 _INT16_SCALE = 32_768.0
 
 
 def resample(waveform: Tensor, rate_hz: int, target_hz: int = SAMPLE_RATE_HZ) -> Tensor:
-    """Bring (samples,) recorded at ``rate_hz`` to ``target_hz``; the same tensor if they agree."""
+    """Resample a waveform (samples,) from ``rate_hz`` to ``target_hz``, if they differ."""
     if rate_hz == target_hz:
         return waveform
     return torchaudio.functional.resample(waveform, rate_hz, target_hz)
@@ -27,21 +27,21 @@ def resample(waveform: Tensor, rate_hz: int, target_hz: int = SAMPLE_RATE_HZ) ->
 def log_filter_bank(
     waveform: Tensor, rate_hz: int = SAMPLE_RATE_HZ, filters: int = FILTERS
 ) -> Tensor:
-    """Log mel filter-bank energies, 25 ms windows every 10 ms (two_tiered_bmuf_gtc 3.2).
+    """Compute log mel filter-bank energies of 25 ms every 10 ms (two_tiered_bmuf_gtc, 3.2).
 
-    Kaldi's definition without dither. Frame k is centred at (k + 1/2) * 10 ms, so that a sound of n
-    frame shifts has n frames.
+    The definition is Kaldi's, without dither. The centre of frame k is at (k + 1/2) * 10 ms, so a
+    waveform of n frame shifts has n frames.
 
     Args:
-        waveform: (samples,) between -1 and 1.
-        rate_hz: its sample rate.
-        filters: energies per frame.
+        waveform: (samples,) samples between -1 and 1.
+        rate_hz: sample rate of the waveform.
+        filters: number of filters.
 
     Returns:
-        (frames, filters) float32.
+        (frames, filters) float32, log energies.
 
     Raises:
-        ValueError: if the sound is shorter than one window, or not one-dimensional.
+        ValueError: the waveform is shorter than one window, or not one-dimensional.
     """
     if waveform.ndim != 1:
         raise ValueError(f"a waveform must have shape (samples,), got {tuple(waveform.shape)}")
@@ -62,15 +62,15 @@ def log_filter_bank(
 
 
 def frame_times(frames: int) -> np.ndarray:
-    """Seconds at the centres of ``frames`` frames of :func:`log_filter_bank`."""
+    """Return the time in seconds of the centre of each frame of :func:`log_filter_bank`."""
     return (np.arange(frames) + 0.5) * FRAME_SHIFT_S
 
 
 def with_deltas(features: Tensor, orders: int = 2) -> Tensor:
-    """Append the slopes over time, and the slopes of these, to (T, D): (T, D * (orders + 1))."""
+    """Append deltas up to order ``orders`` to features (T, D): (T, D * (orders + 1))."""
     if orders < 0:
         raise ValueError(f"orders of deltas must be at least 0, got {orders}")
-    parts = [features]
+    by_order = [features]
     for _ in range(orders):
-        parts.append(torchaudio.functional.compute_deltas(parts[-1].T[None])[0].T)
-    return torch.cat(parts, dim=1)
+        by_order.append(torchaudio.functional.compute_deltas(by_order[-1].T[None])[0].T)
+    return torch.cat(by_order, dim=1)

@@ -1,4 +1,4 @@
-"""What a corpus to test on takes from the one that the model was trained on."""
+"""Values of the training corpus that the evaluation of a model needs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from examples.packed_json import packed, unpacked
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What was computed from the train split, kept in checkpoints.
+    """Values computed from the train split, which checkpoints contain.
 
     Attributes:
-        senones: numbering of the model's outputs.
+        senones: numbering of the outputs of the model.
         lexicon: pronunciations.
-        normalisation: of the features, or None where each speaker has one, or there is none.
+        normalisation: normalisation of the features, or None if there is none for all speakers.
         transcripts: words of the train utterances, for language models.
     """
 
@@ -30,36 +30,39 @@ class Fitted:
     transcripts: tuple[tuple[str, ...], ...]
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors alone, so that no object is unpickled."""
+        """Return the values as tensors, so that no object is unpickled."""
         lexicon = self.lexicon
         about = {
             "senones": asdict(self.senones),
             "lexicon": [[word, lexicon.pronunciations(word)] for word in lexicon.words],
             "transcripts": [" ".join(words) for words in self.transcripts],
         }
-        fit = self.normalisation
-        moments = {} if fit is None else {"mean": fit.mean, "deviation": fit.deviation}
+        moments = {}
+        if self.normalisation is not None:
+            moments["mean"] = self.normalisation.mean
+            moments["deviation"] = self.normalisation.deviation
         return {"about": packed(about), **moments}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Fitted:
-        """The inverse of :meth:`state_dict`."""
+        """Return the values of a :meth:`state_dict`."""
         about = unpacked(state["about"])
         phones, states = about["senones"]["phones"], about["senones"]["states_per_phone"]
+        normalisation = None
+        if "mean" in state:
+            normalisation = Normalisation(state["mean"], state["deviation"])
         return cls(
             senones=SenoneMap(tuple(phones), states),
             lexicon=Lexicon(dict(about["lexicon"])),
-            normalisation=Normalisation(state["mean"], state["deviation"])
-            if "mean" in state
-            else None,
+            normalisation=normalisation,
             transcripts=tuple(tuple(text.split()) for text in about["transcripts"]),
         )
 
     def check_numbering(self, other: SenoneMap) -> None:
-        """Check that senones of another numbering mean the same here.
+        """Check that senones of another corpus have the same numbers.
 
         Raises:
-            ValueError: they do not.
+            ValueError: the numbers differ.
         """
         shared = self.senones.phones[: len(other.phones)]
         if (shared, self.senones.states_per_phone) != (other.phones, other.states_per_phone):
@@ -67,23 +70,27 @@ class Fitted:
                 "the alignments must be numbered by the phones that the model was trained on "
                 f"({' '.join(self.senones.phones)}, {self.senones.states_per_phone} states each), "
                 f"got {' '.join(other.phones)}, {other.states_per_phone} states each; leave the "
-                "alignments out to have word errors alone"
+                "alignments out to compute only word errors"
             )
 
     def lexicon_with(self, other: Lexicon) -> Lexicon:
-        """The lexicon with the words of another one that it lacks.
+        """Return the lexicon, extended by the new words of another one.
 
         Raises:
-            ValueError: such words have phones that the model was not trained on.
+            ValueError: new words have phones that the model was not trained on.
         """
-        known = set(self.senones.phones)
+        trained_phones = set(self.senones.phones)
         new = {w: other.pronunciations(w) for w in other.words if w not in self.lexicon}
-        if known.issuperset(self.lexicon.phones):
-            foreign = sorted(w for w, v in new.items() if not known.issuperset(chain(*v)))
-            if foreign:
+        if trained_phones.issuperset(self.lexicon.phones):
+            impossible = sorted(
+                word
+                for word, variants in new.items()
+                if not trained_phones.issuperset(chain(*variants))
+            )
+            if impossible:
                 raise ValueError(
-                    f"{len(foreign)} words have phones that the model was not trained on: "
-                    f"{', '.join(foreign[:20])}; leave their utterances out, or take the lexicon "
+                    f"{len(impossible)} words have phones that the model was not trained on: "
+                    f"{', '.join(impossible[:20])}; leave their utterances out, or use the lexicon "
                     "of the training"
                 )
         return Lexicon({w: self.lexicon.pronunciations(w) for w in self.lexicon.words} | new)

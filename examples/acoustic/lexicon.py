@@ -1,4 +1,4 @@
-"""Pronunciation lexicon: words, their pronunciation variants and the phones they are made of."""
+"""Pronunciation lexicon."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ _VARIANT = re.compile(r"^(?P<word>.+)\((?P<number>\d+)\)$")
 
 
 class Lexicon:
-    """Words with one or more pronunciations each, in the manner of the CMU dictionary.
+    """Words with one or more pronunciations each, as in the CMU dictionary.
 
-    The order of words and of variants is the order in which they were given, so that everything
-    built from a lexicon (graphs, symbol numbers) is the same on every rank.
+    Words and variants keep the order of the input, so that graphs and symbol numbers are the same
+    on every rank.
     """
 
     def __init__(self, entries: Mapping[str, Sequence[Sequence[str]]]) -> None:
-        """Take pronunciations per word; see ``from_dict`` and ``from_file``.
+        """Create a lexicon from the pronunciations of each word.
+
+        See also :meth:`from_dict` and :meth:`from_file`.
 
         Raises:
-            ValueError: no words, a word without pronunciation, or an empty pronunciation.
+            ValueError: there are no words, a word has no pronunciation, or one is empty.
         """
         if not entries:
             raise ValueError("a lexicon needs at least one word, got none")
@@ -36,21 +38,21 @@ class Lexicon:
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> Lexicon:
-        """Build from ``{word: [phones, ...]}`` or ``{word: phones}``; a string is split at spaces.
+        """Create a lexicon from ``{word: [phones, ...]}`` or ``{word: phones}``.
 
-        ``{"A": ["AH", "EY"]}`` therefore means two variants of one phone each, as
-        ``{"A": [("AH",), ("EY",)]}`` does; ``{"AND": "AE N D"}`` is one variant of three phones.
+        Strings are split at spaces. ``{"A": ["AH", "EY"]}`` has two variants of one phone each, as
+        ``{"A": [("AH",), ("EY",)]}``. ``{"AND": "AE N D"}`` has one variant of three phones.
         """
-        return cls({word: _variants(given) for word, given in entries.items()})
+        return cls({word: _variants(value) for word, value in entries.items()})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Lexicon:
-        """Read lines ``WORD  P1 P2 ...``; a variant is its own line, ``WORD(2)  P1 P2 ...``.
+        """Read a lexicon with lines ``WORD  P1 P2 ...``, and variants ``WORD(2)  P1 P2 ...``.
 
         Empty lines and lines that start with ``;;;`` are skipped.
 
         Raises:
-            ValueError: a line with a word and no phones, with the line's number.
+            ValueError: a line has a word and no phones.
         """
         entries: dict[str, list[tuple[str, ...]]] = {}
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -74,12 +76,12 @@ class Lexicon:
 
     @property
     def phones(self) -> tuple[str, ...]:
-        """All phones of all pronunciations, sorted, without silence (no word contains it)."""
-        found = {phone for variants in self._entries.values() for v in variants for phone in v}
-        return tuple(sorted(found))
+        """All phones of all pronunciations, sorted. No word contains silence."""
+        phones = {phone for variants in self._entries.values() for v in variants for phone in v}
+        return tuple(sorted(phones))
 
     def __len__(self) -> int:
-        """Return the number of words (not of variants)."""
+        """Return the number of words."""
         return len(self._entries)
 
     def __contains__(self, word: object) -> bool:
@@ -97,16 +99,16 @@ class Lexicon:
         return hash(self.words)
 
     def pronunciations(self, word: str) -> list[tuple[str, ...]]:
-        """Return the variants of a word, the first one first.
+        """Return the variants of a word, in order.
 
         Raises:
-            KeyError: the word is unknown; ``check_words`` names all unknown words at once.
+            KeyError: the word is unknown.
         """
         self.check_words([word])
         return list(self._entries[word])
 
     def check_words(self, words: Iterable[str]) -> None:
-        """Raise one KeyError that lists every word that has no pronunciation."""
+        """Raise a KeyError that lists all words without pronunciation, if there are any."""
         unknown = sorted(set(words) - set(self._entries))
         if unknown:
             raise KeyError(
@@ -115,14 +117,14 @@ class Lexicon:
             )
 
     def restricted_to(self, words: Iterable[str]) -> Lexicon:
-        """Return the lexicon of these words alone, in this lexicon's order."""
-        wanted = set(words)
-        self.check_words(wanted)
-        return Lexicon({word: v for word, v in self._entries.items() if word in wanted})
+        """Return a lexicon of these words only, in the order of this lexicon."""
+        selected = set(words)
+        self.check_words(selected)
+        return Lexicon({word: v for word, v in self._entries.items() if word in selected})
 
 
-def _variants(given: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Read one value of ``Lexicon.from_dict``."""
-    if isinstance(given, str):
-        return [tuple(given.split())]
-    return [tuple(v.split()) if isinstance(v, str) else tuple(v) for v in given]
+def _variants(value: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the variants in a value of ``Lexicon.from_dict``."""
+    if isinstance(value, str):
+        return [tuple(value.split())]
+    return [tuple(v.split()) if isinstance(v, str) else tuple(v) for v in value]

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A dimension that hardly moves (a filter above the band of the recording) is not blown up.
+# Limits the scale of features that are almost constant, such as filters above the band of the
+# recording.
 _SMALLEST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Shift and scale per dimension, estimated over frames.
+    """Mean and standard deviation of each feature.
 
     Attributes:
-        mean: (D,) float32.
-        deviation: (D,) float32.
+        mean: (D,) float32, mean over frames.
+        deviation: (D,) float32, standard deviation over frames.
     """
 
     mean: Tensor
@@ -26,17 +27,17 @@ class Normalisation:
 
     @classmethod
     def fit(cls, features: Iterable[Tensor]) -> Normalisation:
-        """Estimate over all frames of several (T, D) tensors, in float64.
+        """Estimate mean and deviation over all frames of several (T, D) tensors, in float64.
 
         Raises:
-            ValueError: if there is no frame.
+            ValueError: there is no frame.
         """
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for part in features:
-            part = part.double()
-            count += part.shape[0]
-            total = total + part.sum(0)
-            squares = squares + part.square().sum(0)
+        for frames in features:
+            frames = frames.double()
+            count += frames.shape[0]
+            total = total + frames.sum(0)
+            squares = squares + frames.square().sum(0)
         if count == 0:
             raise ValueError("normalisation needs at least one frame, got none")
         mean = total / count
@@ -44,5 +45,5 @@ class Normalisation:
         return cls(mean.float(), deviation.clamp_min(_SMALLEST_DEVIATION).float())
 
     def apply(self, features: Tensor) -> Tensor:
-        """(T, D) with mean 0 and deviation 1 where the frames are those of the fit."""
+        """Return features (T, D), shifted and scaled to mean 0 and deviation 1."""
         return (features - self.mean) / self.deviation

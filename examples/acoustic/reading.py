@@ -1,4 +1,4 @@
-"""How a transcript is spoken: which pronunciation of each word, and where silence stands."""
+"""Reading of a transcript: the pronunciation of each word, and the pauses between words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.acoustic.senones import SILENCE, SenoneMap
 
 
 class Transcript(NamedTuple):
-    """What is known of an utterance before alignment: name, words, number of frames."""
+    """Key, words and number of frames of an utterance that is to be aligned."""
 
     key: str
     words: tuple[str, ...]
@@ -21,11 +21,11 @@ class Transcript(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """How the words are taken to be spoken.
+    """Pronunciations and pauses of an utterance.
 
     Attributes:
-        variants: per word, which of its pronunciations.
-        pauses: silence before the first word and after each word, so one more than words.
+        variants: index of the pronunciation of each word.
+        pauses: whether there is silence before the first word, and after each word.
     """
 
     variants: tuple[int, ...]
@@ -33,12 +33,12 @@ class Reading:
 
     @classmethod
     def plain(cls, words: int, *, silence: bool) -> Reading:
-        """First pronunciations; silence at both ends or nowhere."""
+        """Return a reading with first pronunciations, and silence at both ends or nowhere."""
         pauses = (silence, *(False,) * (words - 1), silence) if words else ()
         return cls((0,) * words, pauses)
 
     def states(self, words: Sequence[str], lexicon: Lexicon, senones: SenoneMap) -> list[int]:
-        """Return the senones in the order in which they are passed through."""
+        """Return the senones of the reading, in order."""
         phones = [SILENCE] if self.pauses and self.pauses[0] else []
         for word, variant, pause in zip(words, self.variants, self.pauses[1:], strict=True):
             phones += lexicon.pronunciations(word)[variant]
@@ -46,20 +46,20 @@ class Reading:
         return [senone for phone in phones for senone in senones.of(phone)]
 
     def with_pause_toggled(self, position: int) -> Reading:
-        """Return the reading with silence put in or taken out at this position."""
+        """Return the reading with a pause added or removed at this position."""
         pauses = list(self.pauses)
         pauses[position] = not pauses[position]
         return Reading(self.variants, tuple(pauses))
 
     def with_variant(self, position: int, variant: int) -> Reading:
-        """Return the reading with another pronunciation of the word at this position."""
+        """Return the reading with this pronunciation of the word at this position."""
         variants = list(self.variants)
         variants[position] = variant
         return Reading(tuple(variants), self.pauses)
 
 
 def changes(words: Sequence[str], lexicon: Lexicon) -> Iterator[Callable[[Reading], Reading]]:
-    """Yield every single change: each pause the other way, each pronunciation of each word."""
+    """Yield every change of one pause or one pronunciation, as a function of a reading."""
     for position in range(len(words) + 1):
         yield methodcaller("with_pause_toggled", position)
     for position, word in enumerate(words):
@@ -69,7 +69,7 @@ def changes(words: Sequence[str], lexicon: Lexicon) -> Iterator[Callable[[Readin
 
 
 def first_reading(transcript: Transcript, lexicon: Lexicon, senones: SenoneMap) -> Reading | None:
-    """Return the plain reading that fits into the frames, with silence if possible."""
+    """Return the plain reading that fits into the frames, with silence if possible, or None."""
     for silence in (True, False):
         reading = Reading.plain(len(transcript.words), silence=silence)
         states = reading.states(transcript.words, lexicon, senones)
@@ -79,7 +79,7 @@ def first_reading(transcript: Transcript, lexicon: Lexicon, senones: SenoneMap) 
 
 
 def why_unaligned(transcript: Transcript, lexicon: Lexicon, senones: SenoneMap) -> str:
-    """Say why an utterance cannot be aligned."""
+    """Return the reason why an utterance cannot be aligned."""
     if not transcript.words:
         return "no words"
     reading = Reading.plain(len(transcript.words), silence=False)

@@ -1,4 +1,4 @@
-"""Senones over time from intervals of phones, and without any alignment (flat start)."""
+"""Senones of frames from phone intervals, and from a uniform segmentation (flat start)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.acoustic.senones import SILENCE, SenoneMap
 
 
 class PhoneInterval(NamedTuple):
-    """A phone from ``start_s`` to ``end_s``; ``word`` is its position in the sentence, or None."""
+    """A phone from ``start_s`` to ``end_s``, in the word at position ``word``, or in none."""
 
     phone: str
     start_s: float
@@ -25,23 +25,24 @@ class PhoneInterval(NamedTuple):
 def senones_at(
     times_s: np.ndarray, intervals: Sequence[PhoneInterval], senones: SenoneMap
 ) -> Tensor:
-    """Senone at each of (T,) times; the states of a phone share its interval evenly.
+    """Return the senone at each time. The states of a phone divide its interval evenly.
 
     Args:
-        times_s: seconds.
-        intervals: without gaps, in order; the first and the last one reach to both ends.
-        senones: numbering.
+        times_s: (T,) times in seconds.
+        intervals: phone intervals in order, without gaps. Times before the first interval or after
+            the last one belong to it.
+        senones: numbering of the senones.
 
     Returns:
-        (T,) int64.
+        (T,) int64, senones.
     """
     starts = np.array([interval.start_s for interval in intervals])
     ends = np.array([interval.end_s for interval in intervals])
     first = np.array([senones.of(interval.phone)[0] for interval in intervals])
     at = np.clip(np.searchsorted(starts, times_s, side="right") - 1, 0, None)
-    part = (times_s - starts[at]) / np.maximum(ends[at] - starts[at], 1e-9)
+    fraction = (times_s - starts[at]) / np.maximum(ends[at] - starts[at], 1e-9)
     states = senones.states_per_phone
-    return torch.from_numpy(first[at] + np.clip((part * states).astype(int), 0, states - 1))
+    return torch.from_numpy(first[at] + np.clip((fraction * states).astype(int), 0, states - 1))
 
 
 def uniform_segmentation(
@@ -51,25 +52,25 @@ def uniform_segmentation(
     frames: int,
     silence_frames: int = 0,
 ) -> Tensor:
-    """Flat start: the states of the words' first pronunciations share the frames evenly.
+    """Divide the frames of an utterance evenly among the states of its words (flat start).
 
-    Use it at the rate of the recording (100 frames per second), where there are more frames than
-    states; with fewer frames than states some states go without a frame.
+    Use it at the frame rate of the recording (100 frames per second), at which there are more
+    frames than states. With fewer frames than states, some states have no frame.
 
     Args:
-        words: what was said.
-        lexicon: pronunciations; the first variant of each word counts.
-        senones: numbering.
-        frames: frames of the utterance.
-        silence_frames: frames of silence assumed at each end; fewer where a quarter of the
-            utterance is shorter, so that the words keep at least half of it.
+        words: transcript of the utterance.
+        lexicon: pronunciations, of which the first variant of each word is used.
+        senones: numbering of the senones.
+        frames: number of frames of the utterance.
+        silence_frames: number of frames of silence at each end, but at most a quarter of the
+            utterance.
 
     Returns:
-        (frames,) int64.
+        (frames,) int64, senones.
 
     Raises:
-        ValueError: if there is no frame.
-        KeyError: if a word has no pronunciation.
+        ValueError: there is no frame.
+        KeyError: a word has no pronunciation.
     """
     if frames < 1:
         raise ValueError(f"an utterance needs at least 1 frame, got {frames}")
@@ -78,8 +79,8 @@ def uniform_segmentation(
     if not phones:
         silence, phones = 0, [SILENCE]
     states = torch.tensor([state for phone in phones for state in senones.of(phone)])
-    spoken = frames - 2 * silence
-    middle = states[torch.arange(spoken) * len(states) // spoken]
-    quiet = torch.tensor(senones.of(SILENCE))
-    edge = quiet[torch.arange(silence) * len(quiet) // max(silence, 1)]
-    return torch.cat([edge, middle, edge])
+    speech = frames - 2 * silence
+    middle = states[torch.arange(speech) * len(states) // speech]
+    silence_states = torch.tensor(senones.of(SILENCE))
+    end = silence_states[torch.arange(silence) * len(silence_states) // max(silence, 1)]
+    return torch.cat([end, middle, end])

@@ -1,4 +1,4 @@
-"""Senones: the states of phones that the acoustic model tells apart."""
+"""Senones: the states of phones, which are the classes of acoustic models."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SILENCE = "sil"
 
 @dataclass(frozen=True)
 class SenoneMap:
-    """Numbers the states of phones: ``id = phone_index * states_per_phone + state``.
+    """Numbering of the states of phones: ``id = phone_index * states_per_phone + state``.
 
     Attributes:
-        phones: names of the phones, silence (``"sil"``) first.
-        states_per_phone: states of each phone, in the order in which they are spoken.
+        phones: names of the phones. The first one is silence (``"sil"``).
+        states_per_phone: number of states of each phone.
 
     Raises:
-        ValueError: if silence is not the first phone, a phone stands twice, or
+        ValueError: silence is not the first phone, a phone is listed twice, or
             ``states_per_phone`` is below 1.
     """
 
@@ -25,7 +25,7 @@ class SenoneMap:
     states_per_phone: int = 3
 
     def __post_init__(self) -> None:
-        """Check what the numbering relies on."""
+        """Check phones and states."""
         if not self.phones or self.phones[0] != SILENCE:
             raise ValueError(f"the first phone must be {SILENCE!r}, got {self.phones[:1]}")
         if len(set(self.phones)) != len(self.phones):
@@ -36,19 +36,19 @@ class SenoneMap:
 
     @classmethod
     def from_phones(cls, phones: Iterable[str], states_per_phone: int = 3) -> SenoneMap:
-        """Put silence first and the other phones in alphabetical order."""
+        """Create a numbering with silence first and the other phones in alphabetical order."""
         spoken = sorted(set(phones) - {SILENCE})
         return cls((SILENCE, *spoken), states_per_phone)
 
     def __len__(self) -> int:
-        """Senones in all."""
+        """Return the number of senones."""
         return len(self.phones) * self.states_per_phone
 
     def of(self, phone: str) -> tuple[int, ...]:
-        """Senones of ``phone``, first state first.
+        """Return the senones of a phone, in the order of its states.
 
         Raises:
-            KeyError: if there is no such phone.
+            KeyError: there is no such phone.
         """
         if phone not in self.phones:
             raise KeyError(f"unknown phone {phone!r}, the phones are {' '.join(self.phones)}")
@@ -56,10 +56,10 @@ class SenoneMap:
         return tuple(range(first, first + self.states_per_phone))
 
     def name(self, senone: int) -> str:
-        """Readable name of a senone, ``phone.state`` with states counted from 1.
+        """Return the name of a senone, ``phone.state``, with states numbered from 1.
 
         Raises:
-            IndexError: if there is no such senone.
+            IndexError: there is no such senone.
         """
         if not 0 <= senone < len(self):
             raise IndexError(f"senone must be from 0 to {len(self) - 1}, got {senone}")

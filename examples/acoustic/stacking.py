@@ -1,4 +1,4 @@
-"""Low frame rate: neighbouring frames stacked into one, then subsampled."""
+"""Stacking and subsampling of frames, for models at a low frame rate."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stacking:
-    """Stack ``stack`` frames and keep each ``subsample``-th stack (two_tiered_bmuf_gtc 3.2).
+    """Concatenation of ``stack`` frames around every ``subsample``-th frame.
 
-    Output frame k is centred on input frame ``k * subsample + phase``. The default phase,
-    ``subsample // 2``, makes the stacks of 3 and 3 the plain ones: frames 0 to 2, 3 to 5, and so
-    on. Targets are those of the centre frames. The other phases look at the frames between: the
-    outputs at all phases, interleaved, give one output for each input frame, which an alignment
-    needs whose phones are shorter than ``subsample`` frames.
+    See two_tiered_bmuf_gtc, section 3.2. The centre of output frame k is input frame
+    ``k * subsample + phase``. With stacks of 3, every 3 frames, and the default phase
+    ``subsample // 2``, the stacks are frames 0 to 2, 3 to 5, and so on. Targets are those of the
+    centre frames.
 
-    Stacks that reach beyond an end repeat the frame there. Input frames after the last centre and
-    its neighbours (fewer than ``subsample``) belong to no output.
+    Together, the outputs at all phases have one frame for each input frame. Alignments need this,
+    because phones may be shorter than ``subsample`` frames.
+
+    Beyond the ends, stacks repeat the first or last frame. Fewer than ``subsample`` input frames at
+    the end may be in no stack.
 
     Attributes:
-        stack: frames in a stack.
-        subsample: input frames for each output frame.
+        stack: number of frames in a stack.
+        subsample: number of input frames for each output frame.
 
     Raises:
-        ValueError: if either is below 1.
+        ValueError: either is below 1.
     """
 
     stack: int = 3
@@ -41,14 +43,14 @@ class Stacking:
 
     @property
     def default_phase(self) -> int:
-        """Phase of the features that training sees."""
+        """Phase of the features for training."""
         return self.subsample // 2
 
     def centres(self, frames: int, phase: int | None = None) -> Tensor:
-        """Input frames, int64, on which the outputs are centred.
+        """Return the input frames at the centres of the outputs, int64.
 
         Raises:
-            ValueError: if ``phase`` is not from 0 to ``subsample - 1``.
+            ValueError: ``phase`` is not from 0 to ``subsample - 1``.
         """
         phase = self.default_phase if phase is None else phase
         if not 0 <= phase < self.subsample:
@@ -56,7 +58,7 @@ class Stacking:
         return torch.arange(phase, max(frames, phase), self.subsample)
 
     def features(self, features: Tensor, phase: int | None = None) -> Tensor:
-        """(T, D) to (T', D * stack), T' = number of :meth:`centres`."""
+        """Stack features (T, D) to (T', D * stack), where T' is the number of :meth:`centres`."""
         frames = features.shape[0]
         first = -((self.stack - 1) // 2)
         window = torch.arange(first, first + self.stack)
@@ -64,25 +66,25 @@ class Stacking:
         return features[positions.clamp(0, frames - 1)].flatten(1)
 
     def targets(self, targets: Tensor, phase: int | None = None) -> Tensor:
-        """(T,) to (T',): the target of each stack's centre frame."""
+        """Return the targets (T',) of the centre frames, from targets (T,) of all frames."""
         return targets[self.centres(targets.shape[0], phase)]
 
     def interleave(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Merge outputs of phases 0 to ``subsample - 1`` into one per input frame.
+        """Merge the outputs of all phases into one output for each input frame.
 
         Args:
-            outputs: for each phase in order, a tensor whose first axis is time.
+            outputs: outputs of phases 0 to ``subsample - 1``. Their first dimension is time.
 
         Raises:
-            ValueError: if there is not one for each phase, or their lengths do not fit together.
+            ValueError: the number of outputs or their lengths are wrong.
         """
         lengths = [output.shape[0] for output in outputs]
         total = sum(lengths)
         expected = [len(self.centres(total, phase)) for phase in range(self.subsample)]
         if lengths != expected:
             raise ValueError(
-                f"interleaving needs one output for each of {self.subsample} phases, of lengths "
-                f"{expected} where there are {total} frames in all; got lengths {lengths}"
+                f"interleaving needs one output for each of {self.subsample} phases, with lengths "
+                f"{expected} for {total} frames, got lengths {lengths}"
             )
         merged = outputs[0].new_empty((total, *outputs[0].shape[1:]))
         for phase, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""One utterance, and a padded batch of several."""
+"""Utterances and padded batches."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What torch's cross entropy ignores by default, so that padding never reaches a loss.
+# The default ignore_index of torch's cross entropy.
 PADDING_TARGET = -100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Utterance:
-    """One utterance as the model sees it.
+    """An utterance at the frame rate of the model.
 
     Attributes:
-        key: name, unique in its corpus.
+        key: name of the utterance, unique in its corpus.
         speaker: name of the speaker.
-        features: (T, D) float32, normalised, at the model's frame rate.
-        words: what was said.
-        senones: (T,) int64 target per frame, or None until an alignment exists.
+        features: (T, D) float32, normalised features.
+        words: transcript.
+        senones: (T,) int64, target of each frame, or None without an alignment.
     """
 
     key: str
@@ -32,31 +32,36 @@ class Utterance:
     senones: Tensor | None
 
     def __len__(self) -> int:
-        """Frames of the utterance."""
+        """Return the number of frames."""
         return int(self.features.shape[0])
 
 
 class Batch(NamedTuple):
-    """Utterances of one step, zero padded at the end.
+    """Utterances of one step, padded with zeros at the end.
 
     Attributes:
-        features: (B, T, D) float32.
-        targets: (B, T) int64, ``PADDING_TARGET`` where there is no frame or no alignment.
-        lengths: (B,) int64, frames of each utterance.
-        index: (B,) int64, position of each utterance in the list of its split.
+        features: (B, T, D) float32, features.
+        targets: (B, T) int64, targets. Those of padding and of utterances without alignment are
+            ``PADDING_TARGET``.
+        lengths: (B,) int64, number of frames of each utterance.
+        index: (B,) int64, position of each utterance in its split.
     """
 
     features: Tensor
     targets: Tensor
     lengths: Tensor
-    index: Tensor  # type: ignore[assignment]  # in the place of tuple.index, which nobody needs
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which is not used
 
 
 def collate(utterances: Sequence[Utterance], index: Sequence[int]) -> Batch:
-    """Pad ``utterances`` to the longest of them; ``index`` says where each stands in its split.
+    """Pad utterances to the length of the longest one.
+
+    Args:
+        utterances: utterances of the batch.
+        index: position of each utterance in its split.
 
     Raises:
-        ValueError: if there is no utterance, or not one index for each.
+        ValueError: there is no utterance, or the number of indices is different.
     """
     if not utterances or len(utterances) != len(index):
         raise ValueError(

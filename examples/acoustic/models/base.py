@@ -1,4 +1,4 @@
-"""What all acoustic models share: frame cross entropy, error rates, priors, SGD with newbob."""
+"""Base class of the acoustic models: frame cross entropy, error rates, priors, SGD with newbob."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from examples.sized_by_data import SizedByData
 
 
 class WordDecoder(Protocol):
-    """Whatever turns scaled log likelihoods into words."""
+    """Interface of decoders from scaled log likelihoods to words."""
 
     def decode(self, log_likelihoods: Tensor) -> list[str]:
         """Return the words of one utterance from its (T, S) float32 scores on the CPU."""
@@ -31,31 +31,40 @@ class WordDecoder(Protocol):
 
 
 class FrameClassifier(SizedByData):
-    """A network that gives every frame a score per senone, trained by frame cross entropy.
+    """Base class of networks that classify each frame into one of S senones.
 
-    A subclass defines ``forward(features (B, T, D), lengths (B,)) -> logits (B, T, S)``; scores
-    beyond an utterance's length are ignored. It makes its layers in ``_layers`` and calls
+    The training loss is the cross entropy per frame. A subclass implements
+    ``forward(features (B, T, D), lengths (B,)) -> logits (B, T, S)``, in which logits beyond the
+    length of an utterance are ignored. It creates its layers in ``_layers`` and calls
     ``take_sizes`` at the end of its constructor.
 
-    Logged: ``train/loss``, ``train/frame_error_rate`` and the same for ``valid`` and ``test``,
-    per frame over all batches and ranks; ``train/step_loss`` of this rank's batch; with a
-    :attr:`decoder` also ``test/word_error_rate`` and, if asked for, ``valid/word_error_rate``.
+    The model logs ``train/loss`` and ``train/frame_error_rate``, the same for ``valid`` and
+    ``test`` (averages over the frames of all batches and ranks), and ``train/step_loss`` of the
+    batch of this rank. With a :attr:`decoder`, it also logs ``test/word_error_rate`` and, if
+    ``decode_in_validation`` is set, ``valid/word_error_rate``.
 
-    To get word error rates, set :attr:`decoder`. The reference words are those of the trainer's
-    ``datamodule.corpus.valid`` and ``.test`` at each batch's ``index``, or what the caller puts
-    into :attr:`transcripts`.
+    The reference words of an utterance come from ``datamodule.corpus.valid`` or ``.test`` of the
+    Trainer, at the position in the batch's ``index``. A caller may set :attr:`transcripts` instead.
 
     Args:
-        learning_rate: initial rate of SGD.
-        momentum: of SGD.
-        min_learning_rate: training stops when newbob reaches it.
-        min_improvement: fall of the loss that keeps the rate as it is, as a share of the loss.
-        absolute_improvement: ``min_improvement`` is a difference of losses instead.
-        newbob_patience: epochs with a smaller fall until newbob begins to halve.
-        newbob_monitor: the logged loss that newbob follows; ``train/loss`` for a fit without
+        learning_rate: initial learning rate of SGD.
+        momentum: momentum of SGD.
+        min_learning_rate: training stops when newbob reaches this learning rate.
+        min_improvement: least decrease of the loss, relative to the loss, at which the learning
+            rate stays constant.
+        absolute_improvement: whether ``min_improvement`` is a difference of losses.
+        newbob_patience: number of epochs with a smaller decrease until newbob starts to halve.
+        newbob_monitor: logged value that newbob monitors; ``train/loss`` for training without
             validation.
-        prior_scale: how much of the log prior is subtracted from the log posterior for decoding.
-        decode_in_validation: decode in validation too, not only in test.
+        prior_scale: factor of the log prior, which is subtracted from the log posterior before
+            decoding.
+        decode_in_validation: whether to decode in validation as well as in test.
+
+    Attributes:
+        decoder: decoder to words, or None.
+        transcripts: reference words of each utterance, by split.
+        log_prior: (S,) log prior of each senone.
+        num_senones: S, once the layers exist.
     """
 
     decoder: WordDecoder | None
@@ -103,67 +112,71 @@ class FrameClassifier(SizedByData):
         )
 
     def configure_model(self) -> None:
-        """Take sizes and, before training, priors from the corpus, which every rank holds in full.
+        """Set the sizes and, before training, the priors from the corpus.
+
+        Every rank has the whole corpus, so the priors are equal on all ranks.
 
         Raises:
-            ValueError: when the corpus has another number of senones than the model.
+            ValueError: the corpus and the model differ in the number of senones.
         """
         super().configure_model()
-        # To evaluate, the corpus is known once the checkpoint has been read.
+        # In evaluation, the corpus is built only after the checkpoint has been loaded.
         if self._trainer is None or self._trainer.state.fn != TrainerFn.FITTING:
             return
         corpus = self._checked_corpus()
         if corpus is not None:
-            aligned = [each.senones for each in corpus.train if each.senones is not None]
-            if aligned:
-                self.estimate_priors(aligned)
+            targets = [
+                utterance.senones for utterance in corpus.train if utterance.senones is not None
+            ]
+            if targets:
+                self.estimate_priors(targets)
 
     def on_validation_start(self) -> None:
-        """See whether there are targets; raises as :meth:`on_test_start`."""
-        self._look_for_targets("valid", decodes=self.decode_in_validation)
+        """Check whether the split has targets. Raises the errors of :meth:`on_test_start`."""
+        self._check_targets("valid", decodes=self.decode_in_validation)
 
     def on_test_start(self) -> None:
-        """See whether there are targets.
+        """Check whether the split has targets.
 
         Raises:
-            ValueError: the corpus has another number of senones than the model, or neither targets
-                nor a decoder are there.
+            ValueError: the corpus and the model differ in the number of senones, or there are
+                neither targets nor a decoder.
         """
-        self._look_for_targets("test", decodes=True)
+        self._check_targets("test", decodes=True)
 
     def estimate_priors(self, targets: Iterable[Tensor]) -> None:
-        """Set the senone priors from the training targets, one (T,) tensor per utterance."""
+        """Set the senone priors from training targets, a (T,) tensor for each utterance."""
         self.log_prior.copy_(log_priors(targets, self.num_senones))
 
     def log_likelihoods(self, logits: Tensor) -> Tensor:
-        """Log posterior minus ``prior_scale`` times log prior.
+        """Return the log posteriors minus ``prior_scale`` times the log priors.
 
         Args:
-            logits: (..., S).
+            logits: (..., S) outputs of the network.
 
         Returns:
-            (..., S) float32, up to a constant per frame.
+            (..., S) float32 log likelihoods, up to a constant for each frame.
         """
         return scaled_likelihoods(logits.float(), self.prior_scale * self.log_prior)
 
     @torch.no_grad()
     def score(self, features: Tensor) -> Tensor:
-        """Log likelihoods (T, S) of one utterance (T, D), for decoding and alignment.
+        """Return the log likelihoods (T, S) of one utterance (T, D), for decoding and alignment.
 
-        Call it in evaluation mode.
+        The model must be in evaluation mode.
         """
         lengths = torch.tensor([features.shape[0]], device=self.device)
         return self.log_likelihoods(self(features.to(self.device).unsqueeze(0), lengths))[0]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross entropy averaged over the labelled frames of the batch."""
+        """Return the cross entropy, averaged over the labelled frames of the batch."""
         loss = self._frame_step(self(batch.features, batch.lengths), batch.targets, "train")
-        # Only this rank's value: a reduction here would make all ranks wait for each other.
+        # The value of this rank only, because a reduction would synchronise all ranks.
         self.log("train/step_loss", loss.detach(), on_epoch=False, prog_bar=True, batch_size=1)
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss and frame errors where there are targets, and word errors when asked for."""
+        """Update loss and frame errors if there are targets, and word errors if configured."""
         logits = self(batch.features, batch.lengths)
         if self._has_targets:
             self._frame_step(logits, batch.targets, "valid")
@@ -171,14 +184,14 @@ class FrameClassifier(SizedByData):
             self._word_step(logits, batch, "valid")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss and frame errors where there are targets; with a decoder, word errors."""
+        """Update loss and frame errors if there are targets, and word errors with a decoder."""
         logits = self(batch.features, batch.lengths)
         if self._has_targets:
             self._frame_step(logits, batch.targets, "test")
         self._word_step(logits, batch, "test")
 
     def configure_optimizers(self) -> Any:
-        """SGD with momentum; min-rate newbob stepped on the monitored loss after every epoch."""
+        """Return SGD with momentum, and min-rate newbob, which steps after every epoch."""
         optimizer = torch.optim.SGD(
             self.parameters(), lr=self.learning_rate, momentum=self.momentum
         )
@@ -199,7 +212,10 @@ class FrameClassifier(SizedByData):
         }
 
     def configure_callbacks(self) -> list[Callback]:
-        """Stop at the minimum rate, unless the Trainer (in a second run, say) does so already."""
+        """Return the callback that stops at the minimum rate, unless the Trainer has one.
+
+        The Trainer has one, for example, in its second run.
+        """
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, StopAtMinimumRate) for callback in present):
             return []
@@ -207,11 +223,11 @@ class FrameClassifier(SizedByData):
 
     @abstractmethod
     def _layers(self, feature_dim: int, num_senones: int) -> None:
-        """Make the layers from D features to S logits."""
+        """Create the layers from D features to S logits."""
 
     def _build(self, *, feature_dim: int, num_senones: int) -> None:
         self.num_senones = num_senones
-        # Uniform until a training corpus is seen; saved with the model because decoding needs it.
+        # Uniform until training sets it. A buffer, because decoding needs it from the checkpoint.
         self.register_buffer("log_prior", torch.full((num_senones,), -math.log(num_senones)))
         self._layers(feature_dim, num_senones)
 
@@ -230,7 +246,7 @@ class FrameClassifier(SizedByData):
             )
         return corpus
 
-    def _look_for_targets(self, split: str, *, decodes: bool) -> None:
+    def _check_targets(self, split: str, *, decodes: bool) -> None:
         corpus, self._has_targets = self._checked_corpus(), True
         if corpus is None or self.trainer.state.fn == TrainerFn.FITTING:
             return
@@ -251,8 +267,8 @@ class FrameClassifier(SizedByData):
     def _log_metric(self, name: str, *update: Any) -> None:
         metric: Any = self.metrics[name]
         metric.update(*update)
-        shown = not name.startswith("train")
-        self.log(name, metric, on_step=False, on_epoch=True, prog_bar=shown, batch_size=1)
+        in_progress_bar = not name.startswith("train")
+        self.log(name, metric, on_step=False, on_epoch=True, prog_bar=in_progress_bar, batch_size=1)
 
     def _word_step(self, logits: Tensor, batch: Batch, split: str) -> None:
         if self.decoder is None:
@@ -260,22 +276,22 @@ class FrameClassifier(SizedByData):
         scores = self.log_likelihoods(logits).cpu()
         references = self._references(split)
         hypotheses: list[str] = []
-        truths: list[str] = []
+        reference_texts: list[str] = []
         for score, length, index in zip(
             scores, batch.lengths.tolist(), batch.index.tolist(), strict=True
         ):
             words = self.decoder.decode(score[:length])
             hypotheses.append(" ".join(words))
-            truths.append(" ".join(references[index]))
-        self._log_metric(f"{split}/word_error_rate", hypotheses, truths)
+            reference_texts.append(" ".join(references[index]))
+        self._log_metric(f"{split}/word_error_rate", hypotheses, reference_texts)
 
     def _references(self, split: str) -> Sequence[Sequence[str]]:
         if split not in self.transcripts:
             corpus = self._corpus()
             if corpus is None:
                 raise ValueError(
-                    f"decoding needs the reference words of {split!r}: give the trainer a data "
-                    f"module with a corpus, or set model.transcripts[{split!r}]"
+                    f"decoding needs the reference words of {split!r}: pass a data module with a "
+                    f"corpus to the Trainer, or set model.transcripts[{split!r}]"
                 )
             self.transcripts[split] = [utterance.words for utterance in getattr(corpus, split)]
         return self.transcripts[split]

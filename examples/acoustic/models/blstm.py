@@ -1,4 +1,4 @@
-"""The deep bidirectional LSTM acoustic model of bmuf, section 3.1."""
+"""Deep bidirectional LSTM acoustic model of bmuf, section 3.1."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from examples.acoustic.models.chunks import (
 class BLSTMAcousticModel(FrameClassifier):
     """Stacked bidirectional LSTM on context-sensitive chunks, affine layer, softmax over senones.
 
-    In training mode every utterance is cut into chunks of ``chunk`` frames that are read together
-    with ``left`` past and ``right`` future frames; the context gives no outputs, so each frame is
-    in the loss once. In evaluation mode windows of the same total length overlap by ``overlap``
-    frames and their log posteriors are averaged where they do. At an utterance's ends the context
-    is its first or last frame, repeated.
+    In training mode, every utterance is split into chunks of ``chunk`` frames. The input of a chunk
+    also contains ``left`` past and ``right`` future frames of context. Context has no outputs, so
+    each frame is in the loss once. In evaluation mode, windows of the same total length overlap by
+    ``overlap`` frames, and log posteriors are averaged where windows overlap. At the ends of an
+    utterance, the context repeats its first or last frame.
 
-    The paper's size is the default: five layers of 256 + 256; with 52 inputs and 9304 senones about
-    11 million parameters.
+    The defaults are those of the paper, five layers of 256 + 256. With 52 inputs and 9304 senones,
+    the model has about 11 million parameters.
 
     Args:
-        feature_dim: D, inputs per frame; None takes it from the data.
-        num_senones: S, classes; None takes it from the data.
-        hidden_dim: cells per layer and direction.
-        num_layers: bidirectional layers.
-        chunk: frames of a training chunk that give outputs.
-        left: past frames of context.
-        right: future frames of context.
-        overlap: frames that neighbouring windows share in decoding.
-        dropout: between layers.
-        training_options: see :class:`FrameClassifier`.
+        feature_dim: number of features of a frame, D. None: taken from the data.
+        num_senones: number of classes, S. None: taken from the data.
+        hidden_dim: number of cells of each layer and direction.
+        num_layers: number of bidirectional layers.
+        chunk: frames of a training chunk that have outputs.
+        left: frames of past context.
+        right: frames of future context.
+        overlap: frames that adjacent windows share in decoding.
+        dropout: dropout probability between layers.
+        training_options: arguments of :class:`FrameClassifier`.
 
     Raises:
-        ValueError: for chunk sizes out of range.
+        ValueError: a chunk size is out of range.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class BLSTMAcousticModel(FrameClassifier):
         self.affine = nn.Linear(2 * self.hidden_dim, num_senones)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Score every frame, by chunks in training mode and by overlapping windows otherwise.
+        """Compute the logits of every frame, in chunks or, in evaluation mode, in windows.
 
         Args:
-            features: (B, T, D), utterance b in its first ``lengths[b]`` frames.
-            lengths: (B,).
+            features: (B, T, D) features; utterance b has ``lengths[b]`` frames.
+            lengths: (B,) number of frames of each utterance.
 
         Returns:
-            (B, T, S) logits (in evaluation mode averaged log posteriors, which serve as logits);
-            zeros in chunks that lie wholly beyond an utterance's end.
+            (B, T, S) logits. In evaluation mode, they are averaged log posteriors. They are zero in
+            chunks that are entirely beyond the end of an utterance.
         """
         num_frames = features.shape[1]
         if self.training:
@@ -98,7 +98,7 @@ class BLSTMAcousticModel(FrameClassifier):
         return combine_windows(scores, needed, num_frames, self.chunk_shape)
 
     def _score(self, chunks: Tensor, needed: Tensor) -> Tensor:
-        """Score chunks (B, K, W, D) to (B, K, W, S), computing those marked in ``needed`` only."""
+        """Return the logits (B, K, W, S) of chunks (B, K, W, D); zero where ``needed`` is false."""
         hidden, _ = self.lstm(chunks[needed])
         logits: Tensor = self.affine(hidden)
         scores = logits.new_zeros(*chunks.shape[:3], logits.shape[-1])

@@ -1,13 +1,12 @@
-"""Context-sensitive chunks: cutting utterances up for bidirectional networks, and joining again.
+"""Context-sensitive chunks of utterances for bidirectional networks.
 
-In training an utterance is cut into disjoint chunks, each fed with some context on both sides that
-gives no output (bmuf, section 3.1: "21-64+21"). In decoding equally long windows overlap, and where
-two windows speak about one frame their log posteriors are averaged, the weight passing linearly
-from the earlier window to the later one.
+In training, an utterance is split into disjoint chunks with context on both sides, which has no
+outputs (bmuf, section 3.1: "21-64+21"). In decoding, windows of the same length overlap. The log
+posteriors of a frame in two windows are averaged, with a weight that moves linearly from the
+earlier window to the later one.
 
-Both start from an utterance whose edges are extended by repeated frames (:func:`extend_edges`), so
-that every chunk has the same length and what comes out for an utterance does not depend on what
-else is in the batch.
+In both cases, the ends of utterances are extended by repeated frames (:func:`extend_edges`). So all
+chunks have the same length, and the outputs of an utterance do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from examples.acoustic.models.edges import extend_edges
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkShape:
-    """How utterances are cut.
+    """Sizes of chunks and windows.
 
     Args:
-        chunk: frames of a chunk that give outputs in training.
+        chunk: frames of a chunk that have outputs in training.
         left: frames of past context.
         right: frames of future context.
-        overlap: frames that two neighbouring windows share in decoding.
+        overlap: frames that adjacent windows share in decoding.
 
     Raises:
-        ValueError: for sizes that leave nothing to cut or no step between windows.
+        ValueError: a size is out of range.
     """
 
     chunk: int = 64
@@ -55,26 +54,26 @@ class ChunkShape:
 
     @property
     def window(self) -> int:
-        """Frames that go into the network at once."""
+        """Number of frames of an input of the network."""
         return self.left + self.chunk + self.right
 
     @property
     def hop(self) -> int:
-        """Frames from one decoding window to the next."""
+        """Number of frames between the starts of two decoding windows."""
         return self.window - self.overlap
 
 
 def training_chunks(features: Tensor, lengths: Tensor, shape: ChunkShape) -> tuple[Tensor, Tensor]:
-    """Cut a batch into disjoint chunks with context.
+    """Split a batch into disjoint chunks with context.
 
     Args:
-        features: (B, T, D).
-        lengths: (B,) frames of each utterance.
-        shape: the sizes.
+        features: (B, T, D) features of padded utterances.
+        lengths: (B,) number of frames of each utterance.
+        shape: sizes of the chunks.
 
     Returns:
-        Chunks (B, K, window, D) with K = ceil(T / chunk), and a mask (B, K) of those that hold at
-        least one frame of their utterance.
+        Chunks (B, K, window, D) with K = ceil(T / chunk), and a mask (B, K) of the chunks that
+        contain at least one frame of their utterance.
     """
     num_frames = features.shape[1]
     count = -(-num_frames // shape.chunk)
@@ -86,31 +85,31 @@ def training_chunks(features: Tensor, lengths: Tensor, shape: ChunkShape) -> tup
 
 
 def join_chunks(outputs: Tensor, num_frames: int, shape: ChunkShape) -> Tensor:
-    """Put the chunks' own frames side by side and drop the context.
+    """Concatenate the outputs of chunks without their context.
 
     Args:
-        outputs: (B, K, window, S).
-        num_frames: T of the batch.
-        shape: the sizes.
+        outputs: (B, K, window, S) outputs of :func:`training_chunks`.
+        num_frames: number of frames of the batch, T.
+        shape: sizes of the chunks.
 
     Returns:
-        (B, T, S): every frame once.
+        (B, T, S) outputs, one for every frame.
     """
-    own = outputs[:, :, shape.left : shape.left + shape.chunk]
-    return own.flatten(1, 2)[:, :num_frames]
+    without_context = outputs[:, :, shape.left : shape.left + shape.chunk]
+    return without_context.flatten(1, 2)[:, :num_frames]
 
 
 def decoding_windows(features: Tensor, lengths: Tensor, shape: ChunkShape) -> tuple[Tensor, Tensor]:
-    """Cut a batch into overlapping windows that cover the utterances and their edge context.
+    """Split a batch into overlapping windows that cover the utterances and their context.
 
     Args:
-        features: (B, T, D).
-        lengths: (B,) frames of each utterance.
-        shape: the sizes.
+        features: (B, T, D) features of padded utterances.
+        lengths: (B,) number of frames of each utterance.
+        shape: sizes of the windows.
 
     Returns:
-        Windows (B, K, window, D), the first from frame -left on, and a mask (B, K) of those that
-        their utterance needs: the first, and each that reaches beyond the windows before it.
+        Windows (B, K, window, D), of which the first starts at frame -left, and a mask (B, K) of
+        the windows that are needed to cover their utterance.
     """
     num_frames = features.shape[1]
     uncovered = max(shape.left + num_frames + shape.right - shape.window, 0)
@@ -130,16 +129,18 @@ def decoding_windows(features: Tensor, lengths: Tensor, shape: ChunkShape) -> tu
 def combine_windows(
     log_posteriors: Tensor, needed: Tensor, num_frames: int, shape: ChunkShape
 ) -> Tensor:
-    """Average overlapping windows' log posteriors with weights that cross-fade.
+    """Average the log posteriors of overlapping windows.
+
+    In an overlap, the weight moves linearly from the earlier window to the later one.
 
     Args:
-        log_posteriors: (B, K, window, S).
-        needed: (B, K) mask of :func:`decoding_windows`; other windows are left out.
-        num_frames: T of the batch.
-        shape: the sizes.
+        log_posteriors: (B, K, window, S) log posteriors of :func:`decoding_windows`.
+        needed: (B, K) mask of :func:`decoding_windows`. Other windows are ignored.
+        num_frames: number of frames of the batch, T.
+        shape: sizes of the windows.
 
     Returns:
-        (B, T, S); a frame of only one window keeps that window's values.
+        (B, T, S) log posteriors.
     """
     batch, count, window, classes = log_posteriors.shape
     ramp = torch.arange(window, device=log_posteriors.device) + 1.0
@@ -152,6 +153,6 @@ def combine_windows(
         frames = slice(k * shape.hop, k * shape.hop + window)
         combined[:, frames] += log_posteriors[:, k] * weight[:, k].unsqueeze(2)
         weights[:, frames] += weight[:, k].unsqueeze(2)
-    own = slice(shape.left, shape.left + num_frames)
-    # Beyond an utterance's length no window may speak: 0 / 1 instead of 0 / 0.
-    return combined[:, own] / weights[:, own].clamp(min=1.0)
+    without_context = slice(shape.left, shape.left + num_frames)
+    # Weights are 0 beyond the end of an utterance that is shorter than the batch.
+    return combined[:, without_context] / weights[:, without_context].clamp(min=1.0)

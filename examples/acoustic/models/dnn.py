@@ -1,4 +1,4 @@
-"""The feed-forward acoustic model of bmuf, section 3.1."""
+"""Feed-forward acoustic model of bmuf, section 3.1."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from examples.acoustic.models.edges import extend_edges
 class DNNAcousticModel(FrameClassifier):
     """ReLU layers on spliced frames, softmax over senones.
 
-    Frame t is classified from frames t - ``context`` to t + ``context``; beyond an utterance's ends
-    its first or last frame is repeated.
+    Frame t is classified from frames t - ``context`` to t + ``context``. Beyond the ends of an
+    utterance, its first or last frame is repeated.
 
-    The paper's size is the default: 11 frames, seven layers of 2048; with 52 features and 18002
-    senones about 63 million parameters.
+    The defaults are those of the paper, 11 frames and seven layers of 2048 units. With 52 features
+    and 18002 senones, the model has about 63 million parameters.
 
     Args:
-        feature_dim: D, inputs per frame; None takes it from the data.
-        num_senones: S, classes; None takes it from the data.
-        hidden_dim: units per hidden layer.
-        num_layers: hidden layers.
-        context: frames on each side; 5 makes 11 spliced frames.
-        max_norm: L2 constraint, the largest norm of the weights that come into one hidden unit;
-            ``None`` for no constraint.
-        training_options: see :class:`FrameClassifier`.
+        feature_dim: number of features of a frame, D. None: taken from the data.
+        num_senones: number of classes, S. None: taken from the data.
+        hidden_dim: number of units of each hidden layer.
+        num_layers: number of hidden layers.
+        context: number of frames on each side. With 5, 11 frames are spliced.
+        max_norm: L2 constraint, the largest norm of the incoming weights of a hidden unit. None: no
+            constraint.
+        training_options: arguments of :class:`FrameClassifier`.
 
     Raises:
-        ValueError: for a negative ``context``, no hidden layer or a ``max_norm`` that is not
+        ValueError: ``context`` is negative, there is no hidden layer, or ``max_norm`` is not
             positive.
     """
 
@@ -68,19 +68,20 @@ class DNNAcousticModel(FrameClassifier):
         self.hidden = nn.Sequential(*chain.from_iterable(layers))
         self.affine = nn.Linear(self.hidden_dim, num_senones)
         for layer in self.hidden_layers:
-            # Torch's default shrinks the signal in every ReLU layer, by far too much over seven.
+            # The default of torch reduces the variance of the activations in every ReLU layer.
+            # Over seven layers, almost nothing is left of it.
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Score every frame.
+        """Compute the logits of every frame.
 
         Args:
-            features: (B, T, D), utterance b in its first ``lengths[b]`` frames.
-            lengths: (B,).
+            features: (B, T, D) features; utterance b has ``lengths[b]`` frames.
+            lengths: (B,) number of frames of each utterance.
 
         Returns:
-            (B, T, S) logits; entry t has seen the frames from t - ``context`` to t + ``context``.
+            (B, T, S) logits. Those at t depend on the frames t - ``context`` to t + ``context``.
         """
         extended = extend_edges(features, lengths, left=self.context, right=self.context)
         spliced = extended.unfold(1, 2 * self.context + 1, 1).transpose(2, 3).flatten(2)
@@ -89,15 +90,15 @@ class DNNAcousticModel(FrameClassifier):
 
     @property
     def hidden_layers(self) -> list[nn.Linear]:
-        """The affine part of each hidden layer, first layer first."""
+        """Linear part of each hidden layer, from the first layer to the last."""
         return [layer for layer in self.hidden if isinstance(layer, nn.Linear)]
 
     def configure_optimizers(self) -> Any:
-        """As in the base class, with the L2 constraint applied right after each update."""
+        """Return the optimizer of the base class, with the L2 constraint after each update."""
         configured = super().configure_optimizers()
         if self.max_norm is not None:
-            # A hook of the optimizer, because it runs before a strategy synchronises models: what
-            # is averaged then satisfies the constraint, and so does the average (a convex set).
+            # A hook of the optimizer runs before a strategy averages models. Their average then
+            # satisfies the constraint as well, because the set is convex.
             configured["optimizer"].register_step_post_hook(lambda *_: self.constrain_weights())
         return configured
 

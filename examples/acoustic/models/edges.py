@@ -1,4 +1,4 @@
-"""Context beyond the ends of an utterance: its first and last frames, repeated."""
+"""Context beyond the ends of an utterance, by repetition of its first and last frames."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def extend_edges(features: Tensor, lengths: Tensor, *, left: int, right: int) -> Tensor:
-    """Lengthen every utterance of a padded batch by copies of its first and last frames.
+    """Extend every utterance of a padded batch by copies of its first and last frames.
 
-    What an utterance becomes depends on its own frames alone: the batch's padding is overwritten by
-    copies of the last frame too.
+    Padding is replaced by copies of the last frame as well. So the result for an utterance does not
+    depend on the rest of the batch.
 
     Args:
-        features: (B, T, D), utterance b in its first ``lengths[b]`` frames.
-        lengths: (B,) frames of each utterance.
-        left: copies of the first frame put before it.
-        right: frames appended to the batch's T; those and the padding become the last frame.
+        features: (B, T, D) features; utterance b has ``lengths[b]`` frames.
+        lengths: (B,) number of frames of each utterance.
+        left: number of copies of the first frame before it.
+        right: number of copies of the last frame after frame T.
 
     Returns:
-        (B, left + T + right, D); frame t of the input stands at left + t.
+        (B, left + T + right, D) features, with frame t of the input at left + t.
     """
     batch, num_frames, dim = features.shape
     position = torch.arange(-left, num_frames + right, device=features.device)

@@ -1,4 +1,4 @@
-"""A per-frame average that is exact over batches of unequal size and over ranks."""
+"""Average over frames that is exact for batches of different sizes and for several ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torchmetrics import Metric
 class FrameAverage(Metric):
     """Sum of a quantity over frames divided by the number of frames, over all batches and ranks.
 
-    Averaging the averages of batches would weigh a frame by how full its batch was, and a mean of
-    the ranks' means by how many frames the rank saw. The sum is kept in float64, so that counts of
-    errors stay exact beyond 2^24.
+    A mean of the means of batches, or of ranks, would give the frames of small batches, or of ranks
+    with few frames, a larger weight. The sum is in float64, because counts of errors in float32 are
+    exact only up to 2^24.
     """
 
     full_state_update = False
@@ -29,12 +29,12 @@ class FrameAverage(Metric):
         """Add a batch.
 
         Args:
-            total: scalar, the quantity summed over the frames of the batch.
-            frames: scalar integer, how many frames that were.
+            total: scalar, sum of the quantity over the frames of the batch.
+            frames: scalar integer, number of these frames.
         """
         self.total += total.detach().to(torch.float64)
         self.frames += frames
 
     def compute(self) -> Tensor:
-        """Return the average, a float64 scalar; not a number when there was no frame."""
+        """Return the average, a float64 scalar. It is NaN if there was no frame."""
         return self.total / self.frames

@@ -1,4 +1,4 @@
-"""The unidirectional LSTM acoustic model of two_tiered_bmuf_gtc, section 3.2."""
+"""Unidirectional LSTM acoustic model of two_tiered_bmuf_gtc, section 3.2."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from examples.acoustic.models.edges import extend_edges
 
 
 class LSTMAcousticModel(FrameClassifier):
-    """Stacked LSTM, affine layer, softmax over senones, output delayed by a few frames.
+    """Stacked LSTM, affine layer, softmax over senones, with delayed outputs.
 
-    With ``delay = 3`` the network answers for frame t after it has read frame t + 3, so the label
-    of a frame is predicted with three frames of its future. For an utterance's last frames the
-    missing future is its last frame, repeated.
+    With ``delay = 3``, the output for frame t is computed at frame t + 3 and so depends on three
+    future frames. After the end of an utterance, its last frame is repeated.
 
-    The paper's size is the default: five layers of 768; with 192 inputs and 3183 senones about 24
-    million parameters.
+    The defaults are those of the paper, five layers of 768 cells. With 192 inputs and 3183 senones,
+    the model has about 24 million parameters.
 
     Args:
-        feature_dim: D, inputs per frame; None takes it from the data.
-        num_senones: S, classes; None takes it from the data.
-        hidden_dim: cells per layer.
-        num_layers: LSTM layers.
-        delay: frames of the future that a prediction may use.
-        dropout: between LSTM layers.
-        training_options: see :class:`FrameClassifier`.
+        feature_dim: number of features of a frame, D. None: taken from the data.
+        num_senones: number of classes, S. None: taken from the data.
+        hidden_dim: number of cells of each layer.
+        num_layers: number of LSTM layers.
+        delay: number of future frames on which an output depends.
+        dropout: dropout probability between LSTM layers.
+        training_options: arguments of :class:`FrameClassifier`.
 
     Raises:
-        ValueError: when ``delay`` is negative.
+        ValueError: ``delay`` is negative.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class LSTMAcousticModel(FrameClassifier):
         self.affine = nn.Linear(size, num_senones)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Score every frame.
+        """Compute the logits of every frame.
 
         Args:
-            features: (B, T, D), utterance b in its first ``lengths[b]`` frames.
-            lengths: (B,).
+            features: (B, T, D) features; utterance b has ``lengths[b]`` frames.
+            lengths: (B,) number of frames of each utterance.
 
         Returns:
-            (B, T, S) logits; entry t has seen the frames up to t + ``delay``.
+            (B, T, S) logits. Those at t depend on the frames up to t + ``delay``.
         """
         hidden, _ = self.lstm(extend_edges(features, lengths, left=0, right=self.delay))
         logits: Tensor = self.affine(hidden[:, self.delay :])
