@@ -1,4 +1,4 @@
-"""A callback that gives an acoustic model a word decoder for its own corpus."""
+"""Callback that builds a word decoder for the corpus of an acoustic model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ GrammarKind = Literal["bigram", "loop"]
 class DecodeWords(Callback):
     """Decode to words, so that the model logs word error rates.
 
-    Every rank builds the decoder from the corpus of the trainer's data module, so nothing is sent.
-    Building takes place in test, and in validation only if the model decodes there. The words are
-    those of the lexicon: of the training, and of the corpus that is tested.
+    Every rank builds the decoder from the corpus of the data module, at the start of the test, and
+    of validation if the model decodes in validation. The vocabulary is the lexicon of the training,
+    extended by the words of the corpus that is tested.
 
     Args:
-        grammar: ``"bigram"`` of the training transcripts (a checkpoint has them), or ``"loop"`` of
-            equally probable words; both over all words of the lexicon.
-        acoustic_scale: weight of the acoustic scores against the grammar.
-        skip: probability of passing over a state of a phone; at 33 frames a second a phone may have
-            fewer frames than states.
-        beam: how much worse than the best a path may be.
-        word_insertion_penalty: cost of each word.
+        grammar: ``"bigram"`` of the training transcripts (which checkpoints contain), or ``"loop"``
+            of equally probable words. Both are over all words of the lexicon.
+        acoustic_scale: factor of the acoustic log likelihoods.
+        skip: probability of skipping a state of a phone. At 33 frames/s, phones may have fewer
+            frames than states.
+        beam: largest difference in cost between a path and the best path.
+        word_insertion_penalty: cost that is added to each word. It may be negative.
     """
 
     def __init__(
@@ -47,22 +47,22 @@ class DecodeWords(Callback):
         self.word_insertion_penalty = word_insertion_penalty
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the model's decoder, unless it has one or does not decode in validation."""
+        """Set the decoder of the model if it decodes in validation and has none."""
         if cast(FrameClassifier, pl_module).decode_in_validation:
             self.on_test_start(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the model's decoder, unless it has one."""
+        """Set the decoder of the model if it has none."""
         model = cast(FrameClassifier, pl_module)
         if model.decoder is None:
             data = cast(CorpusDataModule, trainer.datamodule)  # type: ignore[attr-defined]
             model.decoder = self.build(data.corpus)
 
     def build(self, corpus: Corpus) -> WFSTDecoder:
-        """Return a decoder for the corpus's senones and words.
+        """Return a decoder for the senones and words of a corpus.
 
         Raises:
-            ValueError: a bigram grammar, and there are no training transcripts.
+            ValueError: the grammar is a bigram, and there are no training transcripts.
         """
         return WFSTDecoder(
             corpus.senones,
@@ -79,7 +79,7 @@ class DecodeWords(Callback):
             return WordLoop(corpus.lexicon.words)
         if not corpus.transcripts:
             raise ValueError(
-                "a bigram grammar needs training transcripts: give the checkpoint of a trained "
-                "model (--ckpt_path), a train split, or grammar='loop'"
+                "a bigram grammar needs training transcripts: pass the checkpoint of a trained "
+                "model (--ckpt_path), add a train split, or use grammar='loop'"
             )
         return BigramModel(corpus.transcripts, corpus.lexicon.words)

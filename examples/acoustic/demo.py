@@ -1,7 +1,7 @@
-"""Train an acoustic model by BMUF in groups and by DDP, and show what slow links make of both.
+"""Train an acoustic model by BMUF in groups and by DDP, and compare their times on slow links.
 
 python -m examples.acoustic.demo            under 5 minutes on 2 cores
-python -m examples.acoustic.demo --short    the same, too short to learn much
+python -m examples.acoustic.demo --short    about a minute, to check that it runs
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.demo_words import header, row, verdict
+from examples.acoustic.demo_words import comparison, header, row
 from examples.acoustic.error_plot import plot_errors
 from examples.acoustic.launch import launch
 from examples.acoustic.link_times import HOSTS, RATES, times_over_links
@@ -23,7 +23,7 @@ from examples.tables import markdown
 LOG_DIR = "outputs/acoustic/demo"
 PLOT = Path(LOG_DIR) / "demo.png"
 
-# Both were chosen on the valid split: docs/reports/demo.md.
+# The settings of both were selected on the valid split (docs/reports/demo.md).
 DDP = Settings(
     system="ddp",
     epochs=16,
@@ -38,7 +38,7 @@ LABELS = {"bmuf_groups": "bmuf, 2 groups of 2", "ddp": "ddp, 4 ranks"}
 
 
 def short(settings: Settings) -> Settings:
-    """The same run, with little data and few epochs."""
+    """Return the settings with little data and few epochs."""
     return replace(
         settings,
         epochs=2,
@@ -50,17 +50,17 @@ def short(settings: Settings) -> Settings:
 
 
 def synthesise(settings: Settings) -> None:
-    """Make the corpus first, so that its time counts for neither run."""
-    print("Synthesising speech (kept for the next time) ...", flush=True)
+    """Fill the cache of the corpus, so that its time is in neither run."""
+    print("Synthesising speech (cached for later runs) ...", flush=True)
     begun = time.perf_counter()
     build_synthetic_corpus(cache_dir=default_cache_dir(), **settings.corpus_args)
     print(f"... {time.perf_counter() - begun:.0f} s\n", flush=True)
 
 
 def main() -> None:
-    """Synthesise, train twice, time steps over links; print table and sentence, draw curves."""
+    """Train with both systems, measure steps over links, and print and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--short", action="store_true", help="a minute, to see that it runs")
+    parser.add_argument("--short", action="store_true", help="a minute, to check that it runs")
     runs, rates = [OURS, DDP], RATES
     if parser.parse_args().short:
         runs, rates = [short(settings) for settings in runs], SLOW_LINK
@@ -71,17 +71,17 @@ def main() -> None:
         print(f"Training with {label}", flush=True)
         results[label] = launch(settings)
         print(f"... {results[label].train_seconds:.0f} s on this machine\n", flush=True)
-    print(f"Timing steps of both on {HOSTS} hosts of 2 ranks ...", flush=True)
+    print(f"Measuring steps of both on {HOSTS} hosts of 2 ranks ...", flush=True)
     times = times_over_links(runs, rates)
     print("... predicted by the planner: " + times.why if times.why else "... measured")
     rows = [row(label, result, times) for label, result in results.items()]
     print(f"\n{markdown(header(times), rows)}\n")
-    print("Bytes are those of all ranks. DDP has one group only, so all of its bytes count as sent")
-    print("across. Times are of all steps, without validation.\n")
+    print("Bytes are sums over all ranks. DDP has only one group, so all its bytes are counted as")
+    print("sent across groups. Times are those of all steps, without validation.\n")
     ours, ddp = results.values()
-    print(verdict(ours, ddp, times))
+    print(comparison(ours, ddp, times))
     plot_errors(results, times, PLOT, title="An LSTM acoustic model on 2 hosts of 2 ranks")
-    print(f"\nPicture: {PLOT}; curves: tensorboard --logdir {LOG_DIR} (in the demo's environment)")
+    print(f"\nPlot: {PLOT}; curves: tensorboard --logdir {LOG_DIR} (in the demo's environment)")
 
 
 if __name__ == "__main__":

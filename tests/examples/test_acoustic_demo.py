@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'demo'")
 
 from examples.acoustic import demo, link_times, study_an4  # noqa: E402
-from examples.acoustic.demo_words import header, row, verdict  # noqa: E402
+from examples.acoustic.demo_words import comparison, header, row  # noqa: E402
 from examples.acoustic.link_times import LinkTimes, times_over_links  # noqa: E402
 from examples.acoustic.run_system import Result, Settings  # noqa: E402
 from examples.acoustic.step_times import StepTimes, time_steps  # noqa: E402
@@ -66,7 +66,7 @@ def test_rows_show_errors_bytes_and_times_over_links() -> None:
 
 
 def test_a_sentence_says_who_wins_by_how_much_and_where_ddp_is_better() -> None:
-    sentence = verdict(OURS, DDP, TIMES)
+    sentence = comparison(OURS, DDP, TIMES)
     assert sentence.count(".") == sentence.count("24.") + 2  # one sentence; a factor of 3.2
     assert "24.1% and 24.0% frame errors of bmuf and DDP" in sentence
     assert "bmuf is 3.2 times as fast as DDP over 100 Mbit/s (80 s and 260 s)" in sentence

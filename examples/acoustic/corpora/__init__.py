@@ -1,1 +1,1 @@
-"""Where speech comes from: synthesis, AN4, manifests of audio files, Kaldi directories."""
+"""Sources of speech: synthesis, AN4, manifests of audio files, and Kaldi data directories."""

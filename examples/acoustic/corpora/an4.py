@@ -1,4 +1,4 @@
-"""AN4 (CMU Census): read letters, numbers and commands, as 13 mel-cepstra per 10 ms frame."""
+"""AN4 (CMU Census): spoken letters, numbers and commands, as 13 mel cepstra per 10 ms frame."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ def build_an4_corpus(
     flat_start: bool = False,
     fitted: Fitted | None = None,
 ) -> Corpus:
-    """Read AN4's cepstra, words and pronunciations.
+    """Read the cepstra, transcripts and pronunciations of AN4.
 
-    With the default stacking a frame of the model has 39 dimensions and lasts 30 ms. AN4 has no
-    alignments: senones are None, or uniform with ``flat_start``; after a first training, put better
-    ones there with ``Corpus.with_alignments``.
+    With the default stacking, a frame of the model has 39 features and a length of 30 ms. AN4 has
+    no alignments. Senones are None, or a uniform segmentation with ``flat_start``. A trained model
+    can replace them, with ``Corpus.with_alignments``.
 
     Args:
         path: folder with ``an4_mfcc.npz``, ``manifest.jsonl`` and ``an4.dic``.
-        stack: frames in a stack.
-        subsample: 10 ms frames for each frame of the model.
-        delta_orders: 1 appends slopes, 2 also the slopes of these.
-        normalisation: per speaker by default, since cepstra shift with voice and microphone.
-        flat_start: give each utterance uniform senones.
-        fitted: what the model that is tested was trained on; None to train.
+        stack: number of frames in a stack.
+        subsample: number of 10 ms frames for each frame of the model.
+        delta_orders: order up to which deltas are appended, for example 2 for deltas of deltas.
+        normalisation: ``"speaker"`` (the default, because cepstra depend on voice and microphone),
+            ``"global"`` or ``"none"``.
+        flat_start: whether utterances have uniform senones.
+        fitted: values of the training corpus of the model that is evaluated. None: training.
 
     Raises:
-        FileNotFoundError: if a file is missing; it names all that are.
-        ValueError: if the manifest lists utterances that have no cepstra.
-        KeyError: if words have no pronunciation; it names them.
+        FileNotFoundError: files are missing. The error lists all of them.
+        ValueError: the manifest lists utterances without cepstra.
+        KeyError: words have no pronunciation. The error lists all of them.
     """
     folder = Path(path)
-    missing = [n for n in (_FEATURES, _MANIFEST, _DICTIONARY) if not (folder / n).is_file()]
+    files = (_FEATURES, _MANIFEST, _DICTIONARY)
+    missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"AN4's folder {folder} lacks {', '.join(missing)}")
+        raise FileNotFoundError(f"folder {folder} of AN4 lacks {', '.join(missing)}")
     lexicon = Lexicon.from_file(folder / _DICTIONARY)
     recordings = _read(folder, delta_orders)
     lexicon.check_words(word for recording in recordings for word in recording.words)

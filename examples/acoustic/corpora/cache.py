@@ -1,4 +1,4 @@
-"""Recorded corpora as arrays, to be kept on disk."""
+"""Cache of recorded corpora."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 
-# Raise it whenever the file, or what goes into it, changes its meaning.
+# Version of the cache. A change of the files or of their content increments it.
 _FORMAT = 2
 _NO_SENONE = -1
 
 
 def cached(
     name: str,
-    made_from: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     cache_dir: str | Path | None,
-    make: Callable[[], RecordedCorpus],
+    build: Callable[[], RecordedCorpus],
 ) -> RecordedCorpus:
-    """Read a corpus from ``cache_dir``, or make it and write it there; see ``cached_arrays``."""
+    """Read a corpus from a cache, or build it and write it there. See ``cached_arrays``.
+
+    Args:
+        name: prefix of the file name.
+        inputs: everything that the corpus depends on, as JSON.
+        cache_dir: folder of the cache. None: build the corpus, without reading or writing.
+        build: function that returns the corpus.
+
+    """
     if cache_dir is None:
-        return make()
-    contents = {"format": _FORMAT, **made_from}
-    return from_arrays(cached_arrays(name, contents, cache_dir, lambda: to_arrays(make())))
+        return build()
+    versioned = {"format": _FORMAT, **inputs}
+    return from_arrays(cached_arrays(name, versioned, cache_dir, lambda: to_arrays(build())))
 
 
 def to_arrays(corpus: RecordedCorpus) -> Arrays:
-    """Everything about a corpus, without objects."""
+    """Return a corpus as arrays, without objects."""
     recordings = corpus.recordings
     about = {
         "name": corpus.name,
@@ -57,7 +65,7 @@ def to_arrays(corpus: RecordedCorpus) -> Arrays:
 
 
 def from_arrays(arrays: Arrays) -> RecordedCorpus:
-    """The inverse of :func:`to_arrays`."""
+    """Return the corpus of :func:`to_arrays`."""
     about = from_json_array(arrays["about"])
     frames = arrays["frames"].tolist()
     features = torch.from_numpy(arrays["features"]).split(frames)

@@ -1,7 +1,7 @@
-"""Speech from espeak-ng, with the place of every phone in it.
+"""Speech synthesis by espeak-ng, with the time of every phone.
 
-The library and its voices come from the PyPI package ``espeakng-loader``; ctypes calls the C
-interface that ``espeak-ng/speak_lib.h`` declares.
+The library and its voices are in the PyPI package ``espeakng-loader``. Its C interface, declared in
+``espeak-ng/speak_lib.h``, is called by ctypes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from examples.acoustic.segmentation import PhoneInterval
 from examples.acoustic.senones import SILENCE
 
-_SYNCHRONOUS = 2  # AUDIO_OUTPUT_SYNCHRONOUS: samples go to the callback, on the caller's thread
+_SYNCHRONOUS = 2  # AUDIO_OUTPUT_SYNCHRONOUS: the callback runs in the caller's thread
 _PHONEME_EVENTS = 1
-_DO_NOT_EXIT = 0x8000  # an error is returned and does not end the process
+_DO_NOT_EXIT = 0x8000  # errors are returned, and do not end the process
 _UTF8 = 1
 _BUFFER_MS = 60_000
 _EVENT_END_OF_LIST = 0
@@ -60,12 +60,12 @@ class _PhonemeEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Speech:
-    """What espeak said.
+    """Synthesised speech.
 
     Attributes:
-        samples: (n,) int16.
+        samples: (n,) int16, samples.
         rate_hz: sample rate.
-        phones: intervals from the first to the last sample, silence included.
+        phones: intervals of all phones, including silence.
     """
 
     samples: np.ndarray
@@ -74,17 +74,17 @@ class Speech:
 
 
 class Espeak:
-    """One synthesiser; the same calls on a new one with the same seed give the same samples.
+    """Speech synthesiser. Objects with the same seed and the same calls produce the same samples.
 
-    espeak keeps counters in static memory that nothing resets. Each object therefore loads a copy
-    of the library of its own.
+    Each object loads its own copy of the library, because espeak has counters in static memory that
+    cannot be reset.
 
     Args:
-        seed: of the noise in the voices.
+        seed: seed of the noise in voices.
 
     Raises:
-        ImportError: if ``espeakng-loader`` is not installed.
-        RuntimeError: if the library cannot start.
+        ImportError: ``espeakng-loader`` is not installed.
+        RuntimeError: the library cannot be initialised.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -94,7 +94,7 @@ class Espeak:
             raise ImportError(
                 "speech synthesis needs the package espeakng-loader: pip install -e '.[examples]'"
             ) from error
-        # The loaded copy stays valid without its file, except on Windows, which keeps the file.
+        # The loaded copy remains valid without its file. Windows does not delete the file.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
         data = str(espeakng_loader.get_data_path()).encode()
@@ -115,23 +115,23 @@ class Espeak:
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._chunks: list[np.ndarray] = []
         self._events: list[_PhonemeEvent] = []
-        self._callback = self._make_callback()  # kept, since C holds only a bare pointer to it
+        self._callback = self._make_callback()  # an attribute, because C has only a pointer to it
         self._library.espeak_SetSynthCallback(self._callback)
 
     def speak(
         self, words: Sequence[str], *, voice: str, words_per_minute: int = 175, pitch: int = 50
     ) -> Speech:
-        """Speak a sentence.
+        """Synthesise a sentence.
 
         Args:
-            words: of the sentence, without spaces.
-            voice: espeak's name, with a variant after ``+``: ``"en-us+f3"``.
-            words_per_minute: speed, 80 to 450.
-            pitch: 0 to 100.
+            words: words of the sentence, without spaces.
+            voice: name of a voice of espeak, with a variant after ``+``: ``"en-us+f3"``.
+            words_per_minute: speed, from 80 to 450.
+            pitch: pitch, from 0 to 100.
 
         Raises:
-            ValueError: if there is no such voice, a number is out of range, or espeak joined words
-                (it has joint pronunciations for a few groups of words).
+            ValueError: there is no such voice, an argument is out of range, or espeak has a joint
+                pronunciation for several words of the sentence.
         """
         if not 80 <= words_per_minute <= 450 or not 0 <= pitch <= 100:
             raise ValueError(
@@ -167,35 +167,35 @@ class Espeak:
 
 
 def pronounce(words: Sequence[str], voice: str = "en-us") -> dict[str, tuple[str, ...]]:
-    """Phones of each word as espeak speaks it alone.
+    """Return the phones of each word, synthesised as a sentence by itself.
 
     Raises:
-        ValueError: if espeak says nothing for a word.
+        ValueError: espeak has no phones for a word.
     """
     espeak = Espeak()
-    spoken: dict[str, tuple[str, ...]] = {}
+    pronunciations: dict[str, tuple[str, ...]] = {}
     for word in words:
         phones = espeak.speak([word], voice=voice).phones
-        spoken[word] = tuple(p.phone for p in phones if p.phone != SILENCE)
-    return spoken
+        pronunciations[word] = tuple(p.phone for p in phones if p.phone != SILENCE)
+    return pronunciations
 
 
 def phone_name(mnemonic: str) -> str:
-    """Phone for one of espeak's mnemonics: stress and finer variants of a sound are left out.
+    """Return the phone of a mnemonic of espeak, without stress and without allophones.
 
-    Pauses become silence; a mark that is no sound of its own becomes the empty string.
+    Pauses are silence. Marks without sound are the empty string.
     """
     if mnemonic.startswith("_"):
         return SILENCE
     bare = mnemonic.lstrip("',%=;")
-    # 't#' is the flap of "water" in American English, and a sound of its own.
+    # 't#', the flap of "water" in American English, is a phone.
     return bare if bare == "t#" else re.sub(r"(?<=.)[-#\[2-9]+$", "", bare)
 
 
 def _intervals(
     events: Sequence[_PhonemeEvent], samples: np.ndarray, words: Sequence[str], rate_hz: int
 ) -> tuple[PhoneInterval, ...]:
-    """Turn events into intervals that cover all samples."""
+    """Convert events to intervals that cover all samples."""
     positions = np.cumsum([1, *(len(word) + 1 for word in words)])[:-1].tolist()
     word_at = {position: word for word, position in enumerate(positions)}
     sounding = np.flatnonzero(samples)
@@ -209,12 +209,12 @@ def _intervals(
         elif phone:
             start = _with_closure(event.sample, marks, sounding)
             marks.append((phone, start, word_at.get(event.text_position)))
-    heard = {word for phone, _, word in marks if phone != SILENCE}
-    if heard != set(range(len(words))):
-        silent = [word for i, word in enumerate(words) if i not in heard]
+    with_phones = {word for phone, _, word in marks if phone != SILENCE}
+    if with_phones != set(range(len(words))):
+        without_phones = [word for i, word in enumerate(words) if i not in with_phones]
         raise ValueError(
-            f"espeak-ng does not speak {' '.join(words)!r} word by word (no sounds of their own: "
-            f"{silent}); change the sentence"
+            f"espeak-ng does not speak {' '.join(words)!r} word by word (words without phones: "
+            f"{without_phones}); change the sentence"
         )
     ends = [start for _, start, _ in marks[1:]] + [len(samples)]
     return tuple(
@@ -226,10 +226,10 @@ def _intervals(
 def _with_closure(
     start: int, marks: Sequence[tuple[str, int, int | None]], sounding: np.ndarray
 ) -> int:
-    """Start of a phone, the closure before it included.
+    """Return the start of a phone, including the closure before a stop.
 
-    espeak marks a stop where its burst starts. The closure before it, exactly zero in the samples,
-    belongs to the stop, unless it stands in a pause.
+    The event of a stop is at its burst. The samples of the closure before it are zero. They belong
+    to the stop, except after a pause.
     """
     if not marks or marks[-1][0] == SILENCE:
         return start

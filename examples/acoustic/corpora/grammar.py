@@ -1,4 +1,4 @@
-"""A small language of commands and notes for the embedded corpus."""
+"""Context-free grammar of the sentences of the synthetic corpus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 START = "SENTENCE"
 
-# An upper-case symbol stands for one of its expansions, a lower-case word for itself.
+# Upper-case symbols are non-terminals with their expansions. Lower-case symbols are words.
 RULES: dict[str, tuple[str, ...]] = {
     "SENTENCE": (
         "SWITCH",
@@ -23,7 +23,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "CODE",
         "TIMER",
     ),
-    # No "in the" or "on the": espeak speaks these two words as one.
+    # Without "in the" and "on the", which espeak pronounces as one word.
     "SWITCH": ("turn the DEVICE on", "turn the DEVICE off", "open the DOOR", "shut the DOOR"),
     "SETTING": ("set the LIGHT PLACE to COLOUR", "set the HEAT PLACE to TENS UNIT degrees"),
     "PLACE": ("inside the ROOM", "near the DOOR"),
@@ -47,19 +47,24 @@ RULES: dict[str, tuple[str, ...]] = {
 
 
 def sample_sentence(draw: np.random.Generator) -> tuple[str, ...]:
-    """Draw a sentence, each expansion of a symbol being as likely as the others."""
+    """Draw a sentence. All expansions of a symbol are equally probable."""
     return tuple(_expand(START, draw))
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All words of the language, sorted."""
-    symbols = {part for options in RULES.values() for option in options for part in option.split()}
+    """Return all words of the grammar, sorted."""
+    symbols = {
+        symbol
+        for expansions in RULES.values()
+        for expansion in expansions
+        for symbol in expansion.split()
+    }
     return tuple(sorted(symbol for symbol in symbols if symbol not in RULES))
 
 
 def _expand(symbol: str, draw: np.random.Generator) -> list[str]:
     if symbol not in RULES:
         return [symbol]
-    options = RULES[symbol]
-    option = options[int(draw.integers(len(options)))]
-    return [word for part in option.split() for word in _expand(part, draw)]
+    expansions = RULES[symbol]
+    expansion = expansions[int(draw.integers(len(expansions)))]
+    return [word for part in expansion.split() for word in _expand(part, draw)]

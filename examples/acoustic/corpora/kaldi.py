@@ -1,4 +1,4 @@
-"""Corpora in Kaldi's data directories: feats.scp, text, utt2spk, and alignments."""
+"""Corpora in Kaldi data directories: feats.scp, text, utt2spk, and alignments."""
 
 from __future__ import annotations
 
@@ -34,39 +34,43 @@ def build_kaldi_corpus(
     normalisation: NormalisationMode = "global",
     fitted: Fitted | None = None,
 ) -> Corpus:
-    """Read data directories and, where there are any, alignments.
+    """Read data directories and, optionally, alignments.
 
     Args:
-        train: data directory with ``feats.scp``, ``text`` and, where speakers are known,
-            ``utt2spk``; None where there is no such split.
-        valid: likewise.
-        test: likewise.
+        train: data directory of the split, with ``feats.scp``, ``text`` and, optionally,
+            ``utt2spk``. None: the split is empty.
+        valid: as ``train``.
+        test: as ``train``.
         alignments: ``.scp``, ``.ark`` or ``.gz`` files of integer vectors, or folders of
-            ``ali*.gz``, ``ali*.ark`` or ``ali*.scp``: a pdf per frame of ``feats.scp``, as Kaldi's
-            ``ali-to-pdf`` writes them. Utterances without one have no targets.
-        phones: file with a phone per line, silence (``sil``) first, where pdf numbers are
-            ``phone * states_per_phone + state``. Without it senones are the pdfs as they are, each
-            named as a phone of one state: good for frame errors, not for decoding.
-        states_per_phone: states of each of ``phones``.
-        lexicon: a dictionary's path, ``"espeak"`` or ``"graphemes"`` (``lexicon_for``).
+            ``ali*.gz``, ``ali*.ark`` or ``ali*.scp``. They contain the pdf of each frame of
+            ``feats.scp``, as the output of Kaldi's ``ali-to-pdf``. Other utterances have no
+            targets.
+        phones: file with a phone per line, silence (``sil``) first. The number of a pdf must be
+            ``phone * states_per_phone + state``. None: each pdf is a phone of one state, which is
+            sufficient for frame errors, but not for decoding.
+        states_per_phone: number of states of each phone.
+        lexicon: path of a dictionary, ``"espeak"`` or ``"graphemes"`` (``lexicon_for``).
         frame_shift_s: seconds between frames of ``feats.scp``.
-        flat_start: give utterances without alignment uniform senones; needs ``phones``.
-        stack: frames in a stack.
-        subsample: frames for each frame of the model.
+        flat_start: whether utterances without alignment have uniform senones. Needs ``phones``.
+        stack: number of frames in a stack.
+        subsample: number of frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
-        fitted: what the model that is tested was trained on; None to train.
+        fitted: values of the training corpus of the model that is evaluated. None: training.
 
     Raises:
-        FileNotFoundError: if a directory lacks a file.
-        ValueError: if no directory is given, files do not agree, or an entry is a pipe (commands
-            are not run).
+        FileNotFoundError: a file of a directory is missing.
+        ValueError: all splits are None, files do not match, or an entry is a command, which is
+            never run.
     """
-    given = {"train": train, "valid": valid, "test": test}
-    folders = {split: Path(folder) for split, folder in given.items() if folder is not None}
+    folders = {
+        split: Path(folder)
+        for split, folder in (("train", train), ("valid", valid), ("test", test))
+        if folder is not None
+    }
     if not folders:
         raise ValueError("at least one of train, valid and test must be given, got none")
     if flat_start and phones is None:
-        raise ValueError("flat_start=True needs phones, the file with a phone per line")
+        raise ValueError("flat_start=True needs phones, a file with a phone per line")
     aligned = _read_alignments(alignments)
     recordings = tuple(
         recording
@@ -92,10 +96,11 @@ def _read_directory(
     text = {key: tuple(rest.split()) for key, rest in _table(folder / "text").items()}
     has_speakers = (folder / "utt2spk").is_file()
     speakers = _table(folder / "utt2spk") if has_speakers else {}
-    for key, place in _table(folder / "feats.scp").items():
+    for key, rxfilename in _table(folder / "feats.scp").items():
         if key not in text:
             raise ValueError(f"{folder / 'text'} lacks utterance {key} of feats.scp")
-        features = torch.from_numpy(np.array(read_rxfilename(place, folder), dtype=np.float32))
+        matrix = read_rxfilename(rxfilename, folder)
+        features = torch.from_numpy(np.array(matrix, dtype=np.float32))
         senones = aligned.get(key)
         if senones is not None and senones.shape[0] != features.shape[0]:
             raise ValueError(
@@ -113,7 +118,7 @@ def _read_directory(
 
 
 def _table(path: Path) -> dict[str, str]:
-    """Kaldi's text tables: a key, white space, the rest of the line."""
+    """Read a text table with lines of a key, white space and a value."""
     if not path.is_file():
         raise FileNotFoundError(f"Kaldi data directory {path.parent} lacks {path.name}")
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -124,9 +129,9 @@ def _table(path: Path) -> dict[str, str]:
 def _read_alignments(alignments: str | Path | list[str] | None) -> dict[str, torch.Tensor]:
     if alignments is None:
         return {}
-    given = alignments if isinstance(alignments, list) else [alignments]
+    paths = alignments if isinstance(alignments, list) else [alignments]
     aligned: dict[str, torch.Tensor] = {}
-    for file in (file for path in given for file in _alignment_files(Path(path))):
+    for file in (file for path in paths for file in _alignment_files(Path(path))):
         for key, vector in _vectors(file):
             if vector.ndim != 1 or not np.issubdtype(vector.dtype, np.integer):
                 raise ValueError(f"{file}: {key} must be a vector of integers, got {vector.dtype}")
@@ -145,8 +150,8 @@ def _alignment_files(path: Path) -> list[Path]:
 
 def _vectors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     if file.suffix == ".scp":
-        for key, place in _table(file).items():
-            yield key, read_rxfilename(place, file.parent)
+        for key, rxfilename in _table(file).items():
+            yield key, read_rxfilename(rxfilename, file.parent)
     else:
         yield from read_archive(file)
 

@@ -1,8 +1,8 @@
-"""Kaldi's archives, read as what they mostly are: files of matrices and vectors.
+"""Matrices and vectors of Kaldi archives.
 
-A table may name a command instead of a file, and what comes behind a key may be a Python pickle:
-both would run code of whoever made the data. Neither is done here. The places of a table are taken
-apart here too, since kaldiio takes a command for one that has an offset or a range behind it.
+Tables may contain commands, and archives may contain Python pickles. Both would execute code of the
+author of the data, so they are errors here. The entries of tables are parsed here as well, because
+kaldiio also executes commands that are followed by an offset or a range.
 """
 
 from __future__ import annotations
@@ -16,39 +16,44 @@ from typing import IO, cast
 import numpy as np
 from kaldiio import matio
 
-# A file, where in it, and which rows and columns: feats.ark:123[0:99,0:12]
-_PLACE = re.compile(r"(?P<path>.+?)(?::(?P<offset>\d+))?(?:\[(?P<range>[\d:, ]*)\])?")
+# Path, offset, and range of rows and columns: feats.ark:123[0:99,0:12]
+_RXFILENAME = re.compile(r"(?P<path>.+?)(?::(?P<offset>\d+))?(?:\[(?P<range>[\d:, ]*)\])?")
 _BINARY = b"\0B"
 _TEXT = (b" ", b"\t", b"\n", b"[")
 
 
-def read_rxfilename(place: str, folder: Path) -> np.ndarray:
-    """Read what a table names.
+def read_rxfilename(rxfilename: str, folder: Path) -> np.ndarray:
+    """Read a matrix or vector by its extended filename (Kaldi's rxfilename).
 
     Args:
-        place: a file, perhaps with an offset and a range, whose ends belong to it.
-        folder: of the table; files are looked for in the working directory, as Kaldi does, and then
-            here.
+        rxfilename: file name, optionally with an offset and a range of rows and columns. Both ends
+            of a range are included.
+        folder: folder of the table. Relative paths refer to the working directory, as in Kaldi, or
+            else to this folder.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is a command, or no matrix or vector is there.
+        ValueError: the name is a command, or the file has no matrix or vector at the offset.
     """
-    found = _PLACE.fullmatch(place.strip())
-    if found is None or "|" in (found["path"].strip()[0], found["path"].strip()[-1]):
-        raise ValueError(f"commands in tables are not run: {place!r}; copy the features to a file")
-    file = Path(found["path"]) if Path(found["path"]).is_file() else folder / found["path"]
+    match = _RXFILENAME.fullmatch(rxfilename.strip())
+    if match is None or "|" in (match["path"].strip()[0], match["path"].strip()[-1]):
+        raise ValueError(
+            f"commands in tables are not run: {rxfilename!r}; copy the features to a file"
+        )
+    file = Path(match["path"]) if Path(match["path"]).is_file() else folder / match["path"]
     with file.open("rb") as stream:
-        stream.seek(int(found["offset"] or 0))
+        stream.seek(int(match["offset"] or 0))
         array = _read(stream, file)
-    return array[_slices(found["range"])] if found["range"] else array
+    return array[_slices(match["range"])] if match["range"] else array
 
 
 def read_archive(file: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the keys of an archive, compressed if its name ends in ``.gz``, and what they have.
+    """Yield the keys of an archive and their matrices or vectors.
+
+    Archives whose names end in ``.gz`` are decompressed.
 
     Raises:
-        ValueError: something else than a matrix or a vector is there.
+        ValueError: the archive contains something other than matrices and vectors.
     """
     stream: IO[bytes]
     with cast(IO[bytes], gzip.open(file)) if file.suffix == ".gz" else file.open("rb") as stream:
@@ -61,8 +66,8 @@ def _read(stream: IO[bytes], file: Path) -> np.ndarray:
     stream.seek(-len(begin), 1)
     if begin != _BINARY and not begin.startswith(_TEXT):
         raise ValueError(
-            f"{file} has something that begins with {begin!r} where a matrix or vector of Kaldi "
-            "should be; pickles and sounds are not read"
+            f"{file} has something that begins with {begin!r} instead of a matrix or vector of "
+            "Kaldi; pickles and sounds are not read"
         )
     return cast(np.ndarray, matio.read_kaldi(stream))
 

@@ -1,4 +1,4 @@
-"""Corpora of WAV or FLAC files listed in a JSON-lines manifest."""
+"""Corpora of WAV or FLAC files with a JSON Lines manifest."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ def build_manifest_corpus(
     normalisation: NormalisationMode = "global",
     fitted: Fitted | None = None,
 ) -> Corpus:
-    """Read the recordings that a manifest lists, and take their filter banks.
+    """Read the recordings of a manifest, and compute their filter-bank energies.
 
     Args:
-        path: the manifest, or a folder with a ``manifest.jsonl``: one JSON object per line with the
-            fields ``path``, ``text``, ``split`` (train, valid or test) and, where known,
+        path: manifest, or folder with a ``manifest.jsonl``. Each line is a JSON object with the
+            fields ``path``, ``text``, ``split`` (train, valid or test) and, optionally,
             ``speaker``.
-        audio: folder or zip to which ``path`` is relative; None is the manifest's own folder, or
-            the only zip in it where it holds no such files.
-        lexicon: ``"espeak"``, ``"graphemes"`` or a dictionary's path (``lexicon_for``).
-        sample_rate_hz: all sounds are resampled to it.
-        cache_dir: folder where the features are kept; None keeps none.
-        flat_start: give each utterance uniform senones; else they have none.
-        stack: frames in a stack.
-        subsample: 10 ms frames for each frame of the model.
+        audio: folder or zip file with the recordings. None: the folder of the manifest or, if it
+            has none of these files, the only zip file in it.
+        lexicon: ``"espeak"``, ``"graphemes"`` or the path of a dictionary (``lexicon_for``).
+        sample_rate_hz: sample rate to which all recordings are resampled.
+        cache_dir: folder of the cache of features. None: no cache.
+        flat_start: whether utterances have uniform senones. Otherwise, they have none.
+        stack: number of frames in a stack.
+        subsample: number of 10 ms frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
-        fitted: what the model that is tested was trained on; None to train.
+        fitted: values of the training corpus of the model that is evaluated. None: training.
 
     Raises:
-        ValueError: if lines or sounds cannot be read; one error that lists them.
+        ValueError: lines or recordings cannot be read. The error lists them.
     """
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     entries = read_manifest(manifest)
     names = [entry["path"] for entry in entries]
     source = FileSource(audio or default_source(manifest, names), "audio")
-    made_from = {
+    inputs = {
         "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest(),
         "audio": source.state(names),
         "sample_rate_hz": sample_rate_hz,
@@ -76,10 +76,10 @@ def build_manifest_corpus(
         "dictionary": Path(lexicon).read_text(encoding="utf-8") if Path(lexicon).is_file() else "",
     }
 
-    def make() -> RecordedCorpus:
+    def build() -> RecordedCorpus:
         return _record(manifest.parent.name, entries, source, lexicon, sample_rate_hz)
 
-    recorded = cached("manifest", made_from, cache_dir, make)
+    recorded = cached("manifest", inputs, cache_dir, build)
     recorded = recorded.as_fitted(fitted)
     if flat_start:
         recorded = recorded.flat_start()
@@ -87,11 +87,11 @@ def build_manifest_corpus(
 
 
 def read_manifest(path: str | Path) -> list[dict[str, Any]]:
-    """Read JSON lines with at least ``path``, ``text`` and ``split``.
+    """Read a manifest, whose lines are JSON objects with ``path``, ``text`` and ``split``.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if lines are no such objects; one error that lists them.
+        FileNotFoundError: there is no such file.
+        ValueError: lines are invalid. The error lists them.
     """
     entries: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -111,19 +111,19 @@ def read_manifest(path: str | Path) -> list[dict[str, Any]]:
         if missing:
             problems.append(f"line {number}: no text in {', '.join(missing)}")
         elif entry["split"] not in SPLITS:
-            problems.append(f"line {number}: split {entry['split']!r} is none of {SPLITS}")
+            problems.append(f"line {number}: split {entry['split']!r} is not one of {SPLITS}")
         else:
             entries.append(entry)
-    _refuse(problems, f"lines of {path}")
+    _raise_problems(problems, f"lines of {path}")
     if not entries:
         raise ValueError(f"{path} lists no utterance")
     return entries
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Words of a text in lower case, punctuation left out except inside words."""
-    found = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", text.lower())
-    return tuple(word.replace("’", "'") for word in found)
+    """Return the words of a text in lower case, without punctuation between words."""
+    words = re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", text.lower())
+    return tuple(word.replace("’", "'") for word in words)
 
 
 def _record(
@@ -141,7 +141,7 @@ def _record(
             if not words:
                 raise ValueError(f"no words in the text {entry['text']!r}")
             features = _features(source.read(entry["path"]), sample_rate_hz)
-        # soundfile, zipfile and the file system raise many types; all of them end in the list.
+        # soundfile, zipfile and the file system raise many types of exceptions.
         except Exception as error:
             problems.append(f"{entry['path']}: {error}")
             continue
@@ -154,13 +154,13 @@ def _record(
                 features=features,
             )
         )
-    _refuse(problems, f"recordings in {source.path}")
-    found = lexicon_for((word for r in recordings for word in r.words), lexicon)
+    _raise_problems(problems, f"recordings in {source.path}")
+    pronunciations = lexicon_for((word for r in recordings for word in r.words), lexicon)
     return RecordedCorpus(
         name=name,
         recordings=tuple(recordings),
-        senones=SenoneMap.from_phones(found.phones),
-        lexicon=found,
+        senones=SenoneMap.from_phones(pronunciations.phones),
+        lexicon=pronunciations,
     )
 
 
@@ -172,12 +172,13 @@ def _features(data: bytes, sample_rate_hz: int) -> torch.Tensor:
     return log_filter_bank(resample(wave, rate_hz, sample_rate_hz), sample_rate_hz)
 
 
-def _refuse(problems: Sequence[str], what: str) -> None:
+def _raise_problems(problems: Sequence[str], what: str) -> None:
+    """Raise an error that lists the problems, if there are any."""
     if problems:
         more = len(problems) - _LISTED_PROBLEMS
         listed = "\n  ".join(problems[:_LISTED_PROBLEMS])
         rest = f"\n  and {more} more" if more > 0 else ""
         raise ValueError(
-            f"{len(problems)} {what} cannot be used; mend them or take them out of the manifest:"
+            f"{len(problems)} {what} cannot be used; fix them or remove them from the manifest:"
             f"\n  {listed}{rest}"
         )

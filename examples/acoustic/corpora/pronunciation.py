@@ -1,4 +1,4 @@
-"""A lexicon for the words of a corpus that comes without one."""
+"""Lexicon of a corpus, from a dictionary, espeak-ng or the letters of words."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from examples.acoustic.lexicon import Lexicon
 
 
 def lexicon_for(words: Iterable[str], source: str) -> Lexicon:
-    """Pronunciations of ``words``.
+    """Return the lexicon of these words.
 
     Args:
-        words: of all utterances.
-        source: ``"espeak"``, the phones that espeak-ng speaks in American English;
-            ``"graphemes"``, each character a phone of its own; or the path of a dictionary in the
-            format of CMU's.
+        words: words of all utterances.
+        source: ``"espeak"`` for the phones of espeak-ng in American English, ``"graphemes"`` for a
+            phone for each character, or the path of a dictionary in the format of CMU's.
 
     Raises:
-        FileNotFoundError: if ``source`` is neither of the two words nor a file.
-        KeyError: if the dictionary lacks words; it names them.
+        FileNotFoundError: ``source`` is neither ``"espeak"`` nor ``"graphemes"`` nor a file.
+        KeyError: the dictionary lacks words. The error lists all of them.
     """
     vocabulary = sorted(set(words))
     if source == "espeak":

@@ -1,4 +1,4 @@
-"""A corpus as recorded, before normalisation and stacking; every source of speech makes one."""
+"""Recorded corpora, before normalisation and stacking, which all sources of speech return."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One utterance at the rate of the recording.
+    """An utterance at the frame rate of the recording.
 
     Attributes:
-        key: name, unique in its corpus.
+        key: name of the utterance, unique in its corpus.
         speaker: name of the speaker.
         split: ``"train"``, ``"valid"`` or ``"test"``.
-        words: what was said.
-        features: (T, D) float32, not normalised.
-        senones: (T,) int64, or None where there is no alignment.
+        words: transcript.
+        features: (T, D) float32, features that are not normalised.
+        senones: (T,) int64, or None without an alignment.
     """
 
     key: str
@@ -48,14 +48,14 @@ class RecordedCorpus:
     """All recordings of a corpus.
 
     Attributes:
-        name: of the corpus.
-        recordings: of all splits.
+        name: name of the corpus.
+        recordings: recordings of all splits.
         senones: numbering of their senones.
-        lexicon: pronunciation of every word.
+        lexicon: pronunciations of every word.
         frame_shift_s: seconds between frames.
 
     Raises:
-        ValueError: if a split is unknown, there are no recordings, or a key stands twice.
+        ValueError: a split is unknown, there are no recordings, or keys are not unique.
     """
 
     name: str
@@ -66,11 +66,11 @@ class RecordedCorpus:
 
     def __post_init__(self) -> None:
         """Check splits and keys."""
-        found = {recording.split for recording in self.recordings}
-        if not found or not found <= set(SPLITS):
+        splits = {recording.split for recording in self.recordings}
+        if not splits or not splits <= set(SPLITS):
             raise ValueError(
                 f"corpus {self.name} needs utterances in the splits {', '.join(SPLITS)} and in no "
-                f"other, got {sorted(found)}"
+                f"other, got {sorted(splits)}"
             )
         keys = [recording.key for recording in self.recordings]
         if len(set(keys)) != len(keys):
@@ -78,13 +78,13 @@ class RecordedCorpus:
             raise ValueError(f"keys must be unique in corpus {self.name}, found twice: {twice}")
 
     def as_fitted(self, fitted: Fitted | None) -> RecordedCorpus:
-        """Number senones as the model does, and pronounce words as in its training.
+        """Return the corpus with the senones and pronunciations of a trained model.
 
         Args:
-            fitted: of the training; None leaves all as it is.
+            fitted: values of the training corpus. None: return this corpus unchanged.
 
         Raises:
-            ValueError: alignments are numbered in another way, or words have unknown phones.
+            ValueError: the numbering of alignments differs, or words have unknown phones.
         """
         if fitted is None:
             return self
@@ -94,8 +94,8 @@ class RecordedCorpus:
         return replace(self, senones=fitted.senones, lexicon=lexicon)
 
     def flat_start(self, silence_frames: int = 20) -> RecordedCorpus:
-        """Give recordings without alignment a uniform one (``uniform_segmentation``)."""
-        started = tuple(
+        """Return the corpus with uniform senones for recordings that have no alignment."""
+        recordings = tuple(
             recording
             if recording.senones is not None
             else replace(
@@ -110,7 +110,7 @@ class RecordedCorpus:
             )
             for recording in self.recordings
         )
-        return replace(self, recordings=started)
+        return replace(self, recordings=recordings)
 
     def finish(
         self,
@@ -118,20 +118,23 @@ class RecordedCorpus:
         normalisation: NormalisationMode = "global",
         fitted: Fitted | None = None,
     ) -> Corpus:
-        """Normalise, stack and subsample.
+        """Return the corpus with normalised, stacked and subsampled features.
 
         Args:
-            stacking: the paper's 3 and 3 by default.
+            stacking: stacking and subsampling. None: 3 frames and every third one, as in the paper.
             normalisation: ``"global"``, estimated on the train split; ``"speaker"``, estimated on
-                all utterances of each speaker, of every split; or ``"none"``.
-            fitted: of the training, for a corpus to test on; None for one to train on.
+                all utterances of each speaker in all splits; or ``"none"``.
+            fitted: values of the training corpus of the model that is evaluated. None: training.
 
         Raises:
-            ValueError: the normalisation is global, and there is nothing that it comes from.
+            ValueError: the normalisation is global, and there is neither a train split nor a
+                checkpoint.
         """
         stacking = stacking or Stacking()
-        fit = _global_fit(self.recordings, fitted) if normalisation == "global" else None
-        recorded = _normalise(self.recordings, normalisation, fit)
+        common = None
+        if normalisation == "global":
+            common = _global_normalisation(self.recordings, fitted)
+        recorded = _normalise(self.recordings, normalisation, common)
         splits: dict[str, list[Utterance]] = {split: [] for split in SPLITS}
         for recording in self.recordings:
             splits[recording.split].append(
@@ -153,30 +156,30 @@ class RecordedCorpus:
             frame_shift_s=self.frame_shift_s * stacking.subsample,
             stacking=stacking,
             recorded=recorded,
-            normalisation=fit,
+            normalisation=common,
             transcripts=fitted.transcripts if fitted else (),
             **splits,
         )
 
 
-def _global_fit(recordings: Sequence[Recording], fitted: Fitted | None) -> Normalisation:
+def _global_normalisation(recordings: Sequence[Recording], fitted: Fitted | None) -> Normalisation:
     if fitted is not None and fitted.normalisation is not None:
         return fitted.normalisation
     train = [recording.features for recording in recordings if recording.split == "train"]
     if fitted is not None or not train:
         raise ValueError(
-            "normalisation='global' is that of the train split, and neither is there one nor a "
-            "checkpoint of a model that was trained with it (--ckpt_path)"
+            "normalisation='global' is estimated on the train split, but there is neither a train "
+            "split nor a checkpoint of a model that was trained with it (--ckpt_path)"
         )
     return Normalisation.fit(train)
 
 
 def _normalise(
-    recordings: Sequence[Recording], mode: NormalisationMode, fit: Normalisation | None
+    recordings: Sequence[Recording], mode: NormalisationMode, common: Normalisation | None
 ) -> dict[str, Tensor]:
-    """Features by key."""
-    if fit is not None:
-        return {recording.key: fit.apply(recording.features) for recording in recordings}
+    """Return the normalised features by key."""
+    if common is not None:
+        return {recording.key: common.apply(recording.features) for recording in recordings}
     if mode == "none":
         return {recording.key: recording.features for recording in recordings}
     if mode != "speaker":
@@ -184,5 +187,5 @@ def _normalise(
     by_speaker: dict[str, list[Tensor]] = {}
     for recording in recordings:
         by_speaker.setdefault(recording.speaker, []).append(recording.features)
-    fits = {speaker: Normalisation.fit(parts) for speaker, parts in by_speaker.items()}
-    return {r.key: fits[r.speaker].apply(r.features) for r in recordings}
+    of_speaker = {speaker: Normalisation.fit(features) for speaker, features in by_speaker.items()}
+    return {r.key: of_speaker[r.speaker].apply(r.features) for r in recordings}

@@ -1,4 +1,4 @@
-"""The embedded corpus: synthesised speech with exact alignments, nothing to download."""
+"""Synthetic corpus: synthesised speech with exact alignments, without downloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from examples.acoustic.senones import SILENCE, SenoneMap
 from examples.acoustic.stacking import Stacking
 
 ACCENTS = ("en-us", "en-us-nyc", "en-gb-x-rp", "en-gb-scotland", "en")
-# No variant, and so no voice, is in two splits; every accent is in all three.
+# Each voice variant is in one split only. All accents are in all splits.
 VARIANTS = {
     "train": ("m1", "m2", "m3", "m4", "m6", "f1", "f2", "f3", "f5"),
     "valid": ("m5",),
@@ -43,20 +43,20 @@ VARIANTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisConfig:
-    """What the corpus is made of; the same values always give the same corpus.
+    """Settings of the corpus. The same settings always produce the same corpus.
 
     Attributes:
-        sentences: utterances in all.
-        seed: of every draw.
-        valid_fraction: share of the utterances in the valid split.
-        test_fraction: share of the utterances in the test split.
-        words_per_minute: slowest and fastest speed.
+        sentences: number of utterances of all splits.
+        seed: seed of all random choices.
+        valid_fraction: fraction of the utterances in the valid split.
+        test_fraction: fraction of the utterances in the test split.
+        words_per_minute: lowest and highest speed.
         pitch: lowest and highest pitch, on espeak's scale from 0 to 100.
-        silence_s: shortest and longest silence added at each end.
-        noise_snr_db: worst and best ratio of speech to added noise; None adds none.
+        silence_s: shortest and longest silence at each end.
+        noise_snr_db: lowest and highest signal-to-noise ratio. None: no noise.
 
     Raises:
-        ValueError: if a range is empty, or a split would be.
+        ValueError: a range or a split is empty.
     """
 
     sentences: int = 600
@@ -69,7 +69,7 @@ class SynthesisConfig:
     noise_snr_db: tuple[float, float] | None = (10.0, 30.0)
 
     def __post_init__(self) -> None:
-        """Check ranges and shares."""
+        """Check ranges and fractions."""
         for name in ("words_per_minute", "pitch", "silence_s", "noise_snr_db"):
             limits = getattr(self, name)
             if limits is not None and not (len(limits) == 2 and limits[0] <= limits[1]):
@@ -80,11 +80,11 @@ class SynthesisConfig:
         if min(sizes.values()) < 1:
             raise ValueError(
                 f"every split needs at least one sentence, {self.sentences} sentences with these "
-                f"fractions give {sizes}; ask for more"
+                f"fractions give {sizes}; increase sentences"
             )
 
     def split_sizes(self) -> dict[str, int]:
-        """Utterances in each split."""
+        """Return the number of utterances of each split."""
         valid = round(self.sentences * self.valid_fraction)
         test = round(self.sentences * self.test_fraction)
         return {"train": self.sentences - valid - test, "valid": valid, "test": test}
@@ -103,19 +103,19 @@ def build_synthetic_corpus(
     normalisation: NormalisationMode = "global",
     fitted: Fitted | None = None,
 ) -> Corpus:
-    """Synthesise commands in many voices, with exact alignments of phones in three states.
+    """Synthesise commands in many voices, with exact alignments of phones of three states.
 
     Args:
-        sentences: utterances in all, about 2.5 s each.
-        seed: the same seed and sizes give the same corpus.
-        cache_dir: folder where the corpus is kept for other ranks and later runs; None keeps none.
-        valid_fraction: share of the valid split.
-        test_fraction: share of the test split.
-        noise_snr_db: worst and best ratio of speech to added noise; None adds none.
-        stack: frames in a stack.
-        subsample: 10 ms frames for each frame of the model.
+        sentences: number of utterances of all splits, about 2.5 s each.
+        seed: seed of all random choices.
+        cache_dir: folder of the cache for other ranks and later runs. None: no cache.
+        valid_fraction: fraction of the utterances in the valid split.
+        test_fraction: fraction of the utterances in the test split.
+        noise_snr_db: lowest and highest signal-to-noise ratio. None: no noise.
+        stack: number of frames in a stack.
+        subsample: number of 10 ms frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
-        fitted: what the model that is tested was trained on; None to train.
+        fitted: values of the training corpus of the model that is evaluated. None: training.
     """
     config = SynthesisConfig(
         sentences=sentences,
@@ -124,40 +124,40 @@ def build_synthetic_corpus(
         test_fraction=test_fraction,
         noise_snr_db=None if noise_snr_db is None else (noise_snr_db[0], noise_snr_db[1]),
     )
-    made_from = {
+    inputs = {
         "config": asdict(config),
         "voices": [ACCENTS, VARIANTS],
         "grammar": RULES,
         "espeak": version("espeakng-loader"),
     }
-    recorded = cached("synthetic", made_from, cache_dir, lambda: synthesise(config))
+    recorded = cached("synthetic", inputs, cache_dir, lambda: synthesise(config))
     recorded = recorded.as_fitted(fitted)
     return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def synthesise(config: SynthesisConfig) -> RecordedCorpus:
-    """Speak every sentence and take filter banks and senones of it."""
-    spoken = list(_speak_all(config))
-    phones = {interval.phone for item in spoken for interval in item.phones}
+    """Synthesise every sentence, and compute its features and senones."""
+    utterances = list(_speak_all(config))
+    phones = {interval.phone for utterance in utterances for interval in utterance.phones}
     senones = SenoneMap.from_phones(phones)
     recordings = tuple(
         Recording(
-            key=item.key,
-            speaker=item.speaker,
-            split=item.split,
-            words=item.words,
-            features=item.features,
-            senones=senones_at(frame_times(item.features.shape[0]), item.phones, senones),
+            key=utterance.key,
+            speaker=utterance.speaker,
+            split=utterance.split,
+            words=utterance.words,
+            features=utterance.features,
+            senones=senones_at(frame_times(utterance.features.shape[0]), utterance.phones, senones),
         )
-        for item in spoken
+        for utterance in utterances
     )
     return RecordedCorpus(
-        name="synthetic", recordings=recordings, senones=senones, lexicon=_lexicon(spoken)
+        name="synthetic", recordings=recordings, senones=senones, lexicon=_lexicon(utterances)
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spoken:
+class _SyntheticUtterance:
     key: str
     speaker: str
     split: str
@@ -166,7 +166,7 @@ class _Spoken:
     phones: tuple[PhoneInterval, ...]
 
 
-def _speak_all(config: SynthesisConfig) -> Iterator[_Spoken]:
+def _speak_all(config: SynthesisConfig) -> Iterator[_SyntheticUtterance]:
     espeak = Espeak(config.seed)
     number = 0
     for split, size in config.split_sizes().items():
@@ -180,9 +180,9 @@ def _speak_all(config: SynthesisConfig) -> Iterator[_Spoken]:
                 words_per_minute=int(draw.integers(*config.words_per_minute, endpoint=True)),
                 pitch=int(draw.integers(*config.pitch, endpoint=True)),
             )
-            samples, phones = _record(speech, config, draw)
+            samples, phones = _add_silence_and_noise(speech, config, draw)
             wave = resample(torch.from_numpy(samples), speech.rate_hz, SAMPLE_RATE_HZ)
-            yield _Spoken(
+            yield _SyntheticUtterance(
                 key=f"synthetic-{number:05d}",
                 speaker=voice,
                 split=split,
@@ -193,10 +193,10 @@ def _speak_all(config: SynthesisConfig) -> Iterator[_Spoken]:
             number += 1
 
 
-def _record(
+def _add_silence_and_noise(
     speech: Speech, config: SynthesisConfig, draw: np.random.Generator
 ) -> tuple[np.ndarray, tuple[PhoneInterval, ...]]:
-    """Add silence at both ends, and noise; samples are float32 between -1 and 1."""
+    """Return float32 samples between -1 and 1, with silence at both ends and noise, and phones."""
     before, after = (int(s * speech.rate_hz) for s in draw.uniform(*config.silence_s, size=2))
     samples = np.pad(speech.samples.astype(np.float32) / 32_768, (before, after))
     if config.noise_snr_db is not None:
@@ -204,15 +204,15 @@ def _record(
         ratio = 10 ** (-draw.uniform(*config.noise_snr_db) / 20)
         samples = samples + np.float32(np.sqrt(np.mean(samples**2)) * ratio) * noise
     shift = before / speech.rate_hz
-    moved = [p._replace(start_s=p.start_s + shift, end_s=p.end_s + shift) for p in speech.phones]
+    shifted = [p._replace(start_s=p.start_s + shift, end_s=p.end_s + shift) for p in speech.phones]
     end = len(samples) / speech.rate_hz
-    lead = PhoneInterval(SILENCE, 0.0, shift, None)
-    tail = PhoneInterval(SILENCE, moved[-1].end_s, end, None)
-    return samples.astype(np.float32), _join_silences([lead, *moved, tail])
+    first = PhoneInterval(SILENCE, 0.0, shift, None)
+    last = PhoneInterval(SILENCE, shifted[-1].end_s, end, None)
+    return samples.astype(np.float32), _join_silences([first, *shifted, last])
 
 
 def _join_silences(phones: Iterable[PhoneInterval]) -> tuple[PhoneInterval, ...]:
-    """Make one silence of several that follow each other: its states last as long as it does."""
+    """Join adjacent intervals of silence, so that its states divide the whole silence."""
     joined: list[PhoneInterval] = []
     for phone in phones:
         if joined and phone.phone == joined[-1].phone == SILENCE:
@@ -223,22 +223,27 @@ def _join_silences(phones: Iterable[PhoneInterval]) -> tuple[PhoneInterval, ...]
 
 
 def _coloured_noise(samples: int, slope: float, draw: np.random.Generator) -> np.ndarray:
-    """Gaussian noise of power 1 that falls as frequency ** -slope (0 white, 1 pink, 2 brown)."""
-    longer = 1 << (samples - 1).bit_length()  # transforms of other lengths can be 10 times slower
-    spectrum = np.fft.rfft(draw.standard_normal(longer))
+    """Return Gaussian noise of power 1 and spectrum frequency ** -slope.
+
+    Slopes of 0, 1 and 2 are white, pink and brown noise.
+    """
+    length = 1 << (samples - 1).bit_length()  # transforms of other lengths can be 10 times slower
+    spectrum = np.fft.rfft(draw.standard_normal(length))
     spectrum *= np.maximum(np.arange(len(spectrum)), 1.0) ** (-slope / 2)
-    noise = np.fft.irfft(spectrum, longer)[:samples]
+    noise = np.fft.irfft(spectrum, length)[:samples]
     return (noise / np.sqrt(np.mean(noise**2))).astype(np.float32)
 
 
-def _lexicon(spoken: Iterable[_Spoken]) -> Lexicon:
-    """All pronunciations that were heard, the most frequent one first."""
-    heard: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for item in spoken:
-        for position, word in enumerate(item.words):
-            heard[word][tuple(p.phone for p in item.phones if p.word == position)] += 1
-    ranked = {
-        word: sorted(counts, key=lambda variant: (-counts[variant], variant))
-        for word, counts in sorted(heard.items())
-    }
-    return Lexicon(ranked)
+def _lexicon(utterances: Iterable[_SyntheticUtterance]) -> Lexicon:
+    """Return all pronunciations of the utterances, in order of frequency."""
+    counts: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for utterance in utterances:
+        for position, word in enumerate(utterance.words):
+            phones = tuple(p.phone for p in utterance.phones if p.word == position)
+            counts[word][phones] += 1
+    return Lexicon(
+        {
+            word: sorted(variants, key=lambda phones: (-variants[phones], phones))
+            for word, variants in sorted(counts.items())
+        }
+    )

@@ -1,4 +1,4 @@
-"""Hybrid decoding: senone log likelihoods to words by weighted finite-state transducers."""
+"""Hybrid decoding of senone log likelihoods to words, by weighted finite-state transducers."""
 
 from examples.acoustic.decoding.decoder import WFSTDecoder
 from examples.acoustic.decoding.graph import DecodingGraph, HMMTopology, build_graph

@@ -14,9 +14,9 @@ from examples.acoustic.senones import SILENCE, SenoneMap
 
 
 class WFSTDecoder:
-    """Hybrid decoder: log likelihoods of senones in, the best sequence of words out.
+    """Hybrid decoder from log likelihoods of senones to the best sequence of words.
 
-    Built from plain data, so that every rank builds its own and nothing is pickled.
+    Every rank builds its decoder from senones, lexicon and grammar, so decoders are never pickled.
     """
 
     def __init__(
@@ -32,23 +32,25 @@ class WFSTDecoder:
         word_insertion_penalty: float = 0.0,
         silence_phone: str = SILENCE,
     ) -> None:
-        """Build the graph; see ``build_graph`` for what may be wrong with its parts.
+        """Build the decoding graph.
 
         Args:
-            senones: all states that the acoustic model knows.
-            lexicon: pronunciations of at least the grammar's words.
-            grammar: which word may follow which.
-            topology: transition probabilities; by default ``HMMTopology()``, which is meant for
-                100 frames/s. ``HMMTopology.for_low_frame_rate()`` is for 33 frames/s.
-            beam: paths that cost more than the best one by this much are given up.
-            max_active: at most this many paths are kept per frame.
-            acoustic_scale: factor of the log likelihoods against the other costs. Below 1, as
-                neighbouring frames are not independent: about 0.15 at 100 frames/s, 0.5 at 33.
-            word_insertion_penalty: added to the cost of each word; may be negative.
-            silence_phone: the phone of optional silence.
+            senones: numbering of the senones of the acoustic model.
+            lexicon: pronunciations of at least the words of the grammar.
+            grammar: grammar over words.
+            topology: transition probabilities. The default ``HMMTopology()`` is for 100 frames/s,
+                ``HMMTopology.for_low_frame_rate()`` for 33 frames/s.
+            beam: largest difference in cost between a path and the best path.
+            max_active: largest number of active states in a frame.
+            acoustic_scale: factor of the log likelihoods. It is below 1, because adjacent frames
+                are not independent: about 0.15 at 100 frames/s, and 0.5 at 33 frames/s.
+            word_insertion_penalty: cost that is added to each word. It may be negative.
+            silence_phone: phone of optional silence.
 
         Raises:
-            ValueError: a beam, an acoustic scale or max_active that is not positive.
+            KeyError: words of the grammar have no pronunciation.
+            ValueError: ``beam``, ``acoustic_scale`` or ``max_active`` is not positive, or phones
+                have no senones.
         """
         for name, value in (
             ("beam", beam),
@@ -72,30 +74,30 @@ class WFSTDecoder:
     def decode(self, log_likelihoods: Tensor) -> list[str]:
         """Return the words of the best path.
 
-        Where no path has come to an end of the grammar within the beam, the best unfinished path
-        counts, as it does for a recording that breaks off.
+        If no path in the beam ends in a final state of the grammar, the best partial path is used.
 
         Args:
-            log_likelihoods: (T, S), in natural logarithm; only differences within a frame matter.
+            log_likelihoods: (T, S) natural logarithms of likelihoods, up to a constant for each
+                frame.
 
         Raises:
-            ValueError: another shape, no frames, or values that are not finite.
+            ValueError: the shape is wrong, there are no frames, or values are not finite.
         """
         labels = self._best_path(log_likelihoods)[1]
         return [self.graph.words[label - 1] for label in labels]
 
     def decode_with_senones(self, log_likelihoods: Tensor) -> tuple[list[str], list[int]]:
-        """Return the words and, per frame, the senone of the best path; see ``decode``."""
+        """Return the words and the senone of each frame of the best path. See :meth:`decode`."""
         inputs, outputs = self._best_path(log_likelihoods)
         return [self.graph.words[o - 1] for o in outputs], [i - 1 for i in inputs]
 
     def _best_path(self, log_likelihoods: Tensor) -> tuple[list[int], list[int]]:
         decodable = DecodableCtc(self._scaled(log_likelihoods))
-        # A decoder of its own per utterance: it holds the paths of the utterance before.
+        # A new decoder for each utterance, because a decoder keeps the paths of the last one.
         decoder = FasterDecoder(self.graph.fst, self._options)
         decoder.decode(decodable)
-        found, path = decoder.get_best_path(use_final_probs=decoder.reached_final())
-        if not found:
+        succeeded, path = decoder.get_best_path(use_final_probs=decoder.reached_final())
+        if not succeeded:
             raise ValueError(
                 f"no path through the graph survived {log_likelihoods.shape[0]} frames; the "
                 "utterance is shorter than any sentence of the grammar, or the beam is too narrow"
@@ -104,10 +106,10 @@ class WFSTDecoder:
         return inputs, outputs
 
     def _scaled(self, log_likelihoods: Tensor) -> np.ndarray:
-        wanted = len(self.senones)
-        if log_likelihoods.dim() != 2 or log_likelihoods.shape[1] != wanted:
+        columns = len(self.senones)
+        if log_likelihoods.dim() != 2 or log_likelihoods.shape[1] != columns:
             raise ValueError(
-                f"log_likelihoods must have shape (frames, {wanted}), one column per senone, got "
+                f"log_likelihoods must have shape (frames, {columns}), one column per senone, got "
                 f"{tuple(log_likelihoods.shape)}"
             )
         if log_likelihoods.shape[0] == 0:

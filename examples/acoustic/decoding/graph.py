@@ -1,8 +1,8 @@
-"""The decoding graph: HMM states to words, as a composition of transducers H, L and G.
+"""Decoding graph from senones to words: the composition of the transducers H, L and G.
 
-H turns senones into phones, L phones into words (with optional silence), G weighs words. Labels
-that tell homophones apart exist only until L and G are composed and determinised. All weights
-are costs, minus log probabilities.
+H maps senones to phones, L maps phones to words with optional silence, and G is the grammar.
+Auxiliary labels distinguish homophones while L and G are composed and determinised. All weights are
+costs, that is negative log probabilities.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ EPSILON = 0
 
 @dataclass(frozen=True, kw_only=True)
 class HMMTopology:
-    """Left-to-right HMM of one phone.
+    """Transition probabilities of a left-to-right HMM of a phone.
 
-    ``self_loop`` is the probability to stay in a state for one more frame. ``skip`` is the
-    probability to pass over a state: models that run at 33 frames/s see phones that are shorter
-    than their states are many, so that any state may be missing, but never all of them.
-    ``silence`` is the probability of silence before the first word and after each word.
+    Attributes:
+        self_loop: probability of another frame in the same state.
+        skip: probability of skipping a state. At 33 frames/s, phones may have fewer frames than
+            states. At least one state of a phone is not skipped.
+        silence: probability of silence before the first word, and after each word.
+
+    Raises:
+        ValueError: a probability is out of range.
     """
 
     self_loop: float = 0.5
@@ -37,20 +41,25 @@ class HMMTopology:
 
     @classmethod
     def for_low_frame_rate(cls) -> HMMTopology:
-        """Return what suits three states per phone at 33 frames/s: short stays, states skipped."""
+        """Return the probabilities for phones of three states at 33 frames/s."""
         return cls(self_loop=0.3, skip=0.25)
 
     def __post_init__(self) -> None:
-        """Check that each is a probability, with 0 only where it may be."""
-        for name, low in (("self_loop", "("), ("skip", "["), ("silence", "[")):
+        """Check the probabilities."""
+        for name, bracket in (("self_loop", "("), ("skip", "["), ("silence", "[")):
             value = getattr(self, name)
-            if not (0.0 < value < 1.0 or (low == "[" and value == 0.0)):
-                raise ValueError(f"{name} must be in {low}0, 1), got {value}")
+            if not (0.0 < value < 1.0 or (bracket == "[" and value == 0.0)):
+                raise ValueError(f"{name} must be in {bracket}0, 1), got {value}")
 
 
 @dataclass(frozen=True)
 class DecodingGraph:
-    """The composed transducer; input label = senone + 1, output label = position in words + 1."""
+    """Composed transducer.
+
+    Attributes:
+        fst: transducer with input labels senone + 1, and output labels position in ``words`` + 1.
+        words: words of the grammar.
+    """
 
     fst: StdVectorFst
     words: tuple[str, ...]
@@ -58,15 +67,19 @@ class DecodingGraph:
 
 @dataclass(frozen=True)
 class _Symbols:
-    """Numbers of phones, words and auxiliary labels. Label 0 is epsilon throughout."""
+    """Labels of phones, words and auxiliary symbols. Label 0 is always epsilon."""
 
     phones: Mapping[str, int]
     words: Mapping[str, int]
     silence: int
-    backoff_word: int  # stands for "no word" while G is composed with L
+    backoff_word: int  # label of back-off in the composition of L and G
 
     def auxiliary_phone(self, number: int) -> int:
-        """0 marks back-off, 1 the end of a silence, 2 and up tell pronunciations apart."""
+        """Return the label of an auxiliary phone.
+
+        Number 0 is back-off, and number 1 the end of a silence. Higher numbers distinguish
+        pronunciations.
+        """
         return len(self.phones) + 1 + number
 
 
@@ -82,22 +95,24 @@ def build_graph(
     """Compose H, L and G for the words of the grammar.
 
     Args:
-        senones: all states that the acoustic model knows.
-        lexicon: pronunciations of at least the grammar's words.
-        grammar: which word may follow which.
+        senones: numbering of the senones of the acoustic model.
+        lexicon: pronunciations of at least the words of the grammar.
+        grammar: grammar over words.
         topology: transition probabilities of the HMM and of optional silence.
-        word_insertion_penalty: added to the cost of each word; may be negative.
-        silence_phone: the phone of optional silence.
+        word_insertion_penalty: cost that is added to each word. It may be negative.
+        silence_phone: phone of optional silence.
 
     Raises:
-        KeyError: words of the grammar without pronunciation (all of them are listed).
-        ValueError: phones that the senones lack (all of them are listed).
+        KeyError: words of the grammar have no pronunciation. The error lists all of them.
+        ValueError: phones have no senones. The error lists all of them.
     """
     lexicon.check_words(grammar.words)
     used = lexicon.restricted_to(grammar.words)
-    lacking = sorted({*used.phones, silence_phone} - set(senones.phones))
-    if lacking:
-        raise ValueError(f"phones without senones: {lacking}; the senones know {senones.phones}")
+    missing = sorted({*used.phones, silence_phone} - set(senones.phones))
+    if missing:
+        raise ValueError(
+            f"phones without senones: {missing}; phones with senones are {senones.phones}"
+        )
     symbols = _Symbols(
         phones={phone: i for i, phone in enumerate(senones.phones, 1)},
         words={word: i for i, word in enumerate(used.words, 1)},
@@ -116,7 +131,7 @@ def build_graph(
 
 
 def _grammar_fst(grammar: Grammar, symbols: _Symbols) -> StdVectorFst:
-    """G: words to words. Back-off reads a label of its own, so that L∘G can be determinised."""
+    """Return G, from words to words. The label of back-off makes L∘G determinisable."""
     arcs = list(grammar.arcs())
     fst = _with_states(1 + max(max(arc.source, arc.target) for arc in arcs))
     for arc in arcs:
@@ -132,19 +147,20 @@ def _grammar_fst(grammar: Grammar, symbols: _Symbols) -> StdVectorFst:
 def _lexicon_fst(
     lexicon: Lexicon, symbols: _Symbols, topology: HMMTopology, penalty: float
 ) -> tuple[StdVectorFst, int]:
-    """L: phones to words, silence optional at the start and after each word.
+    """Return L, from phones to words, with optional silence at the start and after each word.
 
-    Returns the transducer and how many auxiliary phones it reads.
+    Returns:
+        The transducer, and the number of its auxiliary phones.
     """
-    start, loop, quiet = 0, 1, 2
+    start, loop, silence = 0, 1, 2
     fst = _with_states(3)
     no_silence_cost = -math.log1p(-topology.silence)
     fst.add_arc(start, StdArc(EPSILON, EPSILON, no_silence_cost, loop))
     if topology.silence > 0.0:
         silence_cost = -math.log(topology.silence)
         before_loop = fst.add_state()
-        fst.add_arc(start, StdArc(EPSILON, EPSILON, silence_cost, quiet))
-        fst.add_arc(quiet, StdArc(symbols.silence, EPSILON, 0.0, before_loop))
+        fst.add_arc(start, StdArc(EPSILON, EPSILON, silence_cost, silence))
+        fst.add_arc(silence, StdArc(symbols.silence, EPSILON, 0.0, before_loop))
         fst.add_arc(before_loop, StdArc(symbols.auxiliary_phone(1), EPSILON, 0.0, loop))
     shared = _shared_prefixes(lexicon)
     next_number: dict[tuple[str, ...], int] = {}
@@ -157,7 +173,7 @@ def _lexicon_fst(
             end = _add_chain(fst, loop, labels, symbols.words[word], penalty)
             fst.add_arc(end, StdArc(EPSILON, EPSILON, no_silence_cost, loop))
             if topology.silence > 0.0:
-                fst.add_arc(end, StdArc(EPSILON, EPSILON, silence_cost, quiet))
+                fst.add_arc(end, StdArc(EPSILON, EPSILON, silence_cost, silence))
     fst.add_arc(loop, StdArc(symbols.auxiliary_phone(0), symbols.backoff_word, 0.0, loop))
     fst.set_final(loop, 0.0)
     kaldifst.arcsort(fst, sort_type="olabel")
@@ -165,7 +181,7 @@ def _lexicon_fst(
 
 
 def _shared_prefixes(lexicon: Lexicon) -> set[tuple[str, ...]]:
-    """Pronunciations of several words, or with which a longer one begins."""
+    """Return the pronunciations that several words share, or that are a prefix of another one."""
     counts: dict[tuple[str, ...], int] = {}
     prefixes: set[tuple[str, ...]] = set()
     for word in lexicon.words:
@@ -176,7 +192,10 @@ def _shared_prefixes(lexicon: Lexicon) -> set[tuple[str, ...]]:
 
 
 def _add_chain(fst: StdVectorFst, source: int, labels: list[int], output: int, cost: float) -> int:
-    """Add a chain of states that reads the labels; the first arc carries output and cost."""
+    """Add a chain of states with these input labels, and return its last state.
+
+    The first arc has the output label and the cost.
+    """
     for label in labels:
         target = fst.add_state()
         fst.add_arc(source, StdArc(label, output, cost, target))
@@ -187,10 +206,10 @@ def _add_chain(fst: StdVectorFst, source: int, labels: list[int], output: int, c
 def _hmm_fst(
     senones: SenoneMap, symbols: _Symbols, topology: HMMTopology, auxiliaries: int
 ) -> StdVectorFst:
-    """H: senones to phones, one HMM per phone around a common state.
+    """Return H, from senones to phones: an HMM for each phone, all of which share one state.
 
-    Auxiliary phones are read here and cost no frame; nothing is determinised after H, so they
-    can become epsilon at once.
+    Auxiliary phones have no frames. They become epsilon here, because the graph is not determinised
+    after the composition with H.
     """
     hub = 0
     fst = _with_states(1)
@@ -217,14 +236,14 @@ def _hmm_fst(
 
 
 def _entry_costs(topology: HMMTopology, states: int) -> dict[int, float]:
-    """Cost to enter a phone at each state; passing over all of them is excluded."""
+    """Return the cost of entering a phone at each state. At least one state is not skipped."""
     weights = {i: topology.skip**i * (1.0 - topology.skip) for i in range(states)}
     total = sum(weights.values())
     return {i: -math.log(weight / total) for i, weight in weights.items() if weight > 0.0}
 
 
 def _exit_costs(topology: HMMTopology, state: int, states: int) -> dict[int, float]:
-    """Cost to go from a state to each later one; the number of states stands for the exit."""
+    """Return the cost from a state to each later one. The exit is the number of states."""
     leave = 1.0 - topology.self_loop
     weights = {j: topology.skip ** (j - state - 1) for j in range(state + 1, states + 1)}
     return {
@@ -235,7 +254,7 @@ def _exit_costs(topology: HMMTopology, state: int, states: int) -> dict[int, flo
 
 
 def _with_states(count: int) -> StdVectorFst:
-    """Return an empty transducer with states 0 .. count - 1, started at 0."""
+    """Return a transducer with states 0 to count - 1, of which 0 is the start, and no arcs."""
     fst = StdVectorFst()
     for _ in range(count):
         fst.add_state()

@@ -1,7 +1,7 @@
-"""Word grammars: a free loop of words, a list of sentences, a bigram with back-off.
+"""Grammars over words: a loop of words, a list of sentences, and a bigram with back-off.
 
-A grammar is a weighted automaton over words, written as plain arcs so that it can be read, tested
-and summed without any decoder. ``graph.py`` turns it into a transducer.
+A grammar is a weighted automaton over words, represented by a sequence of arcs. ``graph.py``
+converts it to a transducer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class GrammarArc(NamedTuple):
-    """One transition; ``word`` is None where it leads to the lower order without a word."""
+    """Transition of a grammar. ``word`` is None in a back-off transition, which has no word."""
 
     source: int
     target: int
@@ -22,31 +22,35 @@ class GrammarArc(NamedTuple):
 
 
 class Grammar(Protocol):
-    """What the decoding graph needs of a grammar: states are numbered from 0, 0 is the start."""
+    """Interface of grammars. States are numbered from 0, the start state."""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All words that the grammar can produce."""
+        """All words of the grammar."""
 
     def arcs(self) -> Iterator[GrammarArc]:
-        """Yield every transition; at most one per state and word, at most one without a word."""
+        """Yield every transition: at most one for a state and a word, or a state and None."""
 
     def final_log_probs(self) -> Mapping[int, float]:
-        """Return the log probability of ending per state that may end."""
+        """Return the final log probability of each final state."""
 
 
 class WordLoop:
-    """Any sequence of at least one word, all words independent of each other.
+    """Any sequence of at least one word, in which words are independent.
 
-    A word's log probability is that of a unigram; ending costs nothing, as the length of the
-    sentence is left to the acoustics.
+    Words have unigram log probabilities. The end of the sentence has no cost, so only the acoustic
+    scores determine the length of sentences.
     """
 
     def __init__(self, words: Iterable[str], log_probs: Mapping[str, float] | None = None) -> None:
-        """Take the words and, unless all are equally probable, their log probabilities.
+        """Create a loop of words.
+
+        Args:
+            words: words of the loop.
+            log_probs: log probability of each word. None: all words are equally probable.
 
         Raises:
-            ValueError: no words, or a word without a log probability.
+            ValueError: there are no words, or a word has no log probability.
         """
         self._words = tuple(dict.fromkeys(words))
         if not self._words:
@@ -63,24 +67,24 @@ class WordLoop:
         return self._words
 
     def arcs(self) -> Iterator[GrammarArc]:
-        """Yield an arc out of the start and an arc of the loop per word."""
+        """Yield an arc from the start state and an arc of the loop for each word."""
         for source in (0, 1):
             for word in self._words:
                 yield GrammarArc(source, 1, word, self._log_probs[word])
 
     def final_log_probs(self) -> Mapping[int, float]:
-        """End after any word."""
+        """Return the final state, which is the state after any word."""
         return {1: 0.0}
 
 
 class SentenceList:
-    """Exactly these sentences, equally probable (a sentence given twice counts twice)."""
+    """A list of equally probable sentences. Repetitions increase the probability."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
-        """Build the tree of the sentences' prefixes.
+        """Build the prefix tree of the sentences.
 
         Raises:
-            ValueError: no sentence, or one without words.
+            ValueError: there is no sentence, or one has no words.
         """
         self._tree: dict[tuple[int, str], int] = {}
         self._visits: Counter[int] = Counter()
@@ -106,41 +110,45 @@ class SentenceList:
         return tuple(dict.fromkeys(word for _, word in self._tree))
 
     def arcs(self) -> Iterator[GrammarArc]:
-        """Yield the edges of the tree, each weighted by the share of sentences that take it."""
+        """Yield the edges of the tree, weighted by the fraction of sentences with this edge."""
         for (source, word), target in self._tree.items():
-            share = self._visits[target] / self._visits[source]
-            yield GrammarArc(source, target, word, math.log(share))
+            fraction = self._visits[target] / self._visits[source]
+            yield GrammarArc(source, target, word, math.log(fraction))
 
     def final_log_probs(self) -> Mapping[int, float]:
-        """End where a sentence ends."""
+        """Return the log probability that a sentence ends in each final state."""
         return {s: math.log(n / self._visits[s]) for s, n in self._ends.items()}
 
 
 class BigramModel:
-    """Bigram over words with Witten-Bell smoothing, written with back-off arcs.
+    """Bigram model with Witten-Bell smoothing and back-off arcs.
 
-    ``P(w | h) = (c(h, w) + T(h) P(w)) / (c(h) + T(h))``, where ``T(h)`` counts the different words
-    seen after ``h``; the unigram ``P(w)`` is smoothed by the uniform distribution in the same way.
-    (Witten and Bell, 1991, method C, interpolated.) Ending the sentence is one of the events, so
-    the probabilities of all words and of the end sum to one after every history.
+    ``P(w | h) = (c(h, w) + T(h) P(w)) / (c(h) + T(h))``, where ``T(h)`` is the number of different
+    words observed after ``h``. The unigram ``P(w)`` is smoothed by the uniform distribution in the
+    same way (Witten and Bell, 1991, method C, interpolated). The end of a sentence is an event. The
+    probabilities of all words and of the end sum to one after every history.
     """
 
     def __init__(self, sentences: Iterable[Sequence[str]], vocabulary: Iterable[str] = ()) -> None:
-        """Estimate from sentences; ``vocabulary`` adds words that the sentences do not contain.
+        """Estimate the model.
+
+        Args:
+            sentences: training sentences.
+            vocabulary: further words, which the sentences need not contain.
 
         Raises:
-            ValueError: no sentences, or only empty ones.
+            ValueError: there are no sentences, or all of them are empty.
         """
         self._counts: defaultdict[str | None, Counter[str | None]] = defaultdict(Counter)
         for sentence in sentences:
             if sentence:
-                # None as history is the begin of the sentence, None as event its end.
+                # None is the start of the sentence as a history, and the end as an event.
                 for history, event in zip((None, *sentence), (*sentence, None), strict=True):
                     self._counts[history][event] += 1
-        seen = dict.fromkeys(e for c in self._counts.values() for e in c if e is not None)
-        if not seen:
+        observed = dict.fromkeys(e for c in self._counts.values() for e in c if e is not None)
+        if not observed:
             raise ValueError("a bigram model needs at least one sentence with words, got none")
-        self._words = tuple(dict.fromkeys((*seen, *vocabulary)))
+        self._words = tuple(dict.fromkeys((*observed, *vocabulary)))
         self._unigram = self._estimate_unigram()
 
     def _estimate_unigram(self) -> dict[str | None, float]:
@@ -157,10 +165,14 @@ class BigramModel:
         return self._words
 
     def log_prob(self, word: str | None, history: str | None) -> float:
-        """Return log P(word | history); None is the end (word) or the begin (history).
+        """Return log P(word | history).
+
+        Args:
+            word: word, or None for the end of the sentence.
+            history: word before it, or None for the start of the sentence.
 
         Raises:
-            KeyError: the word or the history is outside the vocabulary.
+            KeyError: the word or the history is not in the vocabulary.
         """
         if history is not None and history not in self._unigram:
             raise KeyError(f"history {history!r} is not among the {len(self._words)} words")
@@ -174,7 +186,7 @@ class BigramModel:
         return math.log((followers[word] + kinds * lower) / (total + kinds))
 
     def perplexity(self, sentences: Iterable[Sequence[str]]) -> float:
-        """Return the perplexity per event; the end of a sentence is an event."""
+        """Return the perplexity of sentences. The end of a sentence is an event."""
         log_prob, events = 0.0, 0
         for sentence in sentences:
             for history, event in zip((None, *sentence), (*sentence, None), strict=True):
@@ -185,11 +197,11 @@ class BigramModel:
         return math.exp(-log_prob / events)
 
     def arcs(self) -> Iterator[GrammarArc]:
-        """Yield the seen bigrams, the way to the unigram, and the unigrams.
+        """Yield the arcs of observed bigrams, the back-off arcs and the arcs of unigrams.
 
-        State 0 is the begin, state 1 the unigram, state 2 + i the history of word i. A seen pair
-        can also be read through the unigram, but never at a better price, so that the best path
-        has the model's probability.
+        State 0 is the start, state 1 the unigram, and state 2 + i the history of word i. Observed
+        bigrams also have a path by back-off, whose probability is never higher. So the best path
+        has the probability of the model.
         """
         state = {word: 2 + i for i, word in enumerate(self._words)}
         for history in (None, *self._words):
@@ -209,5 +221,5 @@ class BigramModel:
         return math.log(len(followers) / (followers.total() + len(followers)))
 
     def final_log_probs(self) -> Mapping[int, float]:
-        """End after any word with P(end | word); never at the begin, never at the unigram."""
+        """Return log P(end | word) for the states of words. Other states are not final."""
         return {2 + i: self.log_prob(None, word) for i, word in enumerate(self._words)}

@@ -1,4 +1,4 @@
-"""From the posteriors of a classifier to the scaled likelihoods of a hybrid HMM."""
+"""Senone priors and scaled likelihoods of a hybrid HMM."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ def log_priors(targets: Iterable[Tensor], senones: int, *, smoothing: float = 1.
     """Return the log relative frequency of each senone in the aligned training frames.
 
     Args:
-        targets: senones per frame; negative values (padding) are not counted.
-        senones: number of senones S.
-        smoothing: frames added to each count, so that an unseen senone has a finite prior.
+        targets: senones of frames. Negative values (padding) are ignored.
+        senones: number of senones, S.
+        smoothing: value that is added to each count, so that all priors are finite.
 
     Returns:
         Tensor (S,) float32, whose exponentials sum to one.
 
     Raises:
-        ValueError: no frame at all, or a senone that is not below S.
+        ValueError: there are no frames, or a senone is not below S.
     """
     counts = torch.zeros(senones, dtype=torch.float64)
     for target in targets:
-        kept = target[target >= 0].cpu()
-        if kept.numel() and int(kept.max()) >= senones:
-            raise ValueError(f"senones must be below {senones}, got {int(kept.max())}")
-        counts += torch.bincount(kept, minlength=senones)
+        labelled = target[target >= 0].cpu()
+        if labelled.numel() and int(labelled.max()) >= senones:
+            raise ValueError(f"senones must be below {senones}, got {int(labelled.max())}")
+        counts += torch.bincount(labelled, minlength=senones)
     if counts.sum() == 0:
         raise ValueError("priors need at least one aligned frame, got none")
     counts += smoothing
@@ -35,10 +35,10 @@ def log_priors(targets: Iterable[Tensor], senones: int, *, smoothing: float = 1.
 
 
 def scaled_likelihoods(logits: Tensor, log_prior: Tensor) -> Tensor:
-    """Return log p(s|x) - log p(s), equal to log p(x|s) up to a constant of the frame.
+    """Return log p(s|x) - log p(s), which is log p(x|s) up to a constant for each frame.
 
     Args:
-        logits: (..., S), outputs of the model before or after the softmax.
-        log_prior: (S,), from ``log_priors``.
+        logits: (..., S) logits or log posteriors.
+        log_prior: (S,) log priors of :func:`log_priors`.
     """
     return logits.log_softmax(dim=-1) - log_prior.to(logits)
