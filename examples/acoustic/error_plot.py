@@ -1,4 +1,4 @@
-"""A picture of frame errors over the time of a run, a panel for each link."""
+"""Plot of frame errors over training time, with a panel for each link."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from examples.acoustic.link_times import LinkTimes
 from examples.acoustic.run_system import Result, Settings
 
-# Distinct for the colour-blind too; the lines also differ in their marks.
+# Colours that are distinct with colour blindness. Lines also differ in their markers.
 _COLOURS = ("#0072B2", "#D55E00")
 _MARKS = ("o", "s")
 
 
 def plot_errors(results: Mapping[str, Result], times: LinkTimes, file: Path, *, title: str) -> None:
-    """Draw the learning curves into a PNG file; its folder is made.
+    """Plot the learning curves to a PNG file, and create its folder.
 
     Args:
-        results: at most two, by their names in the legend.
-        times: of steps over links.
-        file: of the picture.
-        title: above it.
+        results: at most two results, by their names in the legend.
+        times: times of steps over links.
+        file: file of the plot.
+        title: title of the plot.
 
     """
     import matplotlib
@@ -40,13 +40,13 @@ def plot_errors(results: Mapping[str, Result], times: LinkTimes, file: Path, *, 
         for (label, result), colour, mark in zip(results.items(), _COLOURS, _MARKS, strict=False):
             settings = Settings(**result.settings)
             seconds = [times.run_seconds(link, settings, steps) for steps, _ in result.curve]
-            errors = [100 * share for _, share in result.curve]
+            errors = [100 * error_rate for _, error_rate in result.curve]
             axes.plot(seconds, errors, color=colour, marker=mark, markersize=4, label=label)
             axes.axvline(seconds[-1], color=colour, linestyle=":", linewidth=1)
         axes.set(title=f"links of {link}", xlabel=f"seconds of training ({times.how})")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_xlim(left=0)  # after all is drawn, since it fixes the right end of all panels
+    panels[0].set_xlim(left=0)  # after the curves, because it also fixes the right limits
     panels[0].set_ylabel("frame errors on the valid split, %")
     panels[-1].legend(loc="upper right", frameon=False)
     figure.suptitle(title)

@@ -1,4 +1,4 @@
-"""Acoustic models under a schedule that does not depend on the loss, for comparisons."""
+"""Acoustic models with a learning-rate schedule that is independent of the loss."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from examples.acoustic.models import (
 
 
 class FixedSchedule(FrameClassifier):
-    """SGD with momentum; the rate is held, then halved in each of the last epochs.
+    """SGD with momentum and a constant learning rate, which is halved in each of the last epochs.
 
-    Min-rate newbob decides by the loss when to halve and when to stop; a comparison at equal epochs
-    must not.
+    It is for comparisons at equal epochs. With min-rate newbob, the number of epochs depends on the
+    loss.
 
     Args:
-        schedule_epochs: all, and how many of them, at the end, halve the rate.
-        options: of the model.
+        schedule_epochs: number of all epochs, and number of the last epochs that halve the learning
+            rate.
+        options: arguments of the model.
 
     """
 
@@ -33,27 +34,27 @@ class FixedSchedule(FrameClassifier):
         self.schedule_epochs = schedule_epochs
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule."""
+        """Return the optimizer and its schedule."""
         epochs, decay_epochs = self.schedule_epochs
         optimizer = torch.optim.SGD(
             self.parameters(), lr=self.learning_rate, momentum=self.momentum
         )
-        held = epochs - decay_epochs
-        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - held))
+        constant = epochs - decay_epochs
+        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - constant))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """None: nothing stops early."""
+        """Return no callbacks, because training does not stop early."""
         return []
 
 
 class FixedScheduleLSTM(FixedSchedule, LSTMAcousticModel):
-    """The LSTM under a fixed schedule."""
+    """LSTM with a fixed schedule."""
 
 
 class FixedScheduleBLSTM(FixedSchedule, BLSTMAcousticModel):
-    """The bidirectional LSTM under a fixed schedule."""
+    """Bidirectional LSTM with a fixed schedule."""
 
 
 class FixedScheduleDNN(FixedSchedule, DNNAcousticModel):
-    """The DNN under a fixed schedule."""
+    """DNN with a fixed schedule."""

@@ -1,8 +1,8 @@
-"""Alignments of a corpus that has transcripts only, by a small network trained from a flat start.
+"""Alignment of a corpus without alignments, by a small network that is trained from a flat start.
 
-Each round trains the network on the alignments so far and then aligns the train split with it. The
-network looks at single frames of the recording among their neighbours and is thrown away in the
-end; only its alignments are kept.
+Each round trains the network on the current alignments, and then aligns the train split with it.
+The network classifies frames of the recording with some context. Only its alignments are used
+afterwards.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FlatStartOptions:
-    """How the alignments are found.
+    """Options of the alignment.
 
     Attributes:
-        seed: of the network and of the order of the frames.
-        realignments: rounds of training and aligning.
-        epochs: passes over the train split in each round.
-        context: neighbours that the network sees on each side, in frames of the recording.
-        hidden: width of its two hidden layers.
-        batch_frames: frames of a mini-batch.
-        learning_rate: of Adam.
-        dropout: of the hidden layers.
-        silence_frames: silence assumed at both ends of an utterance at first.
+        seed: seed of the network and of the order of the frames.
+        realignments: number of rounds of training and alignment.
+        epochs: number of epochs of each round.
+        context: number of frames of context on each side.
+        hidden: number of units of each of the two hidden layers.
+        batch_frames: number of frames of a mini-batch.
+        learning_rate: learning rate of Adam.
+        dropout: dropout probability of the hidden layers.
+        silence_frames: number of frames of silence at both ends of an utterance in the flat start.
+
+    Raises:
+        ValueError: an option is out of range.
     """
 
     seed: int = 0
@@ -52,7 +55,7 @@ class FlatStartOptions:
     silence_frames: int = 20
 
     def __post_init__(self) -> None:
-        """Check the counts."""
+        """Check the options."""
         for name in ("realignments", "epochs", "hidden", "batch_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -66,22 +69,23 @@ def align_corpus(
     *,
     on_round: Callable[[int, Alignments], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Align all splits of a corpus; the network learns from the train split alone.
+    """Align all splits of a corpus, with a network that is trained on the train split.
 
-    Utterances that are too short for their words are left out; the log says how many and which.
+    Utterances that are too short for their words are left out, with a warning that names them.
 
     Args:
-        corpus: with ``recorded`` features and words; senones that it has are not looked at.
-        options: see ``FlatStartOptions``.
-        on_round: called after each realignment with its number, from 1, and the alignments of the
-            train split.
+        corpus: corpus with ``recorded`` features and words. Its senones are ignored.
+        options: options of the alignment.
+        on_round: function that is called after each realignment, with its number, from 1, and the
+            alignments of the train split.
 
     Returns:
-        By key, int64 senones at the rate of the recording, for ``Corpus.with_alignments``.
+        int64 senones of each utterance by key, at the frame rate of the recording, as for
+        ``Corpus.with_alignments``.
 
     Raises:
-        KeyError: words without pronunciation (all of them are listed).
-        ValueError: a train split of which no utterance could be aligned.
+        KeyError: words have no pronunciation. The error lists all of them.
+        ValueError: no utterance of the train split can be aligned.
     """
     options = options or FlatStartOptions()
     train = _transcripts(corpus, corpus.train)
@@ -105,7 +109,7 @@ def align_corpus(
 
 
 class _FrameNetwork:
-    """A classifier of single frames with context, and the scaled likelihoods that it gives."""
+    """Classifier of frames with context, and its scaled likelihoods."""
 
     def __init__(self, corpus: Corpus, options: FlatStartOptions) -> None:
         self.options = options
@@ -119,7 +123,7 @@ class _FrameNetwork:
         self.log_prior = torch.zeros(self.senones)
 
     def train_on(self, targets: Mapping[str, Tensor]) -> None:
-        """Go over the frames of these utterances, in random order, and note the priors."""
+        """Train on the frames of these utterances in random order, and set the priors."""
         self.log_prior = log_priors(targets.values(), self.senones)
         padded, centres = _padded((self.recorded[k] for k in targets), self.options.context)
         labels = torch.cat(list(targets.values()))
@@ -136,7 +140,7 @@ class _FrameNetwork:
 
     @torch.no_grad()
     def score(self, key: str) -> Tensor:
-        """Scaled log likelihoods (T, S) of an utterance."""
+        """Return the scaled log likelihoods (T, S) of an utterance."""
         self.network.eval()
         padded, centres = _padded([self.recorded[key]], self.options.context)
         logits = self.network(_windows(padded, centres, self.options.context))
@@ -145,7 +149,7 @@ class _FrameNetwork:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from a seed inside (dropout knows only the global generator); undisturbed outside."""
+    """Context with a seeded global generator, which dropout uses. Its state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -159,17 +163,18 @@ def _perceptron(width: int, options: FlatStartOptions, senones: int) -> nn.Modul
 
 
 def _padded(features: Iterable[Tensor], context: int) -> tuple[Tensor, Tensor]:
-    """Put utterances in one tensor, their ends repeated, with the position of each real frame."""
-    parts, centres, start = [], [], 0
-    for part in features:
-        parts += [part[:1].expand(context, -1), part, part[-1:].expand(context, -1)]
-        centres.append(torch.arange(start + context, start + context + len(part)))
-        start += len(part) + 2 * context
-    return torch.cat(parts), torch.cat(centres)
+    """Concatenate utterances, with their end frames repeated, and the positions of real frames."""
+    frames, centres, start = [], [], 0
+    for utterance in features:
+        first, last = utterance[:1], utterance[-1:]
+        frames += [first.expand(context, -1), utterance, last.expand(context, -1)]
+        centres.append(torch.arange(start + context, start + context + len(utterance)))
+        start += len(utterance) + 2 * context
+    return torch.cat(frames), torch.cat(centres)
 
 
 def _windows(padded: Tensor, centres: Tensor, context: int) -> Tensor:
-    """Return the frames around each centre, flattened: (N, (2 * context + 1) * D)."""
+    """Return the frames around each centre, (N, (2 * context + 1) * D)."""
     offsets = torch.arange(-context, context + 1)
     return padded[centres[:, None] + offsets].flatten(1)
 

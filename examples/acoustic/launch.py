@@ -1,4 +1,4 @@
-"""Start a run of one system on as many processes as it needs."""
+"""Start a run of one system in its own processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from examples.torchrun import run_module
 
 
 def launch(settings: Settings) -> Result:
-    """Run and wait.
+    """Run in new processes, and return the result.
 
     Raises:
-        RuntimeError: the run failed; its output has been shown.
+        RuntimeError: the run failed. Its output is on the terminal.
 
     """
     with tempfile.TemporaryDirectory() as folder:

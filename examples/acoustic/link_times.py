@@ -1,7 +1,7 @@
-"""The time of a step over slow links: measured between emulated hosts, or else predicted.
+"""Times of steps over slow links, measured between emulated hosts or predicted by the planner.
 
-Emulated hosts are network namespaces, which need root and iproute2. Where they are missing, the
-planner of this package predicts the time from a step that is measured on one rank.
+Emulated hosts are network namespaces, which need root and iproute2. Without them, the planner of
+this package predicts times from a step that is measured on one rank.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from lightning_hier.planning import Link, Network, Processor, Workload
 HOSTS = 2
 RATES = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 
-# Share of a link's rate that carries payload (docs/benchmarks.md).
+# Fraction of the rate of a link that is payload (docs/benchmarks.md).
 _PAYLOAD = 0.956
-# Between hosts on one switch, and between two ranks of a host over the loopback (docs/planning.md).
+# Latency between hosts on one switch, and loopback between two ranks of a host (docs/planning.md).
 _BETWEEN_LATENCY_S = 1e-4
 _WITHIN = Link(latency_s=5e-5, bytes_per_second=456e6)
 
@@ -37,12 +37,12 @@ _STEP_MODULE = "examples.acoustic.step_times"
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTimes:
-    """Seconds of a step of each system over each link.
+    """Times of a step of each system over each link.
 
     Attributes:
-        how: whether they were measured or predicted.
-        why: of predicted ones, what the machine lacks to measure them.
-        seconds: by the name of the link, then by the name of the system.
+        how: whether times are measured or predicted.
+        why: reason for a prediction, otherwise empty.
+        seconds: time of a step in seconds, by link and system.
 
     """
 
@@ -51,26 +51,32 @@ class LinkTimes:
     seconds: Mapping[str, Mapping[str, float]]
 
     def seconds_of(self, link: str, result: Result) -> float:
-        """Seconds of all steps of a run."""
+        """Return the time of all steps of a run."""
         return self.run_seconds(link, Settings(**result.settings), result.steps)
 
     def run_seconds(self, link: str, settings: Settings, steps: int) -> float:
-        """Seconds of the first steps of a run; those of its warm-up are steps of DDP."""
-        own = self.seconds[link]
+        """Return the time of the first steps of a run. Steps of the warm-up are steps of DDP."""
+        step_s = self.seconds[link]
         warmup = min(settings.warmup_steps, steps)
-        return warmup * own["ddp"] + (steps - warmup) * own[settings.system]
+        return warmup * step_s["ddp"] + (steps - warmup) * step_s[settings.system]
 
 
 def times_over_links(runs: Sequence[Settings], rates: Mapping[str, float] = RATES) -> LinkTimes:
-    """Seconds of a step of each run over links of these rates; DDP must be among the runs."""
+    """Return the times of a step of each run over each link.
+
+    Args:
+        runs: settings of the runs, one of which must be DDP.
+        rates: rate of each link in bits per second.
+
+    """
     why = missing_means()
     if why is None:
         try:
-            found = {link: _measured(runs, rate) for link, rate in rates.items()}
-            return LinkTimes(how="measured", seconds=found)
+            measured = {link: _measured(runs, rate) for link, rate in rates.items()}
+            return LinkTimes(how="measured", seconds=measured)
         except (subprocess.CalledProcessError, RuntimeError, TimeoutError) as error:
-            said = str(error) or type(error).__name__
-            why = f"the emulated hosts failed: {said.splitlines()[-1]}"
+            message = str(error) or type(error).__name__
+            why = f"the emulated hosts failed: {message.splitlines()[-1]}"
     alone = _alone(runs[0])
     predicted = {
         link: {run.system: predict(run, alone, rate) for run in runs}
@@ -80,21 +86,21 @@ def times_over_links(runs: Sequence[Settings], rates: Mapping[str, float] = RATE
 
 
 def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> float:
-    """Seconds of a step of a run by the planner.
+    """Return the time of a step in seconds, predicted by the planner.
 
     Args:
-        settings: of the run.
-        alone: the step of one rank by itself, as ``one_worker``.
-        bits_per_second: of the link of a host.
+        settings: settings of the run.
+        alone: measured time of a step on one rank, as system ``one_worker``.
+        bits_per_second: rate of the link of a host.
 
     """
     devices = settings.ranks // HOSTS
     cores = len(os.sched_getaffinity(0))
-    # The ranks of the demo may be more than the cores.
-    busy = max(1.0, settings.ranks / cores)
+    # The demo may have more ranks than the machine has cores.
+    ranks_per_core = max(1.0, settings.ranks / cores)
     work = Workload(
         parameters=alone.parameters,
-        step_s=busy * alone.seconds["one_worker"],
+        step_s=ranks_per_core * alone.seconds["one_worker"],
         on_cores=True,
     )
     between = Link(latency_s=_BETWEEN_LATENCY_S, bytes_per_second=_PAYLOAD * bits_per_second / 8)
@@ -109,7 +115,7 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     if system.block_sync is None:
         return planning.predict("ddp", work, network).step_s
     compressed = system.gradient_sync and isinstance(system.gradient_sync(settings.density), GTC)
-    # The planner does not model an averaged momentum. Adam's two moments cost more than it.
+    # The planner does not model averaged momentum. The two moments of Adam are an upper limit.
     averages_state = system.block_sync(1).averages_state
     blocks = planning.Settings(
         block_sync="bmuf_adam" if averages_state else "bmuf",
@@ -121,12 +127,13 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
 
 
 def _measured(runs: Sequence[Settings], bits_per_second: float) -> Mapping[str, float]:
-    """Seconds of a step of each system between emulated hosts."""
-    with tempfile.TemporaryDirectory() as folder, hosts(HOSTS, f"{bits_per_second:.0f}bit") as own:
+    """Return the time of a step of each system, measured between emulated hosts."""
+    rate = f"{bits_per_second:.0f}bit"
+    with tempfile.TemporaryDirectory() as folder, hosts(HOSTS, rate) as emulated:
         result = Path(folder) / "steps.json"
         without_warmup = [replace(run, warmup_steps=0) for run in runs]
         run_on_hosts(
-            own,
+            emulated,
             runs[0].ranks // HOSTS,
             _STEP_MODULE,
             arguments(without_warmup, result),
@@ -138,7 +145,7 @@ def _measured(runs: Sequence[Settings], bits_per_second: float) -> Mapping[str, 
 
 
 def _alone(settings: Settings) -> StepTimes:
-    """A step of one rank by itself."""
+    """Return the time of a step on one rank."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "steps.json"
         one = replace(settings, system="one_worker", warmup_steps=0)

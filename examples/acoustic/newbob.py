@@ -1,4 +1,4 @@
-"""Min-rate newbob: hold the learning rate while the loss falls well, then halve it every epoch."""
+"""Min-rate newbob: a constant learning rate while the loss decreases, which is halved later."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class NewbobLR(LRScheduler):
-    """Learning rate by min-rate newbob (two_tiered_bmuf_gtc, section 3.2).
+    """Min-rate newbob schedule (two_tiered_bmuf_gtc, section 3.2).
 
-    The rate stays as it is until, for the first time, the loss of an epoch is less than
-    ``min_improvement`` (relative) below the loss of the epoch before. From that epoch on it is
-    multiplied by ``factor`` after every epoch, whatever the loss does, down to ``min_lr``.
-    ``finished`` is then true, and :class:`StopAtMinimumRate` ends the training.
+    The learning rate is constant until the loss of an epoch is less than ``min_improvement``
+    (relative) below the loss of the previous epoch. From this epoch on, it is multiplied by
+    ``factor`` after every epoch, independently of the loss, down to ``min_lr``. Then ``finished``
+    is true, and :class:`StopAtMinimumRate` stops training.
 
-    The rule of two_stage_asgd, section 4.2, is the same with ``absolute=True``, ``patience=3``,
-    ``min_improvement=0.005`` and the frame error rate as the loss: halve after each epoch once the
-    accuracy has risen by less than 0.5% three times.
+    The rule of two_stage_asgd, section 4.2, has ``absolute=True``, ``patience=3``,
+    ``min_improvement=0.005`` and the frame error rate as the loss. The learning rate is halved
+    after every epoch once the accuracy has increased by less than 0.5% three times.
 
-    Like torch's ``ReduceLROnPlateau`` it is stepped once per epoch with the monitored loss. A loss
-    that is not a number counts as no improvement.
+    As with ``ReduceLROnPlateau`` of torch, :meth:`step` is called once per epoch with the monitored
+    loss. A loss of NaN is no improvement.
 
     Args:
-        optimizer: its ``param_groups`` are changed in place.
-        min_lr: the rate at which training stops; no group's rate falls below it.
-        min_improvement: fall of the loss that keeps the rate, 0.05 in the paper.
-        factor: what the rate is multiplied by, 0.5 in the paper.
-        absolute: whether ``min_improvement`` is a difference of losses; else it is a share of the
-            loss before.
-        patience: epochs with a smaller fall, in a row or not, that start the ramp.
+        optimizer: optimizer, whose ``param_groups`` are changed in place.
+        min_lr: smallest learning rate of all parameter groups, at which training stops.
+        min_improvement: decrease of the loss at which the learning rate stays constant, 0.05 in the
+            paper.
+        factor: factor of the learning rate, 0.5 in the paper.
+        absolute: whether ``min_improvement`` is a difference of losses. Otherwise, it is relative
+            to the previous loss.
+        patience: number of epochs with a smaller decrease, consecutive or not, after which the
+            learning rate starts to decrease.
 
     Raises:
-        ValueError: for a ``min_lr``, ``min_improvement``, ``factor`` or ``patience`` out of range.
+        ValueError: ``min_lr``, ``min_improvement``, ``factor`` or ``patience`` is out of range.
     """
 
     def __init__(
@@ -47,8 +49,7 @@ class NewbobLR(LRScheduler):
         absolute: bool = False,
         patience: int = 1,
     ) -> None:
-        # The base constructor would call step() without a loss, so it is left out, as torch's own
-        # loss-driven scheduler does.
+        # Without super().__init__(), which calls step() without a loss, as in ReduceLROnPlateau.
         self.optimizer = optimizer
         rates = self._current_rates()
         if not 0.0 < min_lr < min(rates):
@@ -74,22 +75,22 @@ class NewbobLR(LRScheduler):
 
     @property
     def finished(self) -> bool:
-        """Whether every parameter group has reached the minimum rate."""
+        """Whether every parameter group has the minimum learning rate."""
         return self._at_minimum(self._current_rates())
 
     def finishes_with(self, loss: float) -> bool:
-        """Whether ``step(loss)`` would bring every group to the minimum rate; changes nothing."""
+        """Return whether ``step(loss)`` would finish the schedule, without changing anything."""
         return self._at_minimum(self._rates_after(loss))
 
     def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]
-        """Take the loss of the epoch that has just ended and set the rates of the next one.
+        """Set the learning rates of the next epoch.
 
         Args:
-            metrics: the loss, a number or a tensor of one element.
-            epoch: ignored; present because torch's schedulers have it.
+            metrics: loss of the last epoch, a number or a tensor of one element.
+            epoch: ignored. The schedulers of torch have this argument.
 
         Raises:
-            ValueError: when called without a loss.
+            ValueError: there is no loss.
         """
         if metrics is None:
             raise ValueError("NewbobLR.step needs the loss of the epoch, got None")
@@ -103,7 +104,7 @@ class NewbobLR(LRScheduler):
         self._last_lr = [*rates]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer, as plain numbers (loads with ``weights_only=True``)."""
+        """Return the state without the optimizer, as numbers (for ``weights_only=True``)."""
         return {
             key: list(value) if isinstance(value, list) else value
             for key, value in self.__dict__.items()
@@ -111,7 +112,7 @@ class NewbobLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state; the rates themselves come with the optimizer's state."""
+        """Load a state. The learning rates are in the state of the optimizer."""
         self.__dict__.update(state_dict)
 
     def _current_rates(self) -> list[float]:
@@ -123,10 +124,10 @@ class NewbobLR(LRScheduler):
     def _small_falls_after(self, loss: float) -> int:
         if self.previous_loss is None:
             return self.small_falls
-        fall = self.previous_loss - loss
-        wanted = self.min_improvement * (1.0 if self.absolute else abs(self.previous_loss))
-        # Written so that a loss that is not a number counts as a small fall.
-        return self.small_falls + (not fall >= wanted)
+        decrease = self.previous_loss - loss
+        required = self.min_improvement * (1.0 if self.absolute else abs(self.previous_loss))
+        # Not "decrease < required", which is false for NaN.
+        return self.small_falls + (not decrease >= required)
 
     def _rates_after(self, loss: float) -> list[float]:
         rates = self._current_rates()
@@ -136,20 +137,20 @@ class NewbobLR(LRScheduler):
 
 
 class StopAtMinimumRate(Callback):
-    """Stop the fit after the epoch whose loss brings a :class:`NewbobLR` to its minimum rate.
+    """Stop training after the epoch in which a :class:`NewbobLR` reaches its minimum rate.
 
-    Lightning steps loss-driven schedulers after the last callback of an epoch, too late to keep the
-    next one from starting. So the callback asks the scheduler beforehand. The monitored loss is
-    reduced over all ranks, hence every rank decides the same without a message of its own.
+    Lightning steps schedulers with a monitored loss after the last callback of an epoch, when the
+    next epoch cannot be stopped. So the callback evaluates the schedule before. All ranks stop
+    together without communication, because the monitored loss is reduced over all ranks.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End at once a fit that resumes from a finished one."""
+        """Stop at once if training resumes from a finished schedule."""
         if any(scheduler.finished for scheduler, _ in _newbob_schedulers(trainer)):
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set ``trainer.should_stop`` when this epoch is the last."""
+        """Set ``trainer.should_stop`` if this epoch is the last one."""
         for scheduler, monitor in _newbob_schedulers(trainer):
             loss = trainer.callback_metrics.get(monitor)
             if loss is not None and scheduler.finishes_with(float(loss)):

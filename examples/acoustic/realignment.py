@@ -1,4 +1,4 @@
-"""New alignments of a corpus by a trained model that sees stacked and subsampled frames."""
+"""Alignment of a corpus by a trained model with stacked and subsampled frames."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ def realign_corpus(
     *,
     previous: Alignments | None = None,
 ) -> Alignments:
-    """Align all splits at the rate of the recording with a model at a fraction of it.
+    """Align all splits at the frame rate of the recording, by a model at a lower frame rate.
 
-    The model scores the features at each phase of the subsampling; interleaved, the scores are one
-    row for each frame of the recording. Put the result into the corpus with
-    ``corpus.with_alignments(alignments.senones())``.
+    The model computes scores at each phase of the subsampling. Interleaved, they have a row for
+    each frame of the recording. ``corpus.with_alignments(alignments.senones())`` returns the corpus
+    with the new targets.
 
     Args:
-        corpus: what the model was trained on.
-        score: features (T', D) of an utterance to scaled log likelihoods (T', S), as
-            ``decoding.scaled_likelihoods`` makes them of the model's outputs.
-        previous: alignments whose pauses and pronunciations the search starts from.
+        corpus: training corpus of the model.
+        score: function from features (T', D) of an utterance to scaled log likelihoods (T', S), as
+            of ``decoding.scaled_likelihoods``.
+        previous: alignments with the initial pauses and pronunciations of the search.
 
     Returns:
-        Alignments of the utterances of all splits; those too short for their words are named in
+        Alignments of all splits. Utterances that are too short for their words are in
         ``left_out``.
 
     Raises:
-        KeyError: words without pronunciation (all of them are listed).
-        ValueError: scores of another shape, or not finite.
+        KeyError: words have no pronunciation. The error lists all of them.
+        ValueError: scores are not finite, or their shape is wrong.
     """
 
-    def at_recording_rate(key: str) -> Tensor:
+    def score_at_recording_rate(key: str) -> Tensor:
         phases = range(corpus.stacking.subsample)
         return corpus.stacking.interleave([score(corpus.at_phase(key, p)) for p in phases])
 
@@ -48,5 +48,5 @@ def realign_corpus(
         for utterance in split
     ]
     return realign(
-        transcripts, at_recording_rate, corpus.lexicon, corpus.senones, previous=previous
+        transcripts, score_at_recording_rate, corpus.lexicon, corpus.senones, previous=previous
     )

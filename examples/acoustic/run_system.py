@@ -1,6 +1,6 @@
-"""Train one system on one corpus and report what came out, as JSON on rank 0.
+"""Train one system on one corpus, and write the result on rank 0.
 
-Started by ``launch.py`` on every rank; arguments and result are one JSON object each.
+``launch.py`` starts this module on every rank. Its argument and its result are JSON objects.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ from lightning_hier import HierarchicalStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run.
+    """Settings of a run.
 
     Attributes:
-        system: a name of ``ALL``.
-        corpus: as ``AcousticDataModule`` names it.
-        corpus_args: likewise.
-        ranks: processes, unless the system takes one only.
-        group_size: ranks of a group in two tiers.
-        block_size: steps between two synchronisations of models.
-        density: share of the gradient that GTC sends.
-        warmup_steps: first steps, with exact averages over all ranks.
-        seed: of the initial model and of the order of batches.
-        epochs: the same for all systems.
-        decay_epochs: so many of them, at the end, each halve the learning rate. (Min-rate newbob
-            decides by the loss when to halve and when to stop; a comparison at equal epochs
-            must not.)
-        batch_frames: most frames in a batch of one rank.
-        learning_rate: of SGD with momentum 0.9.
-        hidden_dim: cells of each of the two LSTM layers.
-        log_dir: TensorBoard logs go here.
-        score: split of which errors are reported, ``"valid"`` or ``"test"``.
+        system: name of a system in ``ALL``.
+        corpus: argument of ``AcousticDataModule``.
+        corpus_args: argument of ``AcousticDataModule``.
+        ranks: number of processes. Systems without strategy use one.
+        group_size: number of ranks of a group, for systems with two tiers.
+        block_size: number of steps between two synchronisations of models.
+        density: fraction of the gradient that GTC sends.
+        warmup_steps: number of first steps with all-reduce over all ranks.
+        seed: seed of the initial model and of the order of batches.
+        epochs: number of epochs.
+        decay_epochs: number of the last epochs that halve the learning rate
+            (:class:`~examples.acoustic.fixed_schedule.FixedSchedule`).
+        batch_frames: largest number of frames of a batch of one rank.
+        learning_rate: learning rate of SGD with momentum 0.9.
+        hidden_dim: number of cells of each of the two LSTM layers.
+        log_dir: folder of the TensorBoard logs.
+        score: split whose errors are reported, ``"valid"`` or ``"test"``.
         result: file of the result.
 
     """
@@ -76,18 +75,17 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run.
-        frame_error_rate: share of wrong frames.
-        word_error_rate: after decoding.
+        settings: settings of the run.
+        frame_error_rate: frame error rate.
+        word_error_rate: word error rate of the test split, otherwise NaN.
         group_bytes: payload of all ranks inside groups.
-        across_bytes: payload of all ranks between groups.
-        train_seconds: of ``fit``, validation included.
-        steps: steps of each rank.
-        curve: of the valid split at the end of each epoch, the steps before it and the frame
-            error rate.
+        across_bytes: payload of all ranks across groups.
+        train_seconds: duration of ``fit``, including validation.
+        steps: number of steps of each rank.
+        curve: number of steps, and frame error rate of the valid split, at the end of each epoch.
 
     """
 
@@ -102,19 +100,19 @@ class Result:
 
 
 class LearningCurve(pl.Callback):
-    """Keeps the frame error rate of every validation within training, with the steps before it."""
+    """Records the number of steps and the frame error rate of every validation in training."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, float]] = []
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:  # not the score of the trained model
+        if trainer.state.fn == TrainerFn.FITTING:  # not in the evaluation after training
             errors = float(trainer.callback_metrics["valid/frame_error_rate"])
             self.points.append((trainer.global_step, errors))
 
 
 def data_and_model(settings: Settings) -> tuple[AcousticDataModule, FixedScheduleLSTM]:
-    """What is trained on, and the untrained model, both by the seed of the settings."""
+    """Return the data module and the initial model, both with the seed of the settings."""
     pl.seed_everything(settings.seed, verbose=False)
     data = AcousticDataModule(
         corpus=settings.corpus,  # type: ignore[arg-type]
@@ -134,7 +132,13 @@ def data_and_model(settings: Settings) -> tuple[AcousticDataModule, FixedSchedul
 
 
 def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
-    """A Trainer on the CPU with the strategy of the settings; ``further`` are its arguments."""
+    """Return a Trainer on the CPU with the strategy of the settings.
+
+    Args:
+        settings: settings of the run.
+        further: further arguments of the Trainer.
+
+    """
     system = ALL[settings.system]
     strategy = system.strategy(
         group_size=settings.group_size,
@@ -155,7 +159,7 @@ def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
 
 
 def run(settings: Settings) -> Result:
-    """Train and score. Every rank must call it."""
+    """Train and evaluate. Every rank must call it."""
     torch.set_num_threads(1)
     data, model = data_and_model(settings)
     curve = LearningCurve()
@@ -170,14 +174,14 @@ def run(settings: Settings) -> Result:
     begun = time.perf_counter()
     trainer.fit(model, data)
     seconds = time.perf_counter() - begun
-    group_bytes, across_bytes = _sent(trainer.strategy)
+    group_bytes, across_bytes = _bytes_sent(trainer.strategy)
     scores = (trainer.test if settings.score == "test" else trainer.validate)(
         model, data, verbose=False
     )[0]
     return Result(
         settings=asdict(settings),
         frame_error_rate=scores[f"{settings.score}/frame_error_rate"],
-        # Decoding takes place in test alone.
+        # The model decodes only in test.
         word_error_rate=scores.get(f"{settings.score}/word_error_rate", math.nan),
         group_bytes=group_bytes,
         across_bytes=across_bytes,
@@ -187,19 +191,19 @@ def run(settings: Settings) -> Result:
     )
 
 
-def _sent(strategy: object) -> tuple[int, int]:
-    """Payload bytes of all ranks together, inside groups and across them."""
+def _bytes_sent(strategy: object) -> tuple[int, int]:
+    """Return the payload bytes of all ranks, inside groups and across them."""
     if not isinstance(strategy, HierarchicalStrategy):
         return 0, 0
-    own = [strategy.traffic.total(tier).payload_bytes for tier in ("group", "across")]
-    total = torch.tensor(own, dtype=torch.int64)
+    payloads = [strategy.traffic.total(tier).payload_bytes for tier in ("group", "across")]
+    total = torch.tensor(payloads, dtype=torch.int64)
     dist.all_reduce(total)
     group, across = total.tolist()
     return group, across
 
 
 def main() -> None:
-    """Run what the first argument says."""
+    """Run with the settings in the first argument."""
     silence_lightning()
     settings = Settings(**json.loads(sys.argv[1]))
     result = run(settings)

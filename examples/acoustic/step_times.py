@@ -1,7 +1,7 @@
-"""Time a few steps of several systems, one after the other, on the ranks of one job.
+"""Measure the times of steps of several systems, one after the other, on the ranks of a job.
 
-Started on every rank, by torchrun or alone. The argument is a JSON object, and rank 0 writes the
-result.
+Every rank runs this module, with torchrun or as a single process. The argument is a JSON object.
+Rank 0 writes the result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,20 @@ from examples.acoustic.run_system import Settings, data_and_model, trainer_for
 from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
 
-# Steps of a system without blocks: the first ones, which are not timed, and the timed ones.
+# Steps before the measurement, and measured steps, of a system without blocks.
 _FIRST, _TIMED = 6, 30
-# Of a system with blocks: the first block, in which GTC sends exact gradients once, and so many.
+# Measured blocks of a system with blocks. The first block is not measured, because GTC sends exact
+# gradients once.
 _TIMED_BLOCKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """What was timed.
+    """Times of steps.
 
     Attributes:
-        seconds: of a step, by the name of the system; the synchronisation of models is divided
-            among the steps of a block.
-        parameters: of the model.
+        seconds: mean time of a step by name of the system, including the synchronisation of models.
+        parameters: number of parameters of the model.
 
     """
 
@@ -45,10 +45,10 @@ class StepTimes:
 
 
 def arguments(runs: Sequence[Settings], result: Path) -> str:
-    """The argument of this module.
+    """Return the argument of this module.
 
     Args:
-        runs: whose steps are timed, without their warm-up and validation.
+        runs: runs whose steps are measured, without warm-up and validation.
         result: file of the result.
 
     """
@@ -56,19 +56,22 @@ def arguments(runs: Sequence[Settings], result: Path) -> str:
 
 
 def read(result: Path) -> StepTimes:
-    """What rank 0 has written."""
+    """Return the result that rank 0 has written."""
     return StepTimes(**json.loads(result.read_text()))
 
 
 def window(settings: Settings) -> tuple[int, int]:
-    """Steps before the timed ones, and timed steps: whole blocks where the system has blocks."""
+    """Return the number of steps before the measurement, and of measured steps.
+
+    Both are whole blocks if the system has blocks.
+    """
     if ALL[settings.system].block_sync is None:
         return _FIRST, _TIMED
     return settings.block_size, _TIMED_BLOCKS * settings.block_size
 
 
 class StepEnds(pl.Callback):
-    """Keeps the time at the end of every step."""
+    """Records the time at the end of every step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -80,16 +83,16 @@ class StepEnds(pl.Callback):
 
 
 def time_steps(settings: Settings) -> StepTimes:
-    """Train for a few steps. Every rank must call it."""
+    """Train for a few steps and measure their times. Every rank must call it."""
     first, timed = window(settings)
     data, model = data_and_model(settings)
     ends = StepEnds()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     trainer = trainer_for(
         settings,
-        devices=here,
-        num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // here,
-        # One step more, so that the end of training is not in the last timed one.
+        devices=local_ranks,
+        num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // local_ranks,
+        # With one more step, the last measured step does not contain the end of training.
         max_steps=first + timed + 1,
         max_epochs=-1,
         limit_val_batches=0,
@@ -99,20 +102,20 @@ def time_steps(settings: Settings) -> StepTimes:
     )
     trainer.fit(model, data)
     seconds = (ends.seconds[first + timed - 1] - ends.seconds[first - 1]) / timed
-    parameters = [own.numel() for own in model.parameters()]
-    return StepTimes(seconds={settings.system: seconds}, parameters=sum(parameters))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return StepTimes(seconds={settings.system: seconds}, parameters=parameters)
 
 
 def main() -> None:
-    """Time what the first argument says."""
+    """Measure the steps of the runs in the first argument."""
     silence_lightning()
     torch.set_num_threads(1)
     job = json.loads(sys.argv[1])
-    found = [time_steps(Settings(**run)) for run in job["runs"]]
+    measured = [time_steps(Settings(**run)) for run in job["runs"]]
     if dist.is_initialized() and dist.get_rank():
         return
-    seconds = {name: own for each in found for name, own in each.seconds.items()}
-    times = StepTimes(seconds=seconds, parameters=found[0].parameters)
+    seconds = {system: step_s for run in measured for system, step_s in run.seconds.items()}
+    times = replace(measured[0], seconds=seconds)
     Path(job["result"]).write_text(json.dumps(asdict(times)))
 
 

@@ -1,10 +1,10 @@
-"""Compare the synchronous systems on AN4 at equal epochs: frame and word error rate, bytes.
+"""Compare the frame and word error rates and the bytes of systems on AN4 at equal epochs.
 
     python -m examples.acoustic.study_an4 --data FOLDER --out outputs/an4 --report report.md
 
-Each system trains with every seed and is scored on the test split, at the learning rate with the
-fewest frame errors on the valid split. ``--search`` repeats the search for that rate, with one
-seed. Every finished run is kept in ``runs.jsonl``, so the command goes on where it was stopped.
+Each system is trained with every seed and evaluated on the test split, at the learning rate with
+the lowest frame error rate on the valid split. ``--search`` searches for these learning rates, with
+one seed. ``runs.jsonl`` contains every finished run, so an interrupted study can be continued.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from examples.acoustic.systems import ALL, SYSTEMS
 from examples.run_store import portable
 from examples.tables import markdown, mean_and_deviation, megabytes
 
-# What `--search` has found, for 16 epochs.
+# Results of `--search`, for 16 epochs.
 RATES = {
     "one_worker": 0.125,
     "ddp": 0.5,
@@ -49,17 +49,22 @@ HEADER = (
 
 
 class Study:
-    """Runs of one study, kept in a file."""
+    """Runs of a study, which are stored in a file.
+
+    Args:
+        folder: folder of the file.
+        base: settings of which all runs are variations.
+
+    """
 
     def __init__(self, folder: Path, base: Settings) -> None:
-        """Keep runs in ``folder``; all of them are variations of ``base``."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "runs.jsonl"
         self._base = base
         self._done = {_key(result.settings): result for result in self._read()}
 
     def run(self, **changes: object) -> Result:
-        """Result of the base settings with changes, from the file or by a new run."""
+        """Return the result of the base settings with changes, from the file or a new run."""
         settings = Settings(**{**asdict(self._base), **changes})
         key = _key(asdict(settings))
         if key not in self._done:
@@ -72,10 +77,10 @@ class Study:
         return self._done[key]
 
     def best_rate(self, system: str, start: float = FIRST_RATE) -> float:
-        """The rate with the fewest frame errors on the valid split, with the first seed.
+        """Return the learning rate with the lowest frame error rate on the valid split.
 
-        Goes from ``start`` by factors of two in the direction that helps, until it helps no more:
-        both neighbours of the chosen rate have been tried and are worse.
+        The search starts at ``start`` and continues in factors of two while errors decrease. The
+        runs have the first seed.
         """
 
         def errors(rate: float) -> float:
@@ -94,7 +99,7 @@ class Study:
 
 
 def _portable(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the folders of one machine."""
+    """Return the settings without the folders of this machine."""
     corpus_args = portable(settings["corpus_args"])
     return {**settings, "corpus_args": corpus_args, "log_dir": "", "result": ""}
 
@@ -104,7 +109,7 @@ def _key(settings: dict[str, Any]) -> str:
 
 
 def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
-    """One line of the table: mean and spread over the seeds."""
+    """Return a row of the table, with means and standard deviations over seeds."""
     single = ALL[system].gradient_sync is None
     across = ALL[system].block_sync is not None
     return (
@@ -119,8 +124,8 @@ def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
 
 
 def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command: str) -> str:
-    """The page without its conclusions."""
-    setting = ", ".join(
+    """Return the page without its conclusions."""
+    settings = ", ".join(
         f"{name} {value}"
         for name, value in asdict(base).items()
         if name in ("ranks", "group_size", "block_size", "density", "warmup_steps", "epochs")
@@ -131,7 +136,7 @@ def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command:
         f"Versions: Python {platform.python_version()}, torch {torch.__version__}, Lightning "
         f"{lightning.__version__}; {platform.machine()} CPU, one thread a rank, gloo, one "
         "host.\n\n"
-        f"Settings: {setting}. Learning rate of each system by frame errors on the valid split "
+        f"Settings: {settings}. Learning rate of each system by frame errors on the valid split "
         f"with seed 0, in factors of two around the best. {seeds} seeds: mean ± standard "
         "deviation, test split.\n\n"
         f"{markdown(HEADER, rows)}\n"
@@ -139,11 +144,11 @@ def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command:
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
+    """Run or continue the study, and write its page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--data", required=True, help="folder an4_mfcc")
     parser.add_argument("--out", type=Path, default=Path("outputs/an4"))
-    parser.add_argument("--report", type=Path, help="file of the page; default: --out/report.md")
+    parser.add_argument("--report", type=Path, help="file of the page, by default OUT/report.md")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(ALL))
     parser.add_argument("--search", action="store_true", help="search for the learning rates")
     parser.add_argument("--seeds", type=int, default=3)
@@ -158,7 +163,7 @@ def main() -> None:
         decay_epochs=0 if options.quick else 5,
         batch_frames=256,
         block_size=20,
-        # About one epoch: the papers start all systems from the same pre-trained model.
+        # About one epoch. In the papers, all systems start from the same pre-trained model.
         warmup_steps=60,
         log_dir=str(options.out / "logs"),
     )
@@ -172,9 +177,9 @@ def main() -> None:
         results = [study.run(system=system, learning_rate=rate, seed=seed) for seed in range(seeds)]
         rows.append(row(system, rate, results))
         print(f"\n{markdown(HEADER, rows)}\n", flush=True)
-    chosen = "" if options.systems == list(SYSTEMS) else f" --systems {' '.join(options.systems)}"
-    chosen += " --search" if options.search else ""
-    command = f"python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc{chosen}"
+    flags = "" if options.systems == list(SYSTEMS) else f" --systems {' '.join(options.systems)}"
+    flags += " --search" if options.search else ""
+    command = f"python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc{flags}"
     page = options.report or options.out / "report.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(report(rows, base, seeds, command))

@@ -1,4 +1,4 @@
-"""The systems that the demo and the studies compare, by name."""
+"""Systems that the demo and the studies compare, by name."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from lightning_hier import (
 
 @dataclass(frozen=True)
 class System:
-    """One way to train on several ranks.
+    """A combination of gradient synchronisation, block synchronisation and groups.
 
     Attributes:
-        title: for tables.
-        gradient_sync: inside a group, given a density; None is plain training on one rank.
-        block_sync: across groups, given a block size.
-        grouping: which ranks are a group: ``"world"``, each rank by itself, or as the run says.
+        title: name in tables.
+        gradient_sync: function from a density to the synchronisation inside a group. None: training
+            on one rank.
+        block_sync: function from a block size to the synchronisation across groups. None: no block
+            synchronisation.
+        grouping: ranks of a group: ``"world"`` for all ranks, ``"rank"`` for each rank by itself,
+            ``"run"`` for groups of the ``group_size`` of the run.
 
     """
 
@@ -37,7 +40,7 @@ class System:
     grouping: Literal["world", "rank", "run"] = "world"
 
     def ranks(self, available: int) -> int:
-        """Ranks that the system uses."""
+        """Return the number of ranks that the system uses."""
         return 1 if self.gradient_sync is None else available
 
     def strategy(
@@ -49,7 +52,7 @@ class System:
         warmup_steps: int,
         virtual_workers: int = 1,
     ) -> Strategy | str:
-        """What to pass to the Trainer."""
+        """Return the ``strategy`` argument of the Trainer."""
         if self.gradient_sync is None:
             return "auto"
         sizes: dict[str, int | Literal["world"]] = {"world": "world", "rank": 1, "run": group_size}
@@ -102,7 +105,7 @@ def _nesterov_int8_overlapped(block_size: int) -> BlockSync:
     return BMUF(block_size=block_size, across_dtype="int8", overlap=True)
 
 
-# DDP is plain all-reduce in one group of all ranks: Lightning's DDP, with its bytes counted.
+# DDP is an all-reduce in one group of all ranks: Lightning's DDP with counted bytes.
 SYSTEMS: dict[str, System] = {
     "one_worker": System("one worker", None),
     "ddp": System("DDP", _exact),
@@ -113,8 +116,7 @@ SYSTEMS: dict[str, System] = {
     "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
 }
 
-# The same with the momentum of SGD averaged, with models that travel in a short form, or while the
-# next block is trained.
+# Variants with averaged momentum of SGD, quantised models, or overlap with the next block.
 VARIANTS: dict[str, System] = {
     "bmuf_groups": System("BMUF, groups", _exact, _nesterov_with_momentum, "run"),
     "model_averaging_overlap": System("MA, overlap", _exact, _averaging_overlapped, "rank"),

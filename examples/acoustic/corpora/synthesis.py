@@ -241,9 +241,8 @@ def _lexicon(utterances: Iterable[_SyntheticUtterance]) -> Lexicon:
         for position, word in enumerate(utterance.words):
             phones = tuple(p.phone for p in utterance.phones if p.word == position)
             counts[word][phones] += 1
-    return Lexicon(
-        {
-            word: sorted(variants, key=lambda phones: (-variants[phones], phones))
-            for word, variants in sorted(counts.items())
-        }
-    )
+    ranked = {
+        word: sorted(variants, key=lambda phones: (-variants[phones], phones))
+        for word, variants in sorted(counts.items())
+    }
+    return Lexicon(ranked)
