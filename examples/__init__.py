@@ -1,1 +1,1 @@
-"""Lightning programs that show the strategies at work; the package never imports them."""
+"""Lightning programs that use the strategies. The package never imports them."""

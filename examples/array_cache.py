@@ -1,4 +1,4 @@
-"""Arrays on disk, so that what takes long to make is made once for all ranks and runs."""
+"""Cache of arrays on disk, so that they are computed once for all ranks and runs."""
 
 from __future__ import annotations
 
@@ -15,71 +15,72 @@ from filelock import FileLock
 
 Arrays = Mapping[str, np.ndarray]
 
-_LONGEST_WAIT_S = 1800.0
+_LOCK_TIMEOUT_S = 1800.0
 
 
 def default_cache_dir() -> Path:
-    """``lightning_hier`` in the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """Return ``lightning_hier`` in the user's cache folder (``XDG_CACHE_HOME`` or ``~/.cache``)."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "lightning_hier"
 
 
 def cached_arrays(
     name: str,
-    made_from: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     cache_dir: str | Path | None,
-    make: Callable[[], Arrays],
+    compute: Callable[[], Arrays],
 ) -> Arrays:
-    """Read arrays from ``cache_dir``, or make them and write them there.
+    """Read arrays from a cache, or compute them and write them there.
 
-    Of several processes that ask for the same arrays at once, one makes them and the others wait.
-    The file holds no pickle.
+    If several processes call it at the same time, one of them computes the arrays and the others
+    wait. The file contains no pickles.
 
     Args:
-        name: start of the file's name.
-        made_from: all that the arrays depend on, as JSON; other values, another file.
-        cache_dir: folder, made where missing; None makes the arrays without reading or writing.
-        make: makes the arrays, by name.
+        name: prefix of the file name.
+        inputs: everything that the arrays depend on, as JSON. The file name contains its hash.
+        cache_dir: folder of the cache, which is created if necessary. None: compute the arrays,
+            without reading or writing.
+        compute: function that returns the arrays by name.
 
     Raises:
-        ValueError: a damaged file; it is named.
-        TimeoutError: another process has been making them for half an hour.
+        ValueError: the file is damaged.
+        TimeoutError: another process has been computing the arrays for half an hour.
     """
     if cache_dir is None:
-        return make()
-    path = _path(name, made_from, cache_dir)
+        return compute()
+    path = _path(name, inputs, cache_dir)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The lock ends with its process: one that dies does not stop the others.
-        with FileLock(f"{path}.lock", timeout=_LONGEST_WAIT_S):
+        # The operating system releases the lock of a process that dies.
+        with FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
             if not path.exists():
-                _write(make(), path)
+                _write(compute(), path)
     return _read(path)
 
 
-def is_cached(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> bool:
-    """Whether :func:`cached_arrays` would find these arrays."""
-    return _path(name, made_from, cache_dir).exists()
+def is_cached(name: str, inputs: Mapping[str, Any], cache_dir: str | Path) -> bool:
+    """Return whether the cache of :func:`cached_arrays` contains these arrays."""
+    return _path(name, inputs, cache_dir).exists()
 
 
 def as_json_array(value: Any) -> np.ndarray:
-    """Anything JSON can say, as bytes in an array."""
+    """Return the JSON of a value as bytes in an array."""
     return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
 
 
 def from_json_array(array: np.ndarray) -> Any:
-    """The inverse of :func:`as_json_array`."""
+    """Return the value of :func:`as_json_array`."""
     return json.loads(array.tobytes())
 
 
-def _path(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> Path:
-    text = json.dumps(made_from, sort_keys=True)
+def _path(name: str, inputs: Mapping[str, Any], cache_dir: str | Path) -> Path:
+    text = json.dumps(inputs, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Path(cache_dir) / f"{name}-{digest}.npz"
 
 
 def _write(arrays: Arrays, path: Path) -> None:
-    """Write under another name first: no reader ever sees half a file."""
+    """Write to a temporary file and rename it, so that no process reads an incomplete file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -96,5 +97,5 @@ def _read(path: Path) -> Arrays:
             return {name: file[name] for name in file.files}
     except Exception as error:
         raise ValueError(
-            f"{path} is not a readable cache file ({error}); delete it, and it is made again"
+            f"{path} is not a readable cache file ({error}); delete it, and it is computed again"
         ) from error

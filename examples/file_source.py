@@ -1,4 +1,4 @@
-"""Folders and zip files whose files a listing names."""
+"""Files in a folder or a zip file, which are read by name."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# A zip of a few kilobytes may say that it holds as much as it likes.
-MOST_BYTES = 2**30
+# Largest file that is read, because a small zip file may decompress to any size.
+MAX_BYTES = 2**30
 
 
 class FileSource:
-    """A folder or a zip file, read by names.
+    """Folder or zip file whose files are read by name.
 
     Args:
-        path: of the folder or zip.
-        name: of the argument by which the user gives it, for errors.
+        path: path of the folder or zip file.
+        name: name of the user's argument, for errors.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: the path is neither a folder nor a zip file.
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
@@ -31,22 +31,26 @@ class FileSource:
             self._zip = zipfile.ZipFile(self.path)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of one file.
+        """Return the content of a file.
 
         Raises:
-            ValueError: if it is larger than ``MOST_BYTES`` once unpacked.
-            OSError, KeyError: if it is not there.
+            ValueError: the decompressed file is larger than ``MAX_BYTES``.
+            OSError: the folder has no such file.
+            KeyError: the zip file has no such file.
         """
         if self._zip is None:
             size = (self.path / name).stat().st_size
         else:
             size = self._zip.getinfo(name).file_size
-        if size > MOST_BYTES:
-            raise ValueError(f"{size} bytes, more than the {MOST_BYTES} that are read of one file")
+        if size > MAX_BYTES:
+            raise ValueError(f"{size} bytes, more than the {MAX_BYTES} that a file may have")
         return (self.path / name).read_bytes() if self._zip is None else self._zip.read(name)
 
     def state(self, names: Iterable[str]) -> list[list[Any]]:
-        """Names, sizes and times of the files, so that a changed file is not read from a cache."""
+        """Return names, sizes and modification times, which identify the files in a cache.
+
+        The state of a zip file is that of the archive.
+        """
         files = [self.path] if self._zip is not None else [self.path / name for name in names]
         return [
             [str(file), file.stat().st_size, file.stat().st_mtime_ns]
@@ -56,7 +60,7 @@ class FileSource:
 
 
 def default_source(listing: Path, names: Iterable[str]) -> Path:
-    """Folder of the listing, or the only zip in it where it holds no file of these names."""
+    """Return the folder of a listing, or the only zip file in it if it has none of the files."""
     archives = sorted(listing.parent.glob("*.zip"))
     if len(archives) == 1 and not any((listing.parent / name).exists() for name in names):
         return archives[0]

@@ -1,4 +1,7 @@
-"""Ranks of one host meet at its loopback: torch's own ways listen on all interfaces."""
+"""Rendezvous of the ranks of one host over the loopback interface.
+
+The stores that torch creates by itself listen on all interfaces.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _PORTS = range(20_000, 32_000)
 
 
 def loopback_store() -> TCPStore:
-    """A store at which the ranks of this host meet, and nobody else; its port is in ``.port``."""
+    """Return a store that only processes of this host can reach. Its port is ``store.port``."""
     with socket.create_server((ADDRESS, 0)) as listening:
         port = listening.getsockname()[1]
         return TCPStore(
@@ -27,10 +30,13 @@ def loopback_store() -> TCPStore:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has at this moment.
+    """Return a port of the loopback interface that is free now.
 
-    It lies below the ports that systems give to outgoing connections, so that none of these takes
-    it before the caller listens on it.
+    It is below the ephemeral ports, so that no outgoing connection uses it before the caller
+    listens on it.
+
+    Raises:
+        OSError: no port is free.
     """
     for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
         with suppress(OSError), socket.create_server((ADDRESS, port)):
@@ -39,5 +45,5 @@ def free_port() -> int:
 
 
 def loopback_interface() -> str:
-    """Name of the loopback: ``lo``, or something that begins so."""
+    """Return the name of the loopback interface, which starts with ``lo``."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -1,4 +1,4 @@
-"""What JSON can hold, as a tensor: small in a checkpoint, and read without unpickling objects."""
+"""JSON values as tensors, for checkpoints that are loaded without unpickling objects."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def packed(value: Any) -> Tensor:
-    """Compress the value's JSON to (bytes,) uint8."""
+    """Return the compressed JSON of a value, a (bytes,) tensor of uint8."""
     return torch.frombuffer(bytearray(zlib.compress(json.dumps(value).encode())), dtype=torch.uint8)
 
 
 def unpacked(tensor: Tensor) -> Any:
-    """The inverse of :func:`packed`."""
+    """Return the value of :func:`packed`."""
     return json.loads(zlib.decompress(tensor.numpy().tobytes()))

@@ -1,4 +1,4 @@
-"""Output in which results can be seen: progress and tables, not what libraries say."""
+"""Output of the examples: progress and results, without messages of libraries."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lightning_hier.callbacks.progress_lines import ProgressLines
 
 
 def silence_lightning() -> None:
-    """Leave out Lightning's greetings and hints, and warnings."""
+    """Suppress all warnings, and all messages of Lightning below errors."""
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def progress() -> ProgressBar:
-    """A bar on a terminal; lines in a file or a pipe, where a bar is thousands of lines."""
+    """Return a progress bar for a terminal, or progress lines for a file or a pipe."""
     return TQDMProgressBar(leave=False) if sys.stdout.isatty() else ProgressLines()

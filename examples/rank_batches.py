@@ -1,4 +1,4 @@
-"""Batches made beforehand, equally many for each rank: what the samplers of all examples share."""
+"""Base class of the samplers of the examples, with equally many batches for each rank."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Item = TypeVar("Item")
 
 
 class StepSampler(DistributedSampler[Item], ABC):
-    """Yields the batches of one rank from steps that have one batch for each rank.
+    """Yields the batches of one rank. Each step has one batch for each rank.
 
-    The order of the steps, and which rank takes which batch, are drawn from (seed, epoch).
+    The steps, and the batches of a step, are shuffled by (seed, epoch).
 
-    It is a DistributedSampler so that Lightning takes it as it is and calls ``set_epoch``. Use it
-    by :func:`rank_loader`.
+    The base class is DistributedSampler, so that Lightning does not replace the sampler and calls
+    ``set_epoch``. Use it with :func:`rank_loader`.
 
     Args:
-        items: number of items that batches are made of.
-        rank: this rank.
-        world_size: ranks among which the batches are shared.
-        shuffle: draw anew each epoch, or never.
-        seed: of the draws; the same on all ranks.
+        items: number of items of the data set.
+        rank: rank of this process.
+        world_size: number of ranks among which the batches are distributed.
+        shuffle: whether to shuffle in each epoch.
+        seed: seed of the shuffling, the same on all ranks.
 
     Raises:
-        ValueError: if rank or world size is out of range.
+        ValueError: rank or world size is out of range.
     """
 
     def __init__(self, items: int, *, rank: int, world_size: int, shuffle: bool, seed: int) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} of {world_size}")
         super().__init__(
-            range(items),  # type: ignore[arg-type]  # only its length is asked for
+            range(items),  # type: ignore[arg-type]  # only its length is used
             num_replicas=world_size,
             rank=rank,
             shuffle=shuffle,
@@ -46,7 +46,7 @@ class StepSampler(DistributedSampler[Item], ABC):
         self.world_size = world_size
 
     def steps(self, epoch: int) -> list[list[list[int]]]:
-        """All steps of an epoch, each with one batch per rank."""
+        """Return all steps of an epoch, each with one batch for each rank."""
         draw = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
         batches = self._batches(draw)
         steps = [batches[i : i + self.world_size] for i in range(0, len(batches), self.world_size)]
@@ -57,24 +57,27 @@ class StepSampler(DistributedSampler[Item], ABC):
         return steps
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield this rank's batches of the epoch given to ``set_epoch``."""
+        """Yield the batches of this rank in the epoch of ``set_epoch``."""
         for step in self.steps(self.epoch):
             yield self._item(step[self.rank])
 
     @abstractmethod
     def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
-        """Batches in an order in which neighbours cost alike, a multiple of the world size."""
+        """Return the batches, ordered so that adjacent ones have similar cost.
+
+        Their number is a multiple of the world size.
+        """
 
     @abstractmethod
     def _item(self, batch: list[int]) -> Item:
-        """What the data set makes a batch from."""
+        """Return the index of a batch for the data set."""
 
 
 def rank_loader(
     dataset: Dataset[Any], sampler: StepSampler[Any], *, num_workers: int
 ) -> DataLoader[Any]:
-    """A loader of the batches of one rank."""
-    # batch_size=None: the sampler's items are whole batches already.
+    """Return a loader of the batches of one rank."""
+    # batch_size=None, because the items of the sampler are whole batches.
     return DataLoader(
         dataset,
         sampler=sampler,
@@ -85,7 +88,7 @@ def rank_loader(
 
 
 def rank_and_world_size(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Both are known only once the Trainer has started its processes."""
+    """Return rank and world size, after the Trainer has started its processes."""
     if trainer is not None:
         return trainer.global_rank, trainer.world_size
     if dist.is_available() and dist.is_initialized():

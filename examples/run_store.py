@@ -1,4 +1,4 @@
-"""Runs of a study, kept in a file, so that it goes on where it was stopped."""
+"""File with the finished runs of a study, so that an interrupted study can be continued."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from examples.torchrun import run_module
 
 
 class Run(Protocol):
-    """Settings of a run: a dataclass that JSON can say."""
+    """Interface of settings of a run, which are dataclasses of JSON values."""
 
     @property
     def ranks(self) -> int:
-        """Processes that the run takes."""
+        """Number of processes of the run."""
 
     def portable_settings(self) -> dict[str, Any]:
-        """The settings as they are noted: without the folders of one machine."""
+        """Return the settings without the folders of this machine, as results contain them."""
 
 
 class Outcome(Protocol):
-    """Result of a run: a dataclass that JSON can say."""
+    """Interface of results of a run, which are dataclasses of JSON values."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the run, see ``Run.portable_settings``."""
+        """Settings of the run, as of ``Run.portable_settings``."""
 
 
 SettingsType = TypeVar("SettingsType", bound=Run)
@@ -39,16 +39,16 @@ ResultType = TypeVar("ResultType", bound=Outcome)
 
 
 class RunStore(Generic[SettingsType, ResultType]):
-    """Results by settings.
+    """Results by settings, in a file.
 
     Args:
-        folder: where ``runs.jsonl`` is kept.
-        module: what does the runs. Its argument is a JSON object: ``runs``, a list of settings that
-            all take the same number of ranks, and ``results``, a file to which rank 0 appends one
-            line of JSON for each run.
-        settings: makes settings of what is noted of them.
-        result: likewise a result.
-        launch: starts the module on its ranks, as ``run_module`` does.
+        folder: folder of the file ``runs.jsonl``.
+        module: module that executes runs, with :func:`run_job`. Its argument is a JSON object with
+            ``runs``, a list of settings with the same number of ranks, and ``results``, a file to
+            which rank 0 appends a line of JSON for each run.
+        settings: class of the settings.
+        result: class of the results.
+        launch: function that starts the module on its ranks, by default ``run_module``.
 
     """
 
@@ -69,7 +69,7 @@ class RunStore(Generic[SettingsType, ResultType]):
         self._launch = run_module if launch is None else launch
 
     def results(self, runs: Sequence[SettingsType]) -> list[ResultType]:
-        """Results of the runs, in their order; those that are not in the file are run first.
+        """Return the results of runs, in order. Runs that are not in the file are executed.
 
         Raises:
             RuntimeError: a run failed.
@@ -100,23 +100,23 @@ class RunStore(Generic[SettingsType, ResultType]):
 def run_job(
     run: Callable[[SettingsType], ResultType], settings: Callable[..., SettingsType]
 ) -> None:
-    """Do what the argument of a module says that a ``RunStore`` starts. Every rank must call it.
+    """Execute the runs of a module that a :class:`RunStore` starts. Every rank must call it.
 
     Args:
-        run: does one run, on all ranks.
-        settings: makes settings of what the argument holds of them.
+        run: function that executes a run on all ranks.
+        settings: class of the settings.
 
     """
     job = json.loads(sys.argv[1])
-    for noted in job["runs"]:
-        result = run(settings(**noted))
+    for values in job["runs"]:
+        result = run(settings(**values))
         if not dist.is_initialized() or dist.get_rank() == 0:
             with Path(job["results"]).open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")  # type: ignore[call-overload]
 
 
 def portable(corpus_args: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a corpus as they are noted: of its path the name, not where it lies."""
+    """Return the arguments of a corpus with the name of its path, without the folder."""
     path = corpus_args.get("path")
     return corpus_args if path is None else {**corpus_args, "path": Path(path).name}
 

@@ -1,4 +1,4 @@
-"""A model whose input and output sizes are given, or taken from the data that it is trained on."""
+"""Base class of models whose input and output sizes are arguments, or depend on the data."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from lightning.pytorch import LightningModule
 
 
 class SizedByData(LightningModule, ABC):
-    """Makes its layers once its sizes are known.
+    """Model that creates its layers in the constructor, or when the sizes of the data are known.
 
-    Where all are given, that is in the constructor, and the model works by itself. Otherwise it is
-    in ``configure_model``, which Lightning calls on every rank once the data are set up and before
-    a strategy sees the model. Sizes that were found are hyperparameters from then on, so that
-    ``load_from_checkpoint`` needs no data.
+    If all sizes are arguments, the constructor creates the layers. Otherwise, ``configure_model``
+    creates them. Lightning calls it on every rank, after the data module has been set up and before
+    the strategy sets up the model. Then the sizes are hyperparameters, so ``load_from_checkpoint``
+    needs no data.
     """
 
     def take_sizes(self, **sizes: int | None) -> None:
-        """Make the layers, if all sizes are known.
+        """Create the layers if all sizes are known.
 
-        Call it at the end of a constructor, after ``save_hyperparameters``.
+        Call it at the end of the constructor, after ``save_hyperparameters``.
 
         Args:
-            sizes: by the names of the hyperparameters; None for those to be taken from the data.
+            sizes: sizes by the names of the hyperparameters. None: taken from the data.
 
         Raises:
-            ValueError: a size below 1, or of which no layers can be made.
+            ValueError: a size is below 1, or the layers cannot have these sizes.
         """
         for name, size in sizes.items():
             if size is not None and size < 1:
@@ -38,10 +38,10 @@ class SizedByData(LightningModule, ABC):
             self._is_built = True
 
     def configure_model(self) -> None:
-        """Make the layers, if they have not been made yet.
+        """Create the layers if they do not exist.
 
         Raises:
-            ValueError: sizes were not given, and the Trainer has no data module to ask.
+            ValueError: sizes are missing, and the Trainer has no data module.
         """
         if self._is_built:
             return
@@ -49,18 +49,20 @@ class SizedByData(LightningModule, ABC):
         if data is None:
             unknown = ", ".join(name for name, size in self._sizes.items() if size is None)
             raise ValueError(
-                f"{unknown} of {type(self).__name__} must be given where no data module of a "
-                "Trainer can tell"
+                f"{unknown} of {type(self).__name__} must be given if the Trainer has no data "
+                "module to take them from"
             )
-        found = self._sizes_of(data)
-        sizes = {name: found[name] if size is None else size for name, size in self._sizes.items()}
+        of_data = self._sizes_of(data)
+        sizes = {
+            name: of_data[name] if size is None else size for name, size in self._sizes.items()
+        }
         self.save_hyperparameters(sizes)
         self.take_sizes(**sizes)
 
     @abstractmethod
     def _build(self, *args: Any, **sizes: Any) -> None:
-        """Make what depends on the sizes."""
+        """Create the layers, and everything else that depends on the sizes."""
 
     @abstractmethod
     def _sizes_of(self, data: Any) -> dict[str, int]:
-        """The sizes that a data module asks for."""
+        """Return the sizes for the data of a data module."""

@@ -1,4 +1,4 @@
-"""Start a module of the examples on as many processes as it needs."""
+"""Start a module of the examples on several ranks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from examples.loopback import ADDRESS, free_port, loopback_interface
 
 
 def run_module(module: str, arguments: str, *, ranks: int) -> None:
-    """Run ``python -m module arguments`` on every rank, by torchrun, and wait.
+    """Run ``python -m module arguments`` on every rank with torchrun, and wait.
 
     Args:
-        module: its dotted name.
-        arguments: one string, the same for all ranks.
-        ranks: processes; one is started without torchrun.
+        module: name of the module.
+        arguments: single argument of the module, the same on all ranks.
+        ranks: number of processes. A single process is started without torchrun.
 
     Raises:
-        RuntimeError: the run failed; its output has been shown.
+        RuntimeError: the run failed. Its output is on the terminal.
 
     """
     command = [sys.executable, "-W", "ignore", "-m", module, arguments]
     if ranks > 1:
-        # Not --standalone: its agents unpickle what lies in a store that anybody may write to.
-        meeting = [f"--master-addr={ADDRESS}", f"--master-port={free_port()}"]
-        torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={ranks}"]
+        # Not --standalone, because its agents unpickle data of a store that listens on all
+        # interfaces.
+        rendezvous = [f"--master-addr={ADDRESS}", f"--master-port={free_port()}"]
+        torchrun = ["-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={ranks}"]
         command = [sys.executable, *torchrun, "-m", module, arguments]
     environment = {
         **os.environ,

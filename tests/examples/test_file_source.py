@@ -28,7 +28,7 @@ def test_files_are_read_from_folders_and_zips(tmp_path: Path) -> None:
 def test_file_that_would_fill_the_memory_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    monkeypatch.setattr(file_source, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(file_source, "MAX_BYTES", 10_000)
     (tmp_path / "bomb").write_bytes(bytes(10_001))
     with zipfile.ZipFile(tmp_path / "small.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(tmp_path / "bomb", "bomb")
