@@ -32,7 +32,7 @@ class Lexicon:
             if not unique or not all(unique):
                 raise ValueError(
                     f"word {word!r} needs pronunciations of at least one phone each, got "
-                    f"{unique}; leave the word out or give its phones"
+                    f"{unique}; remove the word or add its phones"
                 )
             self._entries[word] = unique
 

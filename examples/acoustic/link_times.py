@@ -77,20 +77,20 @@ def times_over_links(runs: Sequence[Settings], rates: Mapping[str, float] = RATE
         except (subprocess.CalledProcessError, RuntimeError, TimeoutError) as error:
             message = str(error) or type(error).__name__
             why = f"the emulated hosts failed: {message.splitlines()[-1]}"
-    alone = _alone(runs[0])
+    one_rank = _measured_on_one_rank(runs[0])
     predicted = {
-        link: {run.system: predict(run, alone, rate) for run in runs}
+        link: {run.system: predict(run, one_rank, rate) for run in runs}
         for link, rate in rates.items()
     }
     return LinkTimes(how="predicted", why=why, seconds=predicted)
 
 
-def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> float:
+def predict(settings: Settings, one_rank: StepTimes, bits_per_second: float) -> float:
     """Return the time of a step in seconds, predicted by the planner.
 
     Args:
         settings: settings of the run.
-        alone: measured time of a step on one rank, as system ``one_worker``.
+        one_rank: measured time of a step on one rank, as system ``one_worker``.
         bits_per_second: rate of the link of a host.
 
     """
@@ -99,8 +99,8 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     # The demo may have more ranks than the machine has cores.
     ranks_per_core = max(1.0, settings.ranks / cores)
     work = Workload(
-        parameters=alone.parameters,
-        step_s=ranks_per_core * alone.seconds["one_worker"],
+        parameters=one_rank.parameters,
+        step_s=ranks_per_core * one_rank.seconds["one_worker"],
         on_cores=True,
     )
     between = Link(latency_s=_BETWEEN_LATENCY_S, bytes_per_second=_PAYLOAD * bits_per_second / 8)
@@ -144,7 +144,7 @@ def _measured(runs: Sequence[Settings], bits_per_second: float) -> Mapping[str, 
         return read(result).seconds
 
 
-def _alone(settings: Settings) -> StepTimes:
+def _measured_on_one_rank(settings: Settings) -> StepTimes:
     """Return the time of a step on one rank."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "steps.json"

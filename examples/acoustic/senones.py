@@ -37,8 +37,8 @@ class SenoneMap:
     @classmethod
     def from_phones(cls, phones: Iterable[str], states_per_phone: int = 3) -> SenoneMap:
         """Create a numbering with silence first and the other phones in alphabetical order."""
-        spoken = sorted(set(phones) - {SILENCE})
-        return cls((SILENCE, *spoken), states_per_phone)
+        others = sorted(set(phones) - {SILENCE})
+        return cls((SILENCE, *others), states_per_phone)
 
     def __len__(self) -> int:
         """Return the number of senones."""

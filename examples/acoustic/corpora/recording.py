@@ -75,7 +75,9 @@ class RecordedCorpus:
         keys = [recording.key for recording in self.recordings]
         if len(set(keys)) != len(keys):
             twice = sorted({key for key in keys if keys.count(key) > 1})[:10]
-            raise ValueError(f"keys must be unique in corpus {self.name}, found twice: {twice}")
+            raise ValueError(
+                f"keys must be unique in corpus {self.name}, these are repeated: {twice}"
+            )
 
     def as_fitted(self, fitted: Fitted | None) -> RecordedCorpus:
         """Return the corpus with the senones and pronunciations of a trained model.

@@ -59,7 +59,7 @@ class WordLoop:
         self._log_probs = dict.fromkeys(self._words, uniform) if log_probs is None else log_probs
         missing = [word for word in self._words if word not in self._log_probs]
         if missing:
-            raise ValueError(f"words without log probability: {missing}; give one for every word")
+            raise ValueError(f"words without log probability: {missing}; add one for every word")
 
     @property
     def words(self) -> tuple[str, ...]:
