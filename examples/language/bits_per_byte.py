@@ -1,4 +1,4 @@
-"""Quotients of sums over all batches of all ranks, such as bits per byte."""
+"""A metric for ratios of sums over all batches of all ranks, such as bits per byte."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchmetrics import Metric
 class SumRatio(Metric):
     """Sum of numerators divided by sum of denominators, in float64.
 
-    Ranks and batches weigh as their denominators: the value is the same however windows are divided
-    among them, up to the order of additions.
+    Batches are weighted by their denominators. The value does not depend on the division of windows
+    among batches and ranks, except for rounding.
     """
 
     is_differentiable = False
@@ -30,5 +30,5 @@ class SumRatio(Metric):
         self.denominator += denominator.to(self.denominator)
 
     def compute(self) -> Tensor:
-        """The quotient; NaN where nothing was counted."""
+        """Return the ratio, or NaN if both sums are empty."""
         return self.numerator / self.denominator

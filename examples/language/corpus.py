@@ -1,4 +1,4 @@
-"""Tokens in three splits, made from documents once and kept in a cache."""
+"""Token streams of three splits, and tokenisation of documents with a cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ DEFAULT_BPE_SIZE = 4096
 
 
 class TokenStream:
-    """Tokens one after the other, in one or several arrays that stay where they are.
+    """A sequence of tokens that is stored in one or several arrays, which are not copied.
 
     Args:
-        parts: (N,) arrays of unsigned integers, in memory or mapped.
+        parts: (N,) arrays of unsigned integers, in memory or memory-mapped.
+
     """
 
     def __init__(self, parts: Iterable[np.ndarray]) -> None:
@@ -27,19 +28,19 @@ class TokenStream:
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return int(self._ends[-1]) if self._parts else 0
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens from ``start`` to before ``stop`` as int64; fewer where the stream ends."""
+        """Return the tokens in ``[start, stop)`` as int64, up to the end of the stream."""
         pieces: list[np.ndarray] = []
         stop = min(stop, len(self))
-        number = int(np.searchsorted(self._ends, start, side="right"))
+        index = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            end = int(self._ends[number])
-            first = end - len(self._parts[number])
-            pieces.append(self._parts[number][start - first : min(stop, end) - first])
-            start, number = end, number + 1
+            end = int(self._ends[index])
+            first = end - len(self._parts[index])
+            pieces.append(self._parts[index][start - first : min(stop, end) - first])
+            start, index = end, index + 1
         joined = np.concatenate(pieces) if pieces else np.empty(0, np.uint16)
         return joined.astype(np.int64)
 
@@ -48,12 +49,13 @@ class TokenStream:
 class Corpus:
     """Tokens of three splits, any of which may be empty.
 
-    Each split is a row of documents, each with the end-of-document token after it.
+    A split is a concatenation of documents, each followed by the end-of-document token.
 
     Attributes:
-        name: of the corpus.
-        vocabulary: of the tokens.
-        splits: by the names in ``SPLITS``.
+        name: name of the corpus.
+        vocabulary: vocabulary of the tokens.
+        splits: token streams by the names in ``SPLITS``.
+
     """
 
     name: str
@@ -69,22 +71,24 @@ def tokenise(
     cache_dir: str | Path | None = None,
     definition: str | None = None,
 ) -> Corpus:
-    """Tokens of documents, from the cache where they have been made before.
+    """Tokenise documents, or read their tokens from the cache.
 
-    They are read into the memory of each rank; for more than a few hundred million, write shards.
+    Each rank reads all tokens into memory. Use shards for more than a few hundred million tokens.
 
     Args:
-        documents: of all splits.
+        documents: documents of all splits.
         tokenizer: ``"bytes"``, ``"bpe"`` (trained on the train split) or the path of a JSON file
-            that ``examples.language.write_shards`` has written.
-        vocabulary_size: of a BPE that is trained.
-        cache_dir: folder of the cache; None makes everything anew.
-        definition: of the BPE to use instead, as a checkpoint holds it.
+            written by ``examples.language.write_shards``.
+        vocabulary_size: number of tokens of a BPE that is trained.
+        cache_dir: folder of the cache. None: no cache.
+        definition: definition of a BPE, from a checkpoint, that replaces ``tokenizer``.
 
     Raises:
-        ValueError: a BPE is to be trained without a train split, or the tokenizer does not fit.
+        ValueError: the train split is empty and a BPE must be trained, or the tokenizer does not
+            fit.
+
     """
-    made_from = {
+    cache_key = {
         "format": 1,
         "documents": documents.state,
         "tokenizer": tokenizer,
@@ -93,9 +97,9 @@ def tokenise(
     if definition is None and tokenizer not in ("bytes", "bpe"):
         definition = read_bpe(tokenizer).definition
     if definition is not None:
-        made_from["definition"] = definition
+        cache_key["definition"] = definition
 
-    def make() -> Arrays:
+    def compute() -> Arrays:
         texts = documents.read()
         if definition is None:
             vocabulary = _vocabulary(tokenizer, vocabulary_size, texts["train"])
@@ -104,24 +108,26 @@ def tokenise(
         arrays = {split: join(vocabulary, texts[split]) for split in SPLITS}
         return {**arrays, "definition": as_json_array(definition_of(vocabulary))}
 
-    arrays = cached_arrays(f"text-{documents.name}", made_from, cache_dir, make)
-    found = from_json_array(arrays["definition"])
+    arrays = cached_arrays(f"text-{documents.name}", cache_key, cache_dir, compute)
+    cached_definition = from_json_array(arrays["definition"])
     return Corpus(
         name=documents.name,
-        vocabulary=ByteVocabulary() if found is None else BPEVocabulary(found),
+        vocabulary=(
+            ByteVocabulary() if cached_definition is None else BPEVocabulary(cached_definition)
+        ),
         splits={split: TokenStream([arrays[split]]) for split in SPLITS},
     )
 
 
 def join(vocabulary: Vocabulary, texts: Sequence[str]) -> np.ndarray:
-    """Tokens of the documents, each with the end-of-document token after it."""
+    """Return the tokens of the documents, each followed by the end-of-document token."""
     end = np.array([vocabulary.end], vocabulary.dtype)
     pieces = [piece for text in texts for piece in (vocabulary.encode(text), end)]
     return np.concatenate(pieces) if pieces else np.empty(0, vocabulary.dtype)
 
 
 def definition_of(vocabulary: Vocabulary) -> str | None:
-    """Of a BPE, as a text; None for bytes."""
+    """Return the definition of a BPE in JSON, or None for bytes."""
     return vocabulary.definition if isinstance(vocabulary, BPEVocabulary) else None
 
 
@@ -131,6 +137,6 @@ def _vocabulary(tokenizer: str, size: int, train: Sequence[str]) -> Vocabulary:
     if not train:
         raise ValueError(
             "tokenizer='bpe' is trained on the train split, which is empty; give the checkpoint of "
-            "a trained model (--ckpt_path), or the path of its tokenizer.json"
+            "a trained model (--ckpt_path) or the path of its tokenizer.json"
         )
     return BPEVocabulary.train(train, size=size)

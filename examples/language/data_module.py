@@ -1,4 +1,4 @@
-"""The DataModule of the language example, set up by names and numbers as in a YAML file."""
+"""The LightningDataModule of the language example. All its arguments can be given in YAML."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ BUILDERS: dict[str, Callable[..., Documents | Corpus]] = {
 
 
 class Text(CorpusData[Corpus]):
-    """Text from one of three sources, packed into windows of tokens.
+    """Text from one of three sources, tokenised and divided into windows.
 
-    Every rank has windows of its own and the same number of batches (``WindowSampler``; pass
-    ``use_distributed_sampler=False`` to the Trainer to say so). Tokens are cached: one rank of each
-    host makes them, the others read them.
+    Ranks read different windows, in equally many batches (``WindowSampler``). Pass
+    ``use_distributed_sampler=False`` to the Trainer, because the data module divides the windows
+    itself. Tokens are cached. One rank of each host computes them, and the other ranks read them.
 
     Args:
         corpus: ``"stdlib"``, ``"folder"`` or ``"shards"``.
         corpus_args: arguments of ``build_stdlib_documents``, ``build_folder_documents`` or
             ``build_shards_corpus``.
-        context: T, tokens of a window.
-        batch_windows: windows in a batch of one rank.
-        eval_batch_windows: likewise for valid and test; None takes ``batch_windows``.
+        context: T, number of tokens of a window.
+        batch_windows: number of windows in a batch of one rank.
+        eval_batch_windows: number of windows in a batch of valid and test. None: ``batch_windows``.
         tokenizer: ``"bytes"``, ``"bpe"`` (trained on the train split) or the path of a
-            ``tokenizer.json``; shards say theirs in ``corpus_args``.
-        vocabulary_size: of a BPE that is trained.
-        seed: of the order of the windows.
-        num_workers: processes that load batches.
-        cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
+            ``tokenizer.json``. The tokenizer of shards is given in ``corpus_args``.
+        vocabulary_size: number of tokens of a BPE that is trained.
+        seed: seed of the order of the windows.
+        num_workers: number of processes that load batches.
+        cache_dir: folder of the cache. None: the user's cache folder (``default_cache_dir``).
 
     Raises:
-        ValueError: if the corpus is unknown, its arguments do not fit (it lists those that do), or
-            a number is out of range.
+        ValueError: the corpus is unknown, its arguments do not fit (the message lists the valid
+            ones), or a number is out of range.
+
     """
 
     def __init__(
@@ -81,24 +82,25 @@ class Text(CorpusData[Corpus]):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if corpus == "shards" and tokenizer != "bytes":
             raise ValueError(
-                f"shards are tokens already: give their tokenizer in corpus_args, got {tokenizer!r}"
+                f"shards contain tokens: give their tokenizer in corpus_args, got {tokenizer!r}"
             )
         self.context = context
         self.batch_windows = batch_windows
         self.eval_batch_windows = eval_batch_windows
         self.seed = seed
         self.num_workers = num_workers
-        self._tokens: dict[str, Any] = {
+        self._tokenise_options: dict[str, Any] = {
             "tokenizer": tokenizer,
             "vocabulary_size": vocabulary_size,
             "cache_dir": cache_dir or str(default_cache_dir()),
         }
 
     def _build(self) -> Corpus:
-        built = self._builder(**self._arguments)
-        if not isinstance(built, Documents):
-            return built
-        return tokenise(built, definition=self.fitted.get("definition"), **self._tokens)
+        source = self._builder(**self._arguments)
+        if not isinstance(source, Documents):
+            return source
+        definition = self.fitted.get("definition")
+        return tokenise(source, definition=definition, **self._tokenise_options)
 
     def _fitted(self, corpus: Corpus) -> dict[str, Any]:
         return {"definition": definition_of(corpus.vocabulary)}
@@ -107,29 +109,31 @@ class Text(CorpusData[Corpus]):
         return f"see corpus_args of {self.corpus.name} for {split}"
 
     def prepare_data(self) -> None:
-        """Fill the cache, unless a checkpoint is still to be read that says how."""
+        """Fill the cache before training."""
+        # In evaluation, the tokenizer is part of the checkpoint, which Lightning reads later.
         if self.is_fitting:
             _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in another order each epoch."""
+        """Return the training batches of this rank, in a different order in each epoch."""
         return self._loader("train", self.batch_windows, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        """Batches of this rank, in a fixed order; none where there is no valid split."""
+        """Return the valid batches of this rank, in a fixed order. Empty without a valid split."""
         if not len(self.corpus.splits["valid"]):
             return []
         return self._loader("valid", self.eval_batch_windows)
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in a fixed order."""
+        """Return the test batches of this rank, in a fixed order."""
         return self._loader("test", self.eval_batch_windows)
 
     def dataset(self, split: str) -> WindowDataset:
-        """Windows of a split.
+        """Return the windows of a split.
 
         Raises:
             ValueError: the split is empty.
+
         """
         stream = self.corpus.splits[split]
         if not len(stream):
@@ -146,7 +150,7 @@ class Text(CorpusData[Corpus]):
         self, split: str, batch_windows: int, *, shuffle: bool = False
     ) -> DataLoader[Batch]:
         dataset = self.dataset(split)
-        rank, world_size = _replica_and_replicas(self.trainer)
+        rank, world_size = _data_parallel_rank_and_size(self.trainer)
         sampler = WindowSampler(
             len(dataset),
             batch_windows=batch_windows,
@@ -158,10 +162,13 @@ class Text(CorpusData[Corpus]):
         return rank_loader(dataset, sampler, num_workers=self.num_workers)
 
 
-def _replica_and_replicas(trainer: pl.Trainer | None) -> tuple[int, int]:
-    """Ranks that share one model by tensor parallelism take the same batches."""
+def _data_parallel_rank_and_size(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Return the rank and the number of ranks of data parallelism.
+
+    The ranks of one tensor-parallel group read the same batches.
+    """
     if trainer is None or trainer.lightning_module.device_mesh is None:
         return rank_and_world_size(trainer)
-    shares: Any = trainer.strategy
-    found = shares.distributed_sampler_kwargs
-    return found["rank"], found["num_replicas"]
+    strategy: Any = trainer.strategy
+    sampler_options = strategy.distributed_sampler_kwargs
+    return sampler_options["rank"], sampler_options["num_replicas"]

@@ -35,7 +35,7 @@ HEADER = (
 
 
 def row(result: Result) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return the row of a result in the table."""
     return (
         result.title,
         f"{result.valid_bits_per_byte:.3f}",
@@ -47,34 +47,35 @@ def row(result: Result) -> tuple[str, ...]:
 
 
 def who_wins(bmuf_adam: Result, ddp: Result) -> str:
-    """A sentence: whose model is better on test, by how much, and at which bytes."""
-    ours, theirs = bmuf_adam.test_bits_per_byte, ddp.test_bits_per_byte
-    scores = f"BMUF-Adam has {ours:.3f} bits per byte on test and DDP {theirs:.3f}"
-    if f"{ours:.3f}" == f"{theirs:.3f}":
+    """Return a sentence that compares the scores on test and the bytes sent across groups."""
+    bmuf_bits, ddp_bits = bmuf_adam.test_bits_per_byte, ddp.test_bits_per_byte
+    scores = f"BMUF-Adam has {bmuf_bits:.3f} bits per byte on test and DDP {ddp_bits:.3f}"
+    if f"{bmuf_bits:.3f}" == f"{ddp_bits:.3f}":
         verdict = "neither wins"
     else:
-        winner = "BMUF-Adam" if ours < theirs else "DDP"
-        gap = abs(ours - theirs)
-        verdict = f"{winner} wins by {gap:.3f} ({100 * gap / max(ours, theirs):.1f}%)"
-    sent, ddp_sent = megabytes(bmuf_adam.across_bytes), megabytes(ddp.across_bytes)
+        winner = "BMUF-Adam" if bmuf_bits < ddp_bits else "DDP"
+        gap = abs(bmuf_bits - ddp_bits)
+        verdict = f"{winner} wins by {gap:.3f} ({100 * gap / max(bmuf_bits, ddp_bits):.1f}%)"
+    bmuf_sent, ddp_sent = megabytes(bmuf_adam.across_bytes), megabytes(ddp.across_bytes)
     ratio = ddp.across_bytes / bmuf_adam.across_bytes
-    # A run of a few steps has blocks of one or two, which send more.
+    # A run of a few steps has blocks of one or two steps, which send more.
     times = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
-    as_many = ddp.point_after(bmuf_adam.across_bytes) if ratio > 1 else None
-    then = ""
-    if as_many is not None:
-        then = (
-            f"; after {megabytes(as_many.across_bytes)} MB DDP has {as_many.bits_per_byte:.3f} on "
-            f"valid, where BMUF-Adam ends at {bmuf_adam.valid_bits_per_byte:.3f}"
+    equal_bytes = ddp.point_after(bmuf_adam.across_bytes) if ratio > 1 else None
+    at_equal_bytes = ""
+    if equal_bytes is not None:
+        at_equal_bytes = (
+            f"; after {megabytes(equal_bytes.across_bytes)} MB DDP has "
+            f"{equal_bytes.bits_per_byte:.3f} on valid, where BMUF-Adam ends at "
+            f"{bmuf_adam.valid_bits_per_byte:.3f}"
         )
     return (
         f"After equal steps and tokens {scores}: {verdict}, and BMUF-Adam sends {times} bytes "
-        f"across groups ({sent} and {ddp_sent} MB){then}."
+        f"across groups ({bmuf_sent} and {ddp_sent} MB){at_equal_bytes}."
     )
 
 
 def where_ddp_is_better(bmuf_adam: Result, ddp: Result) -> str:
-    """A sentence: when to take DDP."""
+    """Return a sentence that states when DDP is the better choice."""
     reasons = []
     if ddp.test_bits_per_byte < bmuf_adam.test_bits_per_byte:
         reasons.append("learned more from the same tokens")
@@ -82,26 +83,26 @@ def where_ddp_is_better(bmuf_adam: Result, ddp: Result) -> str:
         reasons.append(
             f"took {ddp.train_seconds:.0f} s where BMUF-Adam took {bmuf_adam.train_seconds:.0f} s"
         )
-    found = f"here it {' and '.join(reasons)}" if reasons else "here it had neither advantage"
+    here = f"here it {' and '.join(reasons)}" if reasons else "here it had neither advantage"
     return (
         "DDP is the better choice on one host, or where the network between hosts sends a gradient "
         "in a small part of a step's time: it averages exactly at every step and has no blocks to "
-        f"set ({found})."
+        f"set ({here})."
     )
 
 
 def read_text() -> None:
-    """Make the tokens, so that no run's time has it."""
-    print("Reading Python's standard library (kept for the next time) ...", flush=True)
+    """Tokenise the text, so that the time of the first run does not include it."""
+    print("Reading Python's standard library (cached for the next run) ...", flush=True)
     begun = time.perf_counter()
     size = len(Text().corpus.splits["train"])
     print(f"... {size / 1e6:.1f} MB to train on, {time.perf_counter() - begun:.0f} s\n", flush=True)
 
 
 def main() -> None:
-    """Read the text, train by each system, print table and sentences, draw the curves."""
+    """Train with each system, print the comparison, and plot the learning curves."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--short", action="store_true", help="half a minute, to see that it runs")
+    parser.add_argument("--short", action="store_true", help="half a minute, to check that it runs")
     base = SHORT if parser.parse_args().short else FULL
     read_text()
     compared = ", then by ".join(SYSTEMS[name].title for name in COMPARED)

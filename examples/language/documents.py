@@ -1,4 +1,4 @@
-"""Documents of text in three splits, before they are tokens."""
+"""Documents of text in three splits, before tokenisation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Documents:
-    """Where the documents of a corpus are, and how to read them.
+    """The documents of a corpus. They are read on demand.
 
     Attributes:
-        name: of the corpus.
-        state: all that the texts depend on, as JSON, so that changed files are not read from a
-            cache. It is cheap to find: no text is read for it.
-        read: reads the texts of each split, in a fixed order. Splits may be empty.
+        name: name of the corpus.
+        state: versions of the source files, as JSON. It is the key of the cache, so that changed
+            files are tokenised again. No text is read to compute it.
+        read: function that reads the texts of each split, in a fixed order. Splits may be empty.
+
     """
 
     name: str
@@ -27,9 +28,9 @@ class Documents:
 
 
 def split_of(name: str) -> str:
-    """The split of the file of this name: 90% of names in train, 5% each in valid and test.
+    """Return the split of a file: 90% of the files are in train, 5% each in valid and test.
 
-    It depends on a hash of the name alone, so that more files do not move the others.
+    The split depends only on a hash of ``name``, so it does not change when files are added.
     """
     part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 20
     return {0: "valid", 1: "test"}.get(part, "train")

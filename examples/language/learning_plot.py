@@ -1,4 +1,4 @@
-"""A picture of bits per byte over the steps and over the bytes sent, a line for each system."""
+"""Plot of bits per byte over the steps and over the bytes sent, with a line for each system."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from pathlib import Path
 
 from examples.language.runs import Result
 
-# Distinct for the colour-blind too; the lines also differ in their marks.
+# Distinguishable for colour-blind readers. The lines also differ in their markers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-_MARKS = ("o", "s", "^", "D")
+_MARKERS = ("o", "s", "^", "D")
 
 
 def plot_learning(results: Sequence[Result], file: Path, *, title: str) -> None:
-    """Draw the learning curves into a PNG file; its folder is made.
+    """Plot the learning curves into a PNG file. Its folder is created if it does not exist.
 
     Args:
-        results: at most four, each with a title of its own.
-        file: of the picture.
-        title: above it.
+        results: at most four results with distinct titles.
+        file: PNG file.
+        title: title of the figure.
+
     """
     import matplotlib
 
-    matplotlib.use("Agg")  # there may be no display
+    matplotlib.use("Agg")  # works without a display
     from matplotlib import pyplot
 
     figure, (over_steps, over_bytes) = pyplot.subplots(
         1, 2, figsize=(9, 4), sharey=True, layout="constrained"
     )
-    for result, colour, mark in zip(results, _COLOURS, _MARKS, strict=False):
+    for result, colour, marker in zip(results, _COLOURS, _MARKERS, strict=False):
         bits = [point.bits_per_byte for point in result.points]
         steps = [point.step for point in result.points]
         megabytes = [point.across_bytes / 1e6 for point in result.points]
-        style = {"color": colour, "marker": mark, "markersize": 4, "label": result.title}
+        style = {"color": colour, "marker": marker, "markersize": 4, "label": result.title}
         over_steps.plot(steps, bits, **style)
         over_bytes.plot(megabytes, bits, **style)
     over_steps.set(xlabel="steps of each rank", ylabel="bits per byte of the valid split")
     over_steps.set_xlim(left=0)
     over_steps.xaxis.get_major_locator().set_params(integer=True)
     over_bytes.set(xlabel="MB sent across groups, all ranks (log scale)", xscale="log")
-    # Plain numbers, also at 2 and 5 where the curves span less than a power of ten.
+    # Plain numbers, also at 2 and 5, because the curves may span less than a power of ten.
     over_bytes.xaxis.set_major_formatter("{x:g}")
     over_bytes.xaxis.set_minor_formatter(_only_2_and_5)
     for axes in (over_steps, over_bytes):

@@ -20,39 +20,41 @@ from examples.sized_by_data import SizedByData
 
 
 class LanguageModel(SizedByData):
-    """A transformer that predicts the next token, trained by AdamW.
+    """A decoder-only transformer that predicts the next token, trained with AdamW.
 
-    Logged: ``train/loss`` of this rank's batch, in nats per token; over all windows of all ranks
-    ``valid/loss``, ``test/loss`` and, where the bytes of the tokens are known,
-    ``valid/bits_per_byte`` and ``test/bits_per_byte``.
+    The model logs ``train/loss`` of this rank's batch in nats per token. Over all windows of all
+    ranks, it logs ``valid/loss`` and ``test/loss``. If the number of bytes of each token is known,
+    it also logs ``valid/bits_per_byte`` and ``test/bits_per_byte``.
 
-    Weight decay acts on the matrices of the blocks, not on embedding and norms. Clip gradients by
-    the Trainer's ``gradient_clip_val``.
+    Weight decay applies to the matrices of the transformer blocks, not to the embedding and the
+    norms. To clip gradients, set ``gradient_clip_val`` of the Trainer.
 
-    Under Lightning's ModelParallelStrategy, ``bmuf_adam_fsdp`` and ``diloco_fsdp`` the model is
-    divided by tensor parallelism and FSDP2, as the strategy's sizes say. Every process creates the
-    whole model in host memory first.
+    With Lightning's ModelParallelStrategy, ``bmuf_adam_fsdp`` and ``diloco_fsdp``, the model is
+    divided by tensor parallelism and FSDP2, with the sizes of the strategy's device mesh. Every
+    process first creates the whole model in host memory.
 
     Args:
-        vocabulary: number of tokens; None takes it from the data. It may be larger than the data's.
-        context: T, most tokens of a window; None takes it from the data.
-        size: ``"tiny"``, ``"small"``, ``"gpt2"`` or ``"1b"``; with 257 bytes 0.2M and 3.2M
-            parameters, with 50,304 tokens 124M and 1.0B.
-        layers, heads, width: instead of those of ``size``.
-        learning_rate: of AdamW, at its peak.
-        beta1, beta2: of AdamW.
-        weight_decay: of AdamW.
-        schedule: ``"cosine"`` or ``"constant"``, see
-            :class:`~examples.language.schedules.Schedule`, as the next three.
-        warmup_share: share of the steps over which the rate rises.
-        decay_share: share of the steps over which a constant rate falls.
-        final_share: share of the rate that is left at the end.
-        max_steps: length of the schedule; None takes the Trainer's number of steps.
-        activation_checkpointing: less memory for more computation, see ``Transformer``.
-        compile: apply ``torch.compile`` to each block.
+        vocabulary: number of tokens, at least that of the data. None: that of the data.
+        context: T, maximum number of tokens of a window. None: that of the data.
+        size: name of the shape: ``"tiny"``, ``"small"``, ``"gpt2"`` or ``"1b"``. The first two have
+            0.2M and 3.2M parameters with 257 tokens, the others 124M and 1.0B with 50,304 tokens.
+        layers, heads, width: values that replace those of ``size``.
+        learning_rate: peak learning rate.
+        beta1, beta2: betas of AdamW.
+        weight_decay: weight decay of AdamW.
+        schedule: schedule of the learning rate, ``"cosine"`` or ``"constant"``. See
+            :class:`~examples.language.schedules.Schedule` for it and the next three.
+        warmup_share: fraction of the steps over which the learning rate rises.
+        decay_share: fraction of the steps over which a constant learning rate falls at the end.
+        final_share: final learning rate relative to its peak.
+        max_steps: length of the schedule in steps. None: the Trainer's number of steps.
+        activation_checkpointing: whether to recompute activations in the backward pass, which
+            saves memory. See :class:`~examples.language.transformer.Transformer`.
+        compile: whether to apply ``torch.compile`` to each transformer block.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
+
     """
 
     def __init__(
@@ -113,66 +115,68 @@ class LanguageModel(SizedByData):
         return {"vocabulary": data.corpus.vocabulary.size, "context": data.context}
 
     def configure_model(self) -> None:
-        """Create what is missing, divide it where the strategy has a mesh, and compile it.
+        """Create missing layers, divide the model over the device mesh if any, and compile it.
 
         Raises:
             ValueError: the data have more tokens, or longer windows, than the model.
+
         """
         super().configure_model()
         self._check_data()
         if self._is_configured:
             return
         self._is_configured = True
-        mesh = self.device_mesh  # None but under ModelParallelStrategy
+        mesh = self.device_mesh  # None except with a ModelParallelStrategy
         if mesh is not None and mesh["tensor_parallel"].size() > 1:
             apply_tensor_parallel(self.transformer, mesh["tensor_parallel"], context=self.context)
         if self._compile:
             for block in self.transformer.blocks:
-                block.compile()  # in place: the names in checkpoints stay
+                block.compile()  # in place, so that the names in checkpoints do not change
         if mesh is not None and mesh["data_parallel"].size() > 1:
             shard_fully(self.transformer, mesh["data_parallel"])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, vocabulary) of the next token, for tokens (B, T)."""
+        """Return the logits (B, T, vocabulary) of the next token, for tokens (B, T)."""
         logits: Tensor = self.transformer(tokens)
         return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean cross entropy of the batch's targets."""
+        """Return the mean cross entropy of the targets."""
         loss = self._losses(batch, "mean")
-        # Only this rank's value: a reduction here would make all ranks wait for each other.
+        # Only this rank's value, because a reduction would synchronise all ranks at every step.
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch.inputs))
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count nats, tokens and bytes."""
+        """Update the metrics of the valid split."""
         self._score(batch, "valid")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count nats, tokens and bytes."""
+        """Update the metrics of the test split."""
         self._score(batch, "test")
 
     def configure_optimizers(self) -> Any:
-        """AdamW, with a schedule that is advanced at every step.
+        """Return AdamW and the schedule of the learning rate, which advances at every step.
 
         Raises:
-            ValueError: neither ``max_steps`` nor the Trainer says how long the run is.
+            ValueError: neither ``max_steps`` nor the Trainer defines the length of the run.
+
         """
         decayed = [p for p in self.transformer.blocks.parameters() if p.dim() == 2]
-        chosen = {id(p) for p in decayed}
-        others = [p for p in self.transformer.parameters() if id(p) not in chosen]
+        decayed_ids = {id(p) for p in decayed}
+        others = [p for p in self.transformer.parameters() if id(p) not in decayed_ids]
         groups: list[dict[str, Any]] = [
             {"params": decayed},
             {"params": others, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, **self._adamw)
         steps = self._schedule_steps()
-        rates = torch.optim.lr_scheduler.LambdaLR(
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: self.schedule.factor(step, steps)
         )
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": rates, "interval": "step"},
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
     def _schedule_steps(self) -> int:
@@ -186,10 +190,11 @@ class LanguageModel(SizedByData):
 
     def _losses(self, batch: Batch, reduction: str) -> Tensor:
         logits = self(batch.inputs).flatten(0, 1)
-        # In 32 bits under mixed precision, where the sum over a large vocabulary needs them.
-        wide = logits if logits.dtype == torch.float64 else logits.float()
+        # float32 under mixed precision, because the sum runs over a large vocabulary.
+        if logits.dtype != torch.float64:
+            logits = logits.float()
         return functional.cross_entropy(
-            wide, batch.targets.flatten(), ignore_index=IGNORED, reduction=reduction
+            logits, batch.targets.flatten(), ignore_index=IGNORED, reduction=reduction
         )
 
     def _score(self, batch: Batch, split: str) -> None:
@@ -206,14 +211,14 @@ class LanguageModel(SizedByData):
 
     def _check_data(self) -> None:
         data = getattr(self._trainer, "datamodule", None)
-        # A checkpoint that is evaluated says how its data are made, and is read after this.
+        # In evaluation, the checkpoint defines the data, and Lightning reads it after this call.
         if data is None or not data.is_fitting:
             return
         for name, size in self._sizes_of(data).items():
             if size > getattr(self, name):
                 raise ValueError(
                     f"{name} of the model must be at least the data's {size}, got "
-                    f"{getattr(self, name)}; leave it out and it is taken from the data"
+                    f"{getattr(self, name)}; omit it to take it from the data"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism and FSDP2 for the transformer, on the mesh of Lightning's strategy."""
+"""Tensor parallelism and FSDP2 for the transformer, on the device mesh of the strategy."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from torch.distributed.tensor.parallel import (
 
 from examples.language.transformer import Transformer
 
-# Between the sub-blocks a rank has a part of the positions.
+# Between attention and feed-forward network, activations are sharded by position.
 _POSITIONS = Shard(1)
 
 
 def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, context: int) -> None:
-    """Divide the matrices among the ranks of a mesh with one dimension, in place.
+    """Shard the matrices over the ranks of a one-dimensional mesh, in place.
 
-    Heads and hidden elements are divided within the sub-blocks, positions between them, and tokens
-    in the embedding. Every rank of the mesh must call it.
+    Attention is sharded by head, the feed-forward network by hidden element, the embedding by
+    token, and the activations between them by position. Every rank of the mesh must call it.
 
     Args:
-        model: with the same weights on all ranks.
-        mesh: the ranks of one model.
-        context: T, positions of every batch.
+        model: model with the same weights on all ranks.
+        mesh: mesh of the ranks of one model.
+        context: T, number of positions of every batch.
 
     Raises:
         ValueError: heads, hidden width, vocabulary or context are not multiples of the number of
             ranks.
+
     """
     sizes = {
         "heads": model.shape.heads,
@@ -45,7 +46,7 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, context: int)
         if value % mesh.size():
             raise ValueError(
                 f"{name} must be a multiple of tensor_parallel_size={mesh.size()}, got {value}; "
-                "change one of the two (a vocabulary may be larger than the data's)"
+                "change one of the two (the vocabulary may be larger than that of the data)"
             )
     parallelize_module(
         model,
@@ -56,7 +57,7 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, context: int)
             "head": ColwiseParallel(input_layouts=_POSITIONS, output_layouts=Replicate()),
         },
     )
-    model.tie()  # each was given a parameter of its own
+    model.tie()  # parallelize_module has replaced the shared parameter by two
     for block in model.blocks:
         parallelize_module(block, mesh, _block_plan())
 
@@ -81,10 +82,10 @@ def _block_plan() -> dict[str, ParallelStyle]:
 
 
 def shard_fully(model: Transformer, mesh: DeviceMesh) -> None:
-    """Shard parameters, gradients and optimizer state over a mesh with one dimension, in place.
+    """Shard parameters, gradients and optimizer state over a one-dimensional mesh, in place.
 
-    A block is gathered when it is used; embedding and last norm stay gathered during a step. Every
-    rank of the mesh must call it, after tensor parallelism.
+    The parameters of a block are gathered when it is used. Embedding and last norm stay gathered
+    during a step. Every rank of the mesh must call it, after tensor parallelism.
     """
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

@@ -1,6 +1,6 @@
-"""Train the tiny language model with one system after the other and note what came out of each.
+"""Train the tiny language model with one system after the other, and write the results to a file.
 
-Started by ``torchrun.py`` on every rank. The argument is a JSON object: ``runs``, a list of
+``torchrun.py`` starts this module on every rank. The argument is a JSON object: ``runs``, a list of
 settings that all take the same number of ranks, and ``results``, a file to which rank 0 appends one
 line of JSON for each run.
 """
@@ -27,7 +27,7 @@ _BITS = "valid/bits_per_byte"
 
 
 class LearningCurve(Callback):
-    """Notes step, bytes of this rank and bits per byte at each validation."""
+    """Record the step, the bytes sent by this rank and the bits per byte at each validation."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -35,14 +35,14 @@ class LearningCurve(Callback):
         self.bits: list[float] = []
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note them."""
+        """Record the values of this validation."""
         self.steps.append(trainer.global_step)
-        self.bytes.append(_sent(trainer.strategy))
+        self.bytes.append(_sent_bytes(trainer.strategy))
         self.bits.append(float(trainer.callback_metrics[_BITS]))
 
     def points(self) -> tuple[list[Point], int]:
-        """The curve, and the bytes inside groups at its end. Every rank must call it."""
-        # One collective after training: at a validation it would be counted in the run's time.
+        """Return the curve, and the bytes inside groups at its end. A collective of the world."""
+        # After training, so that the time of the run does not include the collective.
         total = torch.tensor(self.bytes, dtype=torch.int64)
         if dist.is_initialized():
             dist.all_reduce(total)
@@ -55,7 +55,7 @@ class LearningCurve(Callback):
 
 
 def run(settings: Settings) -> Result:
-    """Train and score. Every rank must call it."""
+    """Train and test with one system. Every rank must call it."""
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_num_threads(1)
     data = Text(
@@ -100,16 +100,16 @@ def run(settings: Settings) -> Result:
     )
 
 
-def _sent(strategy: object) -> tuple[int, int]:
-    """Payload bytes of this rank so far, inside groups and across them."""
+def _sent_bytes(strategy: object) -> tuple[int, int]:
+    """Return the payload bytes that this rank has sent, inside groups and across groups."""
     assert isinstance(strategy, HierarchicalStrategy)
     group, across = (strategy.traffic.total(tier).payload_bytes for tier in ("group", "across"))
-    # The one group of DDP is on several hosts where bytes matter.
+    # The single group of DDP would span several hosts.
     return (0, group) if strategy.block_sync is None else (group, across)
 
 
 def main() -> None:
-    """Run what the argument says."""
+    """Do the runs of the command-line argument."""
     silence_lightning()
     run_job(run, Settings)
 

@@ -1,4 +1,4 @@
-"""The runs of the language example's demo: what is set, and what comes out."""
+"""Systems, settings and results of the language example's demo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from lightning_hier import BMUFAdam, HierarchicalStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to train.
+    """A strategy of the comparison.
 
     Attributes:
-        title: in tables and pictures.
-        strategy: makes what is passed to the Trainer.
+        title: name in tables and plots.
+        strategy: function that creates the strategy.
+
     """
 
     title: str
@@ -27,7 +28,7 @@ SYSTEMS: dict[str, System] = {
         title="BMUF-Adam, 2 groups of 2",
         strategy=lambda: HierarchicalStrategy(group_size=2, block_sync=BMUFAdam()),
     ),
-    # DDP, with its bytes counted.
+    # DDP that counts its bytes.
     "ddp": System(
         title="DDP, 4 ranks",
         strategy=lambda: HierarchicalStrategy(group_size="world"),
@@ -37,20 +38,23 @@ SYSTEMS: dict[str, System] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run.
+    """Settings of one run.
 
     Attributes:
         system: a key of ``SYSTEMS``.
-        ranks: processes.
-        steps: optimizer steps of each rank.
-        validations: evaluations on the valid split, at equal distances; the last one is at the end.
-        context: tokens of a window.
-        batch_windows: windows in a batch of one rank.
-        learning_rate: of AdamW, at its peak.
-        beta1: first beta of AdamW; BMUF-Adam would lower a larger one by itself, and DDP would not.
-        eval_share: share of the valid and test batches that are evaluated.
-        seed: of the initial model and of the order of the windows.
-        log_dir: TensorBoard logs go here.
+        ranks: number of processes.
+        steps: number of optimizer steps of each rank.
+        validations: number of evaluations on the valid split, at equal intervals. The last one is
+            at the end.
+        context: number of tokens of a window.
+        batch_windows: number of windows in a batch of one rank.
+        learning_rate: peak learning rate of AdamW.
+        beta1: first beta of AdamW. The default is the value to which BMUF-Adam lowers a larger
+            beta, so that both systems use the same.
+        eval_share: fraction of the valid and test batches that are evaluated.
+        seed: seed of the initial model and of the order of the windows.
+        log_dir: folder of the TensorBoard logs.
+
     """
 
     system: str
@@ -66,18 +70,19 @@ class Settings:
     log_dir: str = "outputs/language/demo"
 
     def portable_settings(self) -> dict[str, Any]:
-        """The settings without the folder of one machine."""
+        """Return the settings without folders of this machine."""
         return {**asdict(self), "log_dir": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A place on the learning curve.
+    """A point of the learning curve.
 
     Attributes:
-        step: steps of each rank before it.
-        across_bytes: payload of all ranks across groups before it.
-        bits_per_byte: of the valid split.
+        step: number of steps of each rank so far.
+        across_bytes: payload that all ranks have sent across groups so far.
+        bits_per_byte: bits per byte of the valid split.
+
     """
 
     step: int
@@ -87,17 +92,18 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.portable_settings``.
+        settings: settings of the run, see ``Settings.portable_settings``.
         curve: fields of a ``Point`` for each validation, in order.
-        test_bits_per_byte: of the test split.
-        group_bytes: payload of all ranks inside groups.
-        across_bytes: payload of all ranks across groups. All bytes of DDP are among these, since
-            its ranks are on several hosts where such a comparison matters.
-        train_seconds: of ``fit``, validation included.
-        steps: steps of each rank.
+        test_bits_per_byte: bits per byte of the test split.
+        group_bytes: payload that all ranks have sent inside groups.
+        across_bytes: payload that all ranks have sent across groups. It includes all bytes of DDP,
+            whose ranks would be on several hosts.
+        train_seconds: duration of ``fit``, including validation.
+        steps: number of steps of each rank.
+
     """
 
     settings: dict[str, Any]
@@ -110,7 +116,7 @@ class Result:
 
     @property
     def title(self) -> str:
-        """Name of the system."""
+        """Title of the system."""
         return SYSTEMS[self.settings["system"]].title
 
     @property
@@ -120,9 +126,9 @@ class Result:
 
     @property
     def valid_bits_per_byte(self) -> float:
-        """Of the valid split, at the end."""
+        """Bits per byte of the valid split at the end."""
         return self.points[-1].bits_per_byte
 
     def point_after(self, across_bytes: float) -> Point | None:
-        """The first validation by which so many bytes were sent; None if there is none."""
+        """Return the first validation after so many bytes sent across groups, or None."""
         return next((p for p in self.points if p.across_bytes >= across_bytes), None)

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run: warm-up, then a cosine or a constant and its decay."""
+"""Schedules of the learning rate: warm-up, then a cosine, or a constant and a linear decay."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ ScheduleName = Literal["cosine", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The factor of the peak learning rate at each step.
+    """The learning rate at each step, relative to its peak.
 
     Attributes:
-        kind: ``"cosine"`` falls from 1 to ``final_share`` along half a cosine; ``"constant"`` stays
+        kind: ``"cosine"`` falls from 1 to ``final_share`` along half a cosine. ``"constant"`` stays
             at 1 and falls linearly to ``final_share`` over the last ``decay_share`` of the steps.
-        warmup_share: share of the steps over which the rate rises linearly to its peak.
+        warmup_share: fraction of the steps over which the learning rate rises linearly to its peak.
         decay_share: see ``kind``.
         final_share: see ``kind``.
 
     Raises:
-        ValueError: an unknown kind, or a share out of range.
+        ValueError: the kind is unknown, or a fraction is out of range.
+
     """
 
     kind: ScheduleName = "cosine"
@@ -44,7 +45,13 @@ class Schedule:
             )
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor at step ``step``, counted from 0, of a run of ``steps``; the last one after it."""
+        """Return the factor at a step of a run.
+
+        Args:
+            step: step, counted from 0. After the end of the run, the factor is ``final_share``.
+            steps: number of steps of the run.
+
+        """
         warmup = round(self.warmup_share * steps)
         if step < warmup:
             return (step + 1) / warmup

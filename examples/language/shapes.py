@@ -1,4 +1,4 @@
-"""Sizes of the transformer, by name or number by number."""
+"""Shapes of the transformer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Literal
 
 SizeName = Literal["tiny", "small", "gpt2", "1b"]
 
-# The hidden width of a SwiGLU is a multiple of it, so that matrix kernels fill their tiles and
-# tensor parallelism can divide it.
+# The hidden width of a SwiGLU is a multiple of this number, so that matrix kernels fill their tiles
+# and tensor parallelism can divide it.
 _HIDDEN_MULTIPLE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Numbers that set the size of a transformer, apart from its vocabulary.
+    """Shape of a transformer. The vocabulary is not part of it.
 
     Attributes:
-        layers: L, number of blocks.
-        heads: H, attention heads of a block.
-        width: d, elements of the hidden state of a token.
+        layers: L, number of transformer blocks.
+        heads: H, number of attention heads of a block.
+        width: d, number of elements of the hidden state of a token.
 
     Raises:
-        ValueError: a number below 1, or a width that does not give each head an even number of
-            elements, which rotary positions need.
+        ValueError: a number is below 1, or the width of a head is not an even number, which rotary
+            position embeddings require.
+
     """
 
     layers: int
@@ -42,14 +43,15 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """Elements of a query, key or value of one head."""
+        """Number of elements of a query, key or value of one head."""
         return self.width // self.heads
 
     @property
     def hidden(self) -> int:
         """Hidden width of the SwiGLU: 8/3 d, rounded up to a multiple of 64.
 
-        Its three matrices then have about as many elements as the two of a 4 d wide network.
+        Its three matrices then have about as many elements as the two matrices of a feed-forward
+        network with a hidden width of 4 d.
         """
         return -(-8 * self.width // (3 * _HIDDEN_MULTIPLE)) * _HIDDEN_MULTIPLE
 
@@ -69,14 +71,19 @@ def shape_of(
     heads: int | None = None,
     width: int | None = None,
 ) -> Shape:
-    """The shape of this name, with the numbers that are given instead of its own.
+    """Return the shape with this name, with some of its numbers replaced.
+
+    Args:
+        size: a key of ``SHAPES``.
+        layers, heads, width: values that replace those of the shape. None: no replacement.
 
     Raises:
-        ValueError: an unknown name, or numbers that do not fit together.
+        ValueError: the name is unknown, or the numbers do not fit together.
+
     """
     if size not in SHAPES:
         raise ValueError(f"size must be one of {', '.join(SHAPES)}, got {size!r}")
-    given = {"layers": layers, "heads": heads, "width": width}
+    values = {"layers": layers, "heads": heads, "width": width}
     return replace(
-        SHAPES[size], **{name: value for name, value in given.items() if value is not None}
+        SHAPES[size], **{name: value for name, value in values.items() if value is not None}
     )

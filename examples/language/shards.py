@@ -7,7 +7,7 @@ offset type    meaning
 8      uint32  version of the format, 1
 12     uint32  code of the tokens' dtype: 2 for uint16, 4 for uint32
 16     uint64  number of tokens
-24     tokens  one document after the other, with the end-of-document token between them
+24     tokens  concatenated documents, separated by the end-of-document token
 ====== ======= =============================================================
 """
 
@@ -28,14 +28,15 @@ _DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dt
 
 
 def write_shard(path: str | Path, tokens: np.ndarray) -> None:
-    """Write tokens as a shard, in place of a file of that name.
+    """Write tokens as a shard. An existing file is replaced.
 
     Args:
-        path: of the file; its folder must exist.
+        path: path of the file. Its folder must exist.
         tokens: (N,) uint16 or uint32.
 
     Raises:
-        ValueError: another shape or dtype.
+        ValueError: the tokens have another shape or dtype.
+
     """
     code = tokens.dtype.itemsize
     if tokens.ndim != 1 or tokens.dtype.kind != "u" or code not in _DTYPES:
@@ -44,7 +45,7 @@ def write_shard(path: str | Path, tokens: np.ndarray) -> None:
         )
     header = _HEADER.pack(_MAGIC, _VERSION, code, len(tokens))
     target = Path(path)
-    # Under another name first: no reader ever sees half a file.
+    # A temporary file is renamed at the end, so that other processes never read a partial file.
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -61,7 +62,9 @@ def map_shard(path: str | Path) -> np.ndarray:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no shard, of another version or dtype, or not as long as its header says.
+        ValueError: the file is not a shard, has an unsupported version or dtype, or its length does
+            not match its header.
+
     """
     file = Path(path)
     size = file.stat().st_size
@@ -70,7 +73,7 @@ def map_shard(path: str | Path) -> np.ndarray:
     if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
         raise ValueError(
             f"{file} must begin with {_MAGIC!r} and have a header of {_HEADER.size} bytes, it "
-            f"begins with {start[: len(_MAGIC)]!r}; write it by "
+            f"begins with {start[: len(_MAGIC)]!r}; write it with "
             "examples.language.shards.write_shard"
         )
     _, version, code, count = _HEADER.unpack(start)
@@ -82,12 +85,12 @@ def map_shard(path: str | Path) -> np.ndarray:
         raise ValueError(
             f"{file} must have dtype code 2 (uint16) or 4 (uint32), got {code}; write it again"
         )
-    wanted = _HEADER.size + count * code
-    if size != wanted:
+    expected = _HEADER.size + count * code
+    if size != expected:
         raise ValueError(
-            f"{file} must have {wanted} bytes for the {count} tokens of its header, got {size}; "
-            "it was cut short or changed: copy or write it again"
+            f"{file} must have {expected} bytes for the {count} tokens of its header, got {size}; "
+            "it was truncated or changed: copy or write it again"
         )
     if count == 0:
-        return np.empty(0, _DTYPES[code])  # nothing can be mapped
+        return np.empty(0, _DTYPES[code])  # memmap does not support empty arrays
     return np.memmap(file, dtype=_DTYPES[code], mode="r", offset=_HEADER.size, shape=(count,))

@@ -1,4 +1,4 @@
-"""Tokens per second, and on a GPU the share of its peak that they use (MFU)."""
+"""A callback that logs tokens per second and, on a GPU, model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from examples.language.windows import Batch
 
 
 class Throughput(Callback):
-    """Log ``train/tokens_per_second`` of this rank, and ``train/mfu`` where it runs on CUDA.
+    """Log ``train/tokens_per_second`` of this rank and, on CUDA, ``train/mfu``.
 
-    Model FLOPs utilisation is the model's floating-point operations, see :func:`flops_per_token`,
-    over those of the device's peak in the Trainer's precision. Operations that activation
-    checkpointing repeats don't count. It is left out for devices whose peak Lightning does not
-    know. Validation and the first steps after it are not measured.
+    Model FLOPs utilisation is the number of floating-point operations of the model per second (see
+    :func:`flops_per_token`) divided by the peak of the device in the Trainer's precision. It does
+    not include the operations that activation checkpointing repeats. It is not logged for devices
+    whose peak Lightning has no value for. Validation and the first step after it are not measured.
 
-    Nothing is sent: ranks have values of their own.
+    Values are local to each rank. The callback does not communicate.
 
     Args:
-        every_n_steps: batches over which one value is measured.
+        every_n_steps: number of batches over which a value is measured.
 
     Raises:
-        ValueError: ``every_n_steps`` below 1.
+        ValueError: ``every_n_steps`` is below 1.
+
     """
 
     def __init__(self, *, every_n_steps: int = 20) -> None:
@@ -40,21 +41,21 @@ class Throughput(Callback):
         self._batches = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look up the device's peak."""
+        """Get the peak FLOPs of the device."""
         self._restart()
         if pl_module.device.type == "cuda":
             self._peak = get_available_flops(pl_module.device, _dtype_of(trainer.precision))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the batches so far."""
+        """Restart the measurement."""
         self._restart()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *where: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the batch, and log."""
+        """Count the tokens of the batch, and log a value after ``every_n_steps`` batches."""
         assert isinstance(batch, Batch) and isinstance(pl_module, LanguageModel)
-        if self._start_s is None:  # the first batch is not counted: it may be compiling
+        if self._start_s is None:  # the first batch is not counted, because it may compile
             self._start_s = _now_s(pl_module.device)
             return
         self._tokens += batch.targets.numel()
@@ -76,10 +77,11 @@ class Throughput(Callback):
 
 
 def flops_per_token(model: LanguageModel) -> int:
-    """Floating-point operations of forward and backward for one token: ``6 N + 12 L d T``.
+    """Return the floating-point operations of one token: ``6 N + 12 L d T``.
 
-    N are the parameters of all matrices; the tied embedding counts once, for the logits. The second
-    term is attention over T positions, as it is usually counted: a causal mask saves half of it.
+    N is the number of elements of all matrices. The tied embedding counts once, for the logits. The
+    second term is attention over T positions. By convention, it includes the half that a causal
+    mask can skip.
     """
     shape = model.shape
     matrices = sum(p.numel() for p in model.transformer.parameters() if p.dim() == 2)

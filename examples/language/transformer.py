@@ -16,19 +16,22 @@ _ROTARY_BASE = 10_000.0
 
 
 class Transformer(nn.Module):
-    """Logits of the next token at every position.
+    """Decoder-only transformer that computes the logits of the next token at every position.
 
-    The embedding is tied: one matrix embeds the tokens and computes the logits. It is the larger
-    part of a small model with a large vocabulary, and learns from both uses.
+    The embedding and the output layer share one matrix. In a small model with a large vocabulary,
+    this matrix has most of the parameters.
 
-    Weights are drawn from a normal distribution with a deviation of 0.02; those of matrices that
-    add to the hidden state are divided by sqrt(2 L), so that its variance does not grow with L.
+    Weights are initialised from a normal distribution with a standard deviation of 0.02. The
+    deviation is divided by sqrt(2 L) for matrices whose output is added to the hidden state, so
+    that the variance of the hidden state does not grow with L.
 
     Args:
-        shape: layers, heads and width.
+        shape: number of layers and heads, and width.
         vocabulary: number of tokens.
-        activation_checkpointing: compute the activations of a block again in the backward pass
-            instead of keeping them: about a third more computation, and memory of one block.
+        activation_checkpointing: whether to recompute the activations of a block in the backward
+            pass instead of storing them. The computation grows by about a third, and only the
+            activations of one block are in memory.
+
     """
 
     def __init__(
@@ -47,13 +50,16 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Let the output layer use the embedding's weight."""
+        """Share the weight of the embedding with the output layer."""
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, vocabulary) for tokens (B, T) int64; those at t depend on tokens to t."""
+        """Return the logits (B, T, vocabulary) for tokens (B, T) int64.
+
+        The logits at position t depend on the tokens up to and including t.
+        """
         hidden = self.embedding(tokens)
-        # Computed here, not kept in a buffer: strategies would synchronise a buffer.
+        # Not stored in a buffer, because strategies synchronise buffers.
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         angles = rotary_angles(tokens.shape[1], self.shape.head_width, tokens.device, dtype)
         for block in self.blocks:
@@ -63,7 +69,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each added to the hidden state and preceded by RMSNorm."""
+    """Transformer block: attention and SwiGLU, each with RMSNorm and a residual connection."""
 
     def __init__(self, shape: Shape, *, activation_checkpointing: bool) -> None:
         super().__init__()
@@ -74,9 +80,9 @@ class Block(nn.Module):
         self.activation_checkpointing = activation_checkpointing
 
     def forward(self, hidden: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Hidden state (B, T, d) after this block."""
+        """Return the hidden state (B, T, d) after this block."""
         if self.activation_checkpointing and self.training:
-            # Inside the block, so that FSDP's hooks on the block run once in each direction.
+            # Inside the block, so that FSDP's hooks on the block run once per direction.
             result: Tensor = checkpoint(self._forward, hidden, cosines, sines, use_reentrant=False)
             return result
         return self._forward(hidden, cosines, sines)
@@ -88,31 +94,32 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads with rotary positions."""
+    """Causal multi-head attention with rotary position embeddings."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_width = shape.head_width
-        # Rows are ordered by head, then query, key, value: tensor parallelism cuts between heads.
+        # Rows are ordered by head, then query, key and value, because tensor parallelism divides
+        # the matrix between heads.
         self.query_key_value = _matrix(shape.width, 3 * shape.width)
         self.output = _matrix(shape.width, shape.width, layers=shape.layers)
 
     def forward(self, hidden: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Attend to the same and earlier positions."""
+        """Return the output of the attention to the same and earlier positions, (B, T, d)."""
         projected = self.query_key_value(hidden)
         batch, length = projected.shape[:2]
-        # -1: under tensor parallelism a rank has a part of the heads.
+        # -1, because a rank has only some of the heads under tensor parallelism.
         by_head = projected.view(batch, length, -1, 3, self.head_width).transpose(1, 2)
         query, key, value = by_head.unbind(3)
-        mixed = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             rotate(query, cosines, sines), rotate(key, cosines, sines), value, is_causal=True
         )
-        result: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
+        result: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return result
 
 
 class SwiGLU(nn.Module):
-    """``down(silu(gate(x)) * up(x))``."""
+    """Feed-forward network: ``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -121,7 +128,7 @@ class SwiGLU(nn.Module):
         self.down = _matrix(shape.hidden, shape.width, layers=shape.layers)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Apply it to each position by itself."""
+        """Apply the network to each position."""
         result: Tensor = self.down(functional.silu(self.gate(hidden)) * self.up(hidden))
         return result
 
@@ -129,9 +136,10 @@ class SwiGLU(nn.Module):
 def rotary_angles(
     length: int, head_width: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, head_width / 2) of position times frequency.
+    """Return the cosines and sines (length, head_width / 2) of the rotary angles.
 
-    The frequency of pair i is ``10000 ** (-2 i / head_width)``.
+    An angle is position times frequency. The frequency of pair i is
+    ``10000 ** (-2 i / head_width)``.
     """
     pairs = torch.arange(0, head_width, 2, device=device, dtype=dtype)
     frequencies = _ROTARY_BASE ** (-pairs / head_width)
@@ -140,18 +148,22 @@ def rotary_angles(
 
 
 def rotate(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of vectors (B, H, T, D) by the angle of its position.
+    """Rotate each pair (i, i + D/2) of the vectors (B, H, T, D) by the angle of its position.
 
-    The product of a turned query and a turned key depends on the distance of their positions
-    alone.
+    The dot product of a rotated query and a rotated key depends only on the distance of their
+    positions.
     """
     first, second = vectors.chunk(2, dim=-1)
-    turned = (first * cosines - second * sines, first * sines + second * cosines)
-    return torch.cat(turned, dim=-1).to(vectors.dtype)
+    rotated = (first * cosines - second * sines, first * sines + second * cosines)
+    return torch.cat(rotated, dim=-1).to(vectors.dtype)
 
 
 def _matrix(inputs: int, outputs: int, *, layers: int | None = None) -> nn.Linear:
-    """A linear layer without bias; with ``layers``, one that adds to the hidden state."""
+    """Return a linear layer without bias.
+
+    ``layers`` is the number of layers of the transformer if the output is added to the hidden
+    state, otherwise None.
+    """
     layer = nn.Linear(inputs, outputs, bias=False)
     deviation = _INITIAL_DEVIATION / (1.0 if layers is None else math.sqrt(2 * layers))
     nn.init.normal_(layer.weight, std=deviation)

@@ -1,4 +1,4 @@
-"""Tokens and the bytes that each stands for: bytes themselves, or a trained BPE."""
+"""Vocabularies of tokens: bytes, byte-level BPE, or tokens without a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ END_OF_DOCUMENT = "<|end_of_document|>"
 
 
 class Vocabulary(ABC):
-    """What turns text into tokens and back.
+    """A set of tokens, with the conversion from text to tokens and back.
 
     Attributes:
         size: number of tokens.
-        end: the token after each document.
-        token_bytes: (size,) int64, UTF-8 bytes that each token stands for; 0 for ``end``. None
-            where nobody knows.
+        end: end-of-document token.
+        token_bytes: (size,) int64, number of UTF-8 bytes of each token, 0 for ``end``. None if it
+            is unknown.
+
     """
 
     size: int
@@ -28,20 +29,20 @@ class Vocabulary(ABC):
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
-        """The smallest dtype that holds all tokens."""
+        """The smallest dtype that represents all tokens."""
         return np.uint16 if self.size <= 2**16 else np.uint32
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of one document, without ``end``."""
+        """Return the tokens of one document, without ``end``."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens; bytes that are no UTF-8 are replaced."""
+        """Return the text of tokens. Invalid UTF-8 is replaced."""
 
 
 class ByteVocabulary(Vocabulary):
-    """The 256 values of a byte, and the end of a document as token 256."""
+    """The 256 values of a byte, and the end-of-document token 256."""
 
     token_bytes: np.ndarray
 
@@ -51,34 +52,35 @@ class ByteVocabulary(Vocabulary):
         self.token_bytes = np.array([1] * 256 + [0], dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
-        """Bytes of the text in UTF-8."""
+        """Return the bytes of the text in UTF-8."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the bytes; the end of a document becomes an empty line."""
+        """Return the text of the bytes. The end-of-document token becomes an empty line."""
         return b"".join(b"\n\n" if t == self.end else bytes([t]) for t in tokens).decode(
             errors="replace"
         )
 
 
 class BPEVocabulary(Vocabulary):
-    """Byte-level BPE by the ``tokenizers`` package; every text can be encoded, without loss.
+    """Byte-level BPE of the ``tokenizers`` package. It encodes every text without loss.
 
     Args:
-        definition: a tokenizer in the JSON of that package.
+        definition: a tokenizer in the JSON format of that package.
 
     Raises:
-        ValueError: it is no byte-level tokenizer with a token for the end of a document.
+        ValueError: it is not a byte-level tokenizer with an end-of-document token.
+
     """
 
     token_bytes: np.ndarray
 
     def __init__(self, definition: str) -> None:
-        from tokenizers import Tokenizer  # for this vocabulary alone
+        from tokenizers import Tokenizer  # only needed for BPE
 
         try:
             self._tokenizer = Tokenizer.from_str(definition)
-        except Exception as error:  # the package raises nothing narrower
+        except Exception as error:  # the package has no narrower exception
             raise ValueError(f"no tokenizer in the JSON of `tokenizers`: {error}") from error
         end = self._tokenizer.token_to_id(END_OF_DOCUMENT)
         if end is None:
@@ -89,24 +91,25 @@ class BPEVocabulary(Vocabulary):
         self.definition = definition
         self.end = int(end)
         self.size = self._tokenizer.get_vocab_size()
-        # A byte-level tokenizer writes each byte as one character.
-        written = (self._tokenizer.id_to_token(token) for token in range(self.size))
+        # A byte-level tokenizer represents each byte by one character.
+        texts = (self._tokenizer.id_to_token(token) for token in range(self.size))
         self.token_bytes = np.array(
-            [0 if token == self.end else len(text or "") for token, text in enumerate(written)],
+            [0 if token == self.end else len(text or "") for token, text in enumerate(texts)],
             dtype=np.int64,
         )
 
     @classmethod
     def train(cls, texts: Iterable[str], *, size: int) -> BPEVocabulary:
-        """Train on documents.
+        """Train a BPE on documents.
 
         Args:
-            texts: of the train split.
-            size: tokens, of which 256 are bytes and one is the end of a document; fewer where the
-                texts have no more pairs to merge.
+            texts: documents of the train split.
+            size: maximum number of tokens, including the 256 bytes and the end-of-document token.
+                The vocabulary is smaller if the texts have too few pairs to merge.
 
         Raises:
-            ValueError: ``size`` below 257.
+            ValueError: ``size`` is below 257.
+
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -125,33 +128,35 @@ class BPEVocabulary(Vocabulary):
         return cls(tokenizer.to_str())
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of the text.
+        """Return the tokens of the text.
 
         Raises:
-            ValueError: the tokens do not stand for all bytes of the text, or the text itself has
-                the mark of a document's end.
+            ValueError: the tokens do not represent all bytes of the text, or the text contains the
+                end-of-document token.
+
         """
         tokens = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
-        counted, wanted = int(self.token_bytes[tokens].sum()), len(text.encode())
-        if counted != wanted:
+        encoded, expected = int(self.token_bytes[tokens].sum()), len(text.encode())
+        if encoded != expected:
             raise ValueError(
-                f"the tokens of a text of {wanted} bytes stand for {counted}: the tokenizer must "
-                f"be byte-level, and the text without {END_OF_DOCUMENT}"
+                f"the tokens of a text of {expected} bytes represent {encoded} bytes: the "
+                f"tokenizer must be byte-level, and the text without {END_OF_DOCUMENT}"
             )
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens; the end of a document becomes an empty line."""
+        """Return the text of the tokens. The end-of-document token becomes an empty line."""
         text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return str(text).replace(END_OF_DOCUMENT, "\n\n")
 
 
 class UnknownVocabulary(Vocabulary):
-    """Tokens of shards that came without a tokenizer: numbers, of which only the count is known.
+    """The vocabulary of shards without a tokenizer, of which only the size is known.
 
     Args:
-        size: number of tokens.
+        size: number of tokens. The largest one is the end-of-document token.
         token_bytes: see :class:`Vocabulary`.
+
     """
 
     def __init__(self, size: int, token_bytes: np.ndarray | None = None) -> None:
@@ -160,24 +165,26 @@ class UnknownVocabulary(Vocabulary):
         self.token_bytes = token_bytes
 
     def encode(self, text: str) -> np.ndarray:
-        """Raise: there is no tokenizer.
+        """Raise an error, because there is no tokenizer.
 
         Raises:
             ValueError: always.
+
         """
-        raise ValueError("text needs a tokenizer, and these shards came without one")
+        raise ValueError("text needs a tokenizer, and these shards have none")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The numbers of the tokens."""
+        """Return the token ids as text."""
         return " ".join(map(str, tokens))
 
 
 def read_bpe(path: str | Path) -> BPEVocabulary:
-    """Read a tokenizer that was written as JSON.
+    """Read a tokenizer from a JSON file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no byte-level BPE; the file is named.
+        ValueError: the file does not contain a byte-level BPE. The message names the file.
+
     """
     try:
         return BPEVocabulary(Path(path).read_text(encoding="utf-8"))

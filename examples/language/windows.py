@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from examples.language.corpus import TokenStream
 from examples.rank_batches import StepSampler
 
-# A target that does not count, after the end of the stream; PyTorch's own value for it.
+# Target after the end of the stream, which the loss ignores (PyTorch's default ignore_index).
 IGNORED = -100
 
 
@@ -21,10 +21,11 @@ class Batch(NamedTuple):
     """Windows of one batch.
 
     Attributes:
-        inputs: (B, T) int64 tokens.
-        targets: (B, T) int64, the token after each input; ``IGNORED`` after the end of the stream.
-        bytes: (B,) int64, bytes of text that the targets of each window stand for; None where the
-            vocabulary does not tell.
+        inputs: (B, T) int64, tokens.
+        targets: (B, T) int64, the token after each input. ``IGNORED`` after the end of the stream.
+        bytes: (B,) int64, number of bytes of text that the targets of each window represent. None
+            if the vocabulary has no bytes per token.
+
     """
 
     inputs: Tensor
@@ -33,16 +34,17 @@ class Batch(NamedTuple):
 
 
 class WindowDataset(Dataset[Batch]):
-    """A stream cut into windows of ``context`` + 1 tokens, of which neighbours share one.
+    """Windows of ``context`` + 1 tokens of a stream. Consecutive windows overlap by one token.
 
-    The stream is preceded by the end-of-document token, so that each of its tokens is the target of
-    one window, once. The last window is filled up.
+    The end-of-document token is put before the stream, so that each token of the stream is a target
+    exactly once. The last window is padded.
 
     Args:
         stream: tokens of a split.
-        context: T, inputs of a window.
-        end: the end-of-document token.
+        context: T, number of inputs of a window.
+        end: end-of-document token.
         token_bytes: (vocabulary,) int64, see :class:`~examples.language.vocabulary.Vocabulary`.
+
     """
 
     def __init__(
@@ -54,48 +56,49 @@ class WindowDataset(Dataset[Batch]):
         self._token_bytes = None if token_bytes is None else torch.from_numpy(token_bytes)
 
     def __len__(self) -> int:
-        """Number of windows."""
+        """Return the number of windows."""
         return math.ceil(len(self._stream) / self._context)
 
     def __getitem__(self, windows: tuple[int, ...]) -> Batch:
-        """Batch of the windows with these numbers."""
+        """Return the batch of the windows with these indices."""
         length = self._context + 1
-        tokens = np.full((len(windows), length), IGNORED, dtype=np.int64)
-        for row, window in zip(tokens, windows, strict=True):
+        rows = np.full((len(windows), length), IGNORED, dtype=np.int64)
+        for row, window in zip(rows, windows, strict=True):
             # Window 0 begins before the stream, with the end-of-document token.
             start = window * self._context - 1
-            found = self._stream.read(max(0, start), start + length)
+            segment = self._stream.read(max(0, start), start + length)
             first = 1 if start < 0 else 0
             row[:first] = self._end
-            row[first : first + len(found)] = found
-        both = torch.from_numpy(tokens)
-        targets = both[:, 1:].contiguous()
-        # Any token will do as the input of a target that does not count.
-        inputs = both[:, :-1].clone().masked_fill_(both[:, :-1] == IGNORED, self._end)
-        counts = None
+            row[first : first + len(segment)] = segment
+        tokens = torch.from_numpy(rows)
+        targets = tokens[:, 1:].contiguous()
+        # Inputs of ignored targets may be any valid token.
+        inputs = tokens[:, :-1].clone().masked_fill_(tokens[:, :-1] == IGNORED, self._end)
+        byte_counts = None
         if self._token_bytes is not None:
-            counts = self._token_bytes[targets.clamp(min=0)]
-            counts = counts.masked_fill(targets == IGNORED, 0).sum(1)
-        return Batch(inputs, targets, counts)
+            byte_counts = self._token_bytes[targets.clamp(min=0)]
+            byte_counts = byte_counts.masked_fill(targets == IGNORED, 0).sum(1)
+        return Batch(inputs, targets, byte_counts)
 
 
 class WindowSampler(StepSampler[tuple[int, ...]]):
-    """Yields the windows of each batch of one rank.
+    """Yield the window indices of each batch of one rank.
 
-    Shuffled, for training, every batch has ``batch_windows`` windows; the fewer than
-    ``batch_windows * world_size`` that are left over are others in each epoch. In order, for
-    evaluation, no window is left out, and the sizes of batches differ by at most one.
+    With ``shuffle``, for training, every batch has ``batch_windows`` windows. An epoch omits fewer
+    than ``batch_windows * world_size`` windows, different ones in each epoch. Without it, for
+    evaluation, no window is omitted, and the sizes of batches differ by at most one.
 
     Args:
-        windows: of the split.
-        batch_windows: most windows in a batch of one rank.
+        windows: number of windows of the split.
+        batch_windows: maximum number of windows in a batch of one rank.
         rank: this rank.
-        world_size: ranks among which the batches are shared.
-        shuffle: draw the order from (seed, epoch), or keep that of the stream.
-        seed: of the draws; the same on all ranks.
+        world_size: number of ranks among which the batches are divided.
+        shuffle: whether to draw the order from (seed, epoch) instead of that of the stream.
+        seed: seed of the order, the same on all ranks.
 
     Raises:
         ValueError: a number is out of range, or there are too few windows.
+
     """
 
     def __init__(
@@ -122,12 +125,12 @@ class WindowSampler(StepSampler[tuple[int, ...]]):
             )
 
     def __len__(self) -> int:
-        """Batches of each rank in an epoch."""
+        """Return the number of batches of each rank in an epoch."""
         return self._steps
 
     def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
         batches = self._steps * self.world_size
-        # Views of one array: an epoch of a large corpus has millions of windows.
+        # Views of one array, because an epoch of a large corpus has millions of windows.
         if draw is None:
             parts: list[Any] = list(np.array_split(np.arange(self._windows), batches))
         else:

@@ -17,47 +17,62 @@ from examples.language.vocabulary import BPEVocabulary
 
 
 def write_corpus(corpus: Corpus, out: str | Path, *, shard_tokens: int) -> list[Path]:
-    """Write ``train_00000.bin`` and so on, and ``tokenizer.json`` where there is a tokenizer.
+    """Write ``train_00000.bin`` and so on, and ``tokenizer.json`` if the vocabulary is a BPE.
 
     Args:
-        corpus: of any tokens.
-        out: the folder, made where missing.
-        shard_tokens: most tokens of a file.
+        corpus: corpus to write.
+        out: folder of the files. It is created if it does not exist.
+        shard_tokens: maximum number of tokens of a file.
 
     Returns:
-        The shards, in the order of the splits.
+        The paths of the shards, in the order of the splits.
 
     Raises:
-        ValueError: ``shard_tokens`` below 1.
+        ValueError: ``shard_tokens`` is below 1.
+
     """
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens must be at least 1, got {shard_tokens}")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    paths = []
     for split in SPLITS:
         stream = corpus.splits[split]
         for number, start in enumerate(range(0, len(stream), shard_tokens)):
             path = folder / f"{split}_{number:05d}.bin"
             tokens = stream.read(start, start + shard_tokens)
             write_shard(path, tokens.astype(corpus.vocabulary.dtype))
-            written.append(path)
+            paths.append(path)
     if isinstance(corpus.vocabulary, BPEVocabulary):
         (folder / "tokenizer.json").write_text(corpus.vocabulary.definition, encoding="utf-8")
-    return written
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tokenise a folder, or the standard library, and write it."""
+    """Tokenise a folder or the standard library, and write the shards."""
     parser = argparse.ArgumentParser(prog="python -m examples.language.write_shards")
     parser.add_argument("--out", required=True, help="folder of the shards")
-    parser.add_argument("--path", help="folder of text files; without it, the standard library")
-    parser.add_argument("--pattern", default="**/*.txt", help="of the files below --path")
+    parser.add_argument("--path", help="folder of text files (default: the standard library)")
     parser.add_argument(
-        "--tokenizer", default="bpe", help="bytes, bpe (trained on the train split) or a file"
+        "--pattern", default="**/*.txt", help="pattern of the files in --path (default: **/*.txt)"
     )
-    parser.add_argument("--vocabulary-size", type=int, default=DEFAULT_BPE_SIZE, help="of a BPE")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="most of a file")
+    parser.add_argument(
+        "--tokenizer",
+        default="bpe",
+        help="bytes, bpe (trained on the train split) or a tokenizer.json (default: bpe)",
+    )
+    parser.add_argument(
+        "--vocabulary-size",
+        type=int,
+        default=DEFAULT_BPE_SIZE,
+        help="number of tokens of a BPE (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=100_000_000,
+        help="maximum number of tokens of a shard (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     try:
         documents = (
@@ -71,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             vocabulary_size=options.vocabulary_size,
             cache_dir=default_cache_dir(),
         )
-        written = write_corpus(corpus, options.out, shard_tokens=options.shard_tokens)
+        paths = write_corpus(corpus, options.out, shard_tokens=options.shard_tokens)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     counts = ", ".join(f"{len(corpus.splits[split])} {split}" for split in SPLITS)
-    print(f"{len(written)} shards in {options.out}: {counts} tokens of {corpus.vocabulary.size}")
+    print(f"{len(paths)} shards in {options.out}: {counts} tokens of {corpus.vocabulary.size}")
 
 
 if __name__ == "__main__":

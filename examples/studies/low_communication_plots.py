@@ -102,7 +102,7 @@ def name_of(run: Settings) -> str:
     if run.warmup_share:
         parts.append(f"warm-up {run.warmup_share:.0%}")
     momentum = "N" if run.outer_momentum is None else f"{run.outer_momentum:g}"
-    if run.moves_moments:
+    if run.exchanges_moments:
         return f"BMUF-Adam, {', '.join(parts)}"
     if run.beta1 != _BETA1:
         parts.append(f"beta1 {run.beta1:g}")

@@ -1,1 +1,1 @@
-"""Where the text comes from."""
+"""Sources of text: the standard library, folders and shards."""

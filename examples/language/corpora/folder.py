@@ -15,20 +15,22 @@ def build_folder_documents(
     test_path: str | None = None,
     pattern: str = "**/*.txt",
 ) -> Documents:
-    """Read the text files of a folder, each of which is a document, in UTF-8.
+    """Return the text files of folders as documents. Files must be in UTF-8.
 
-    Either one folder is divided, by a hash of the files' names within it, into 90% train, 5% valid
-    and 5% test, or each split has a folder of its own. Splits without a folder are empty: a model
-    is tested with ``test_path`` alone.
+    A hash of the file names divides the files of ``path`` into 90% train, 5% valid and 5% test.
+    Alternatively, each split has its own folder. Splits without a folder are empty, so
+    ``test_path`` is sufficient to test a model.
 
     Args:
-        path: the folder to divide.
+        path: folder that is divided.
         train_path, valid_path, test_path: folders of the splits, instead of ``path``.
-        pattern: of the files below a folder, as in ``pathlib.Path.glob``.
+        pattern: pattern of the files in a folder, as in ``pathlib.Path.glob``.
 
     Raises:
-        FileNotFoundError: a folder is missing or has no such file.
-        ValueError: neither or both ways are used; or, when the files are read, one is not UTF-8.
+        FileNotFoundError: a folder does not exist or has no matching file.
+        ValueError: both or neither of ``path`` and the folders of splits are given, or a file is
+            not UTF-8 (raised when it is read).
+
     """
     folders = {"train": train_path, "valid": valid_path, "test": test_path}
     given = {split: folder for split, folder in folders.items() if folder is not None}
@@ -55,16 +57,16 @@ def build_folder_documents(
 
 
 def _find(folder: str, pattern: str) -> list[Path]:
-    found = sorted(file for file in Path(folder).glob(pattern) if file.is_file())
-    if not found:
+    files = sorted(file for file in Path(folder).glob(pattern) if file.is_file())
+    if not files:
         raise FileNotFoundError(f"no file {pattern} in {folder!r}; see path and pattern")
-    return found
+    return files
 
 
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode()  # not read_text: line ends stay as they are
+        return file.read_bytes().decode()  # read_text would change line ends
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file} must be text in UTF-8: {error}; convert it, or leave it out by pattern"
+            f"{file} must be text in UTF-8: {error}; convert it, or exclude it by pattern"
         ) from error

@@ -1,4 +1,4 @@
-"""Pre-tokenised shards, as ``examples.language.write_shards`` writes them."""
+"""Pre-tokenised shards, written by ``examples.language.write_shards``."""
 
 from __future__ import annotations
 
@@ -26,40 +26,45 @@ def build_shards_corpus(
     vocabulary_size: int | None = None,
     token_bytes: str | None = None,
 ) -> Corpus:
-    """Map the shards of each split into memory, as one stream in the order of the list.
+    """Map the shards of each split into memory, and concatenate them in the order of the list.
 
-    What the tokens are is said by ``tokenizer`` or by ``vocabulary_size``. Where neither their
-    bytes are known by the tokenizer nor by ``token_bytes``, bits per byte are not measured.
+    The vocabulary is defined by either ``tokenizer`` or ``vocabulary_size``. Without ``tokenizer``
+    and ``token_bytes``, bits per byte are not computed.
 
     Args:
-        train, valid, test: paths of ``.bin`` files, with ``*`` and ``?`` for several.
+        train, valid, test: paths of ``.bin`` files. File names may contain ``*`` and ``?``.
         tokenizer: ``"bytes"``, or the path of a ``tokenizer.json``.
-        vocabulary_size: number of tokens, where there is no tokenizer. The largest is taken as the
-            end of a document.
-        token_bytes: path of a NumPy file (.npy) of ``vocabulary_size`` integers, the bytes of each
-            token.
+        vocabulary_size: number of tokens, if there is no tokenizer. The largest token is the
+            end-of-document token.
+        token_bytes: path of a NumPy file (.npy) of ``vocabulary_size`` integers, the number of
+            bytes of each token.
 
     Raises:
         FileNotFoundError: a path matches no file.
-        ValueError: a file is no shard, or the arguments do not fit.
+        ValueError: a file is not a shard, or the arguments do not fit.
+
     """
     vocabulary = _vocabulary(tokenizer, vocabulary_size, token_bytes)
     paths = {"train": train, "valid": valid, "test": test}
-    splits = {split: TokenStream(map(map_shard, _find(given))) for split, given in paths.items()}
+    splits = {
+        split: TokenStream(map(map_shard, _find(patterns))) for split, patterns in paths.items()
+    }
     return Corpus(name="shards", vocabulary=vocabulary, splits=splits)
 
 
-def _find(given: Sequence[str]) -> list[Path]:
-    if isinstance(given, str):
-        raise ValueError(f"each split must be a list of paths, got {given!r}; write [{given!r}]")
-    found: list[Path] = []
-    for pattern in given:
+def _find(patterns: Sequence[str]) -> list[Path]:
+    if isinstance(patterns, str):
+        raise ValueError(
+            f"each split must be a list of paths, got {patterns!r}; write [{patterns!r}]"
+        )
+    files: list[Path] = []
+    for pattern in patterns:
         path = Path(pattern)
-        files = sorted(path.parent.glob(path.name))
-        if not files:
+        matches = sorted(path.parent.glob(path.name))
+        if not matches:
             raise FileNotFoundError(f"no shard {pattern}")
-        found += files
-    return found
+        files += matches
+    return files
 
 
 def _vocabulary(tokenizer: str | None, size: int | None, token_bytes: str | None) -> Vocabulary:
@@ -70,7 +75,9 @@ def _vocabulary(tokenizer: str | None, size: int | None, token_bytes: str | None
         )
     if tokenizer is not None:
         if token_bytes is not None:
-            raise ValueError("token_bytes belongs to vocabulary_size; the tokenizer knows its own")
+            raise ValueError(
+                "token_bytes requires vocabulary_size; omit it, because the tokenizer defines it"
+            )
         return ByteVocabulary() if tokenizer == "bytes" else read_bpe(tokenizer)
     assert size is not None
     if size < 1:

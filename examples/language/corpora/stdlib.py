@@ -1,4 +1,4 @@
-"""Source of the running Python's standard library, which needs no download."""
+"""Source code of the running Python's standard library, which needs no download."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from pathlib import Path
 
 from examples.language.documents import SPLITS, Documents, split_of
 
-# Not part of the library, or made by an installation.
-_LEFT_OUT = ("site-packages", "dist-packages", "__pycache__", "lib-dynload")
+# Folders that are not source code of the library.
+_EXCLUDED_FOLDERS = ("site-packages", "dist-packages", "__pycache__", "lib-dynload")
 _TEST_FOLDERS = ("test", "tests", "idle_test")
 _TABLE_LINES = 50
 
 
 def build_stdlib_documents(*, tests: bool = False, path: str | None = None) -> Documents:
-    """The Python files of the standard library.
+    """Return the Python files of the standard library as documents.
 
-    Left out are files that this Python does not parse, a second file with the same content, and
-    generated tables: see :func:`is_table`. Other versions of Python have other files: run all hosts
-    of a job, and runs that are compared, with the same one.
+    Files that this Python does not parse, duplicates, and generated tables (see :func:`is_table`)
+    are excluded. The files depend on the version of Python, so all hosts of a job and all runs of a
+    comparison need the same version.
 
     Args:
-        tests: keep folders named test, tests and idle_test, which more than double the text where
-            the installation has them.
-        path: folder of the library; None is that of the running Python.
+        tests: whether to include folders named test, tests and idle_test. They more than double the
+            text, if they are installed.
+        path: folder of the library. None: that of the running Python.
 
     Raises:
         FileNotFoundError: the folder has no Python file.
+
     """
     root = Path(path or sysconfig.get_path("stdlib"))
-    excluded = {*_LEFT_OUT, *(() if tests else _TEST_FOLDERS)}
+    excluded = {*_EXCLUDED_FOLDERS, *(() if tests else _TEST_FOLDERS)}
     files = sorted(_python_files(root, excluded))
     if not files:
         raise FileNotFoundError(f"no Python file in {root}")
     state = {
-        "rules": 1,  # another number where the functions below change
+        "rules": 1,  # version of the functions below, to be incremented when they change
         "version": sys.version,
         "files": [[f.relative_to(root).as_posix(), f.stat().st_size] for f in files],
     }
@@ -47,13 +48,13 @@ def build_stdlib_documents(*, tests: bool = False, path: str | None = None) -> D
 
 
 def is_table(source: str) -> bool:
-    """Whether more than half of a file's lines are in long literals, as in a generated table.
+    """Return whether more than half of the lines of a file are in long literals.
 
-    A long literal is a constant, dict, list, tuple or set of at least 50 lines; docstrings don't
-    count.
+    A long literal is a constant, dict, list, tuple or set of at least 50 lines, except a docstring.
 
     Raises:
         SyntaxError, ValueError: the source is not Python.
+
     """
     tree = ast.parse(source)
     docstrings = {
@@ -75,7 +76,7 @@ def is_table(source: str) -> bool:
 
 def _python_files(root: Path, excluded: set[str]) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        # In place, so that excluded folders, which can be large, are not walked through.
+        # In place, so that os.walk does not enter excluded folders, which may be large.
         folders[:] = [name for name in folders if name not in excluded]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
@@ -90,7 +91,7 @@ def _read(root: Path, files: list[Path]) -> dict[str, list[str]]:
             text = content.decode()
             if not text.strip() or digest in seen or is_table(text):
                 continue
-        except (SyntaxError, ValueError):  # the tests have files that no parser shall read
+        except (SyntaxError, ValueError):  # the tests include files that are invalid on purpose
             continue
         seen.add(digest)
         splits[split_of(file.relative_to(root).as_posix())].append(text)

@@ -1,1 +1,1 @@
-"""Many small workers trained as one batch of models: the papers' equations without the package."""
+"""Training of many small workers as one batch of models, written from the papers' equations."""

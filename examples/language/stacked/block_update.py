@@ -1,6 +1,6 @@
-"""Block momentum of a stack of models, written from the papers' equations alone.
+"""Block momentum of a stack of models, written from the papers' equations.
 
-No code of ``lightning_hier`` is used, so a comparison with its strategies is a check of both.
+It uses no code of ``lightning_hier``, so a comparison with the strategies checks both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from examples.language.stacked.settings import Settings
 
 
 class BlockUpdate:
-    """MA, CBM, NBM and BMUF-Adam.
+    """Global update of MA, CBM, NBM and BMUF-Adam.
 
     Args:
-        settings: of the run.
-        start: weights (P,) from which the first block starts.
-        optimizer: of the workers, with the state from which the first block starts.
+        settings: settings of the run.
+        start: weights (P,) at the start of the first block.
+        optimizer: optimizer of the workers, in its state at the start of the first block.
 
     Attributes:
         model: W, the global model (P,).
-        synchronised: synchronisations so far.
+        synchronised: number of synchronisations so far.
 
     """
 
@@ -32,20 +32,20 @@ class BlockUpdate:
         self.synchronised = 0
         self._eta = settings.eta
         self._nesterov = settings.system != "bmuf_cbm"
-        corrected = settings.corrects if settings.system == "bmuf_adam" else ""
-        self._corrects_first = corrected in ("both", "first")
-        self._corrects_second = corrected in ("both", "second")
+        corrects = settings.corrects if settings.system == "bmuf_adam" else ""
+        self._corrects_first = corrects in ("both", "first")
+        self._corrects_second = corrects in ("both", "second")
         self._delta = torch.zeros_like(start)
         self._start = start.clone()
         self._rho = 0.0
         self._mean = GroupMean(settings, start)
         self._optimizer = optimizer
-        self._pending = 0
+        self._pending_steps = 0
         self._moments_every = settings.moments_every
-        self._moments_due = settings.moments_every
-        self._steps_of_moments = 0
-        self._moves_moments = settings.moves_moments
-        if self._moves_moments:
+        self._blocks_until_exchange = settings.moments_every
+        self._steps_since_exchange = 0
+        self._exchanges_moments = settings.exchanges_moments
+        if self._exchanges_moments:
             assert isinstance(optimizer, AdamW)
             self._moments = (optimizer.mean[0].clone(), optimizer.square[0].clone())
 
@@ -53,18 +53,18 @@ class BlockUpdate:
         """Synchronise the local models (N, P) after the last step of a block, in place.
 
         Args:
-            weights: of the workers.
-            step: in the block, counted from 1.
-            block_size: tau.
+            weights: weights of the workers.
+            step: step of the block, counted from 1.
+            block_size: tau, number of steps of the block.
 
         """
-        self._pending = step
+        self._pending_steps = step
         if step == block_size:
             self.finish(weights)
 
     def finish(self, weights: Tensor) -> None:
-        """Synchronise what is left after the last step of a run, in place."""
-        if not self._pending:
+        """Synchronise steps that have not been synchronised at the end of a run, in place."""
+        if not self._pending_steps:
             return
         update = self._mean(weights - self._start)  # bmuf eq. 2
         self._delta = self._eta * self._delta + update  # eq. 3
@@ -72,21 +72,23 @@ class BlockUpdate:
         ahead = self._eta if self._nesterov else 0.0
         self._start = self.model + ahead * self._delta  # eq. 5 and 6
         weights.copy_(self._start)
-        if self._moves_moments:
-            self._move_moments(self._pending)
+        if self._exchanges_moments:
+            self._count_block(self._pending_steps)
         self._optimizer.begin_block()
-        self._pending = 0
+        self._pending_steps = 0
         self.synchronised += 1
 
-    def _move_moments(self, steps: int) -> None:
+    def _count_block(self, steps: int) -> None:
+        """Exchange the moments if enough blocks have passed since the last exchange."""
         self._rho = self._eta * self._rho + steps  # bmuf_adam eq. 4
-        self._steps_of_moments += steps
-        self._moments_due -= 1
-        if not self._moments_due:
-            self._exchange_moments(self._steps_of_moments)
-            self._steps_of_moments, self._moments_due = 0, self._moments_every
+        self._steps_since_exchange += steps
+        self._blocks_until_exchange -= 1
+        if not self._blocks_until_exchange:
+            self._exchange_moments(self._steps_since_exchange)
+            self._steps_since_exchange, self._blocks_until_exchange = 0, self._moments_every
 
     def _exchange_moments(self, steps: int) -> None:
+        """Average the moments of the workers, and correct them for the momentum of the model."""
         adam = self._optimizer
         assert isinstance(adam, AdamW)
         first, second = self._mean.of_state(adam.mean), self._mean.of_state(adam.square)
@@ -103,8 +105,8 @@ class BlockUpdate:
 
 
 def _corrected(mean: Tensor, previous: Tensor, beta: float, steps: int, ahead: float) -> Tensor:
-    """bmuf_adam eq. 18."""
-    whole = 1.0 - beta**steps
-    of_previous = beta**steps * (beta**ahead - 1.0) / whole
-    of_mean = (1.0 - beta ** (steps + ahead)) / whole
-    return of_previous * previous + of_mean * mean
+    """Return the corrected moment, bmuf_adam eq. 18."""
+    denominator = 1.0 - beta**steps
+    previous_weight = beta**steps * (beta**ahead - 1.0) / denominator
+    mean_weight = (1.0 - beta ** (steps + ahead)) / denominator
+    return previous_weight * previous + mean_weight * mean

@@ -1,4 +1,4 @@
-"""The same run by the package's strategies and Lightning's Trainer, to compare with."""
+"""Training of the same run by the package's strategies and Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_hier import BMUF, QSR, BMUFAdam, DiLoCo, HierarchicalStrategy, Mo
 
 
 class _Batches(Dataset[Batch]):
-    """The batch of a worker at a step, by both numbers."""
+    """Batches by step and worker."""
 
     def __init__(self, settings: Settings) -> None:
         self._draws = Draws(settings)
@@ -40,12 +40,12 @@ class _Batches(Dataset[Batch]):
         return Batch(inputs, targets, None)
 
 
-class _OwnSteps(DistributedSampler[Any]):
-    """The steps of one worker, whose number ``rank`` is."""
+class _WorkerSteps(DistributedSampler[Any]):
+    """Sampler of the keys (step, worker) of one worker."""
 
     def __init__(self, settings: Settings, worker: int, workers: int) -> None:
         super().__init__(
-            range(settings.steps),  # type: ignore[arg-type]  # only its length is asked for
+            range(settings.steps),  # type: ignore[arg-type]  # only its length is used
             num_replicas=workers,
             rank=worker,
         )
@@ -59,44 +59,45 @@ class _OwnSteps(DistributedSampler[Any]):
 
 
 class _Data(pl.LightningDataModule):
-    is_fitting = False  # so that the model does not compare its vocabulary with a corpus's
+    is_fitting = False  # disables the model's check of its vocabulary, which needs a corpus
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Made once for each worker."""
-        sampler = _OwnSteps(self._settings, *rank_and_world_size(self.trainer))
+        """Return the batches of one worker. The strategy calls it once for each worker."""
+        sampler = _WorkerSteps(self._settings, *rank_and_world_size(self.trainer))
         return DataLoader(_Batches(self._settings), sampler=sampler, batch_size=None)
 
 
 class _Model(LanguageModel):
-    """The language example's model, by SGD too."""
+    """The model of the language example, with SGD as an alternative to AdamW."""
 
     sgd_rate: float | None = None
 
     def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
         if self.sgd_rate is None:
-            return found
+            return super().configure_optimizers()
         sgd = torch.optim.SGD(self.parameters(), lr=self.sgd_rate, momentum=MOMENTUM)
         steps = int(self.trainer.max_steps)
-        rates = torch.optim.lr_scheduler.LambdaLR(
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
             sgd, lambda step: self.schedule.factor(step, steps)
         )
-        return {"optimizer": sgd, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def train_by_trainer(
     settings: Settings, dtype: torch.dtype = torch.float32, *, ranks: int = 1
 ) -> tuple[Tensor, int]:
-    """The global model (P,) after training, and the number of synchronisations of models.
+    """Return the global model (P,) after training, and the number of synchronisations of models.
+
+    Every rank must call it.
 
     Args:
-        settings: of the run.
-        dtype: of the weights.
-        ranks: real ones, each with an equal share of the workers. A collective of them.
+        settings: settings of the run.
+        dtype: dtype of the weights.
+        ranks: number of ranks, each of which trains equally many workers.
 
     """
     silence_lightning()
@@ -147,17 +148,17 @@ def _strategy(settings: Settings, virtual_workers: int) -> HierarchicalStrategy:
 
 def _block_sync(settings: Settings) -> ModelAveraging | BMUF | BMUFAdam | DiLoCo:
     rule = settings.qsr and QSR(coefficient=settings.qsr, max_block_size=settings.longest_block)
-    shared: dict[str, Any] = {
+    common: dict[str, Any] = {
         "block_size": settings.block_size,
         "block_rule": rule,
         "across_dtype": settings.across_dtype,
         "across_density": settings.across_density,
     }
     if settings.system == "model_averaging":
-        return ModelAveraging(**shared)
+        return ModelAveraging(**common)
     if settings.system == "diloco":
         return DiLoCo(
-            **shared,
+            **common,
             outer_lr=settings.outer_lr,
             outer_momentum="auto" if settings.outer_momentum is None else settings.outer_momentum,
             fragments=settings.fragments,
@@ -166,9 +167,9 @@ def _block_sync(settings: Settings) -> ModelAveraging | BMUF | BMUFAdam | DiLoCo
         )
     if settings.system in ("bmuf_cbm", "bmuf_nbm"):
         nesterov = settings.system == "bmuf_nbm"
-        return BMUF(**shared, block_momentum=settings.eta, nesterov=nesterov)
+        return BMUF(**common, block_momentum=settings.eta, nesterov=nesterov)
     return BMUFAdam(
-        **shared,
+        **common,
         block_momentum=settings.eta,
         moments="corrected" if settings.system == "bmuf_adam" else "average",
         moments_every=settings.moments_every,

@@ -1,4 +1,4 @@
-"""The text of a run: the same windows in the same order, however many workers share them."""
+"""Text windows of a run, whose order does not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _VALID_WINDOWS = 4096
 
 
 class Draws:
-    """Windows of Python's standard library at random places of the train split.
+    """Windows at random positions of the train split of Python's standard library.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
 
     """
 
     def __init__(self, settings: Settings) -> None:
         self._stream = _stream("train")
         shape = (settings.steps, settings.workers, settings.batch_windows)
-        draw = np.random.default_rng([settings.seed])
-        starts = draw.integers(0, len(self._stream) - CONTEXT - 1, size=np.prod(shape))
+        generator = np.random.default_rng([settings.seed])
+        starts = generator.integers(0, len(self._stream) - CONTEXT - 1, size=np.prod(shape))
         self._starts = torch.from_numpy(starts.reshape(shape))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (N, B, T) of all workers at this step, counted from 0."""
+        """Return the inputs and targets (N, B, T) of all workers at a step, counted from 0."""
         return _windows(self._stream, self._starts[step])
 
 
 def valid_windows() -> tuple[Tensor, Tensor]:
-    """Inputs and targets (windows, T), at equal distances over the valid split."""
+    """Return the inputs and targets (windows, T) of the valid split, at equal intervals."""
     stream = _stream("valid")
     starts = torch.linspace(0, len(stream) - CONTEXT - 2, _VALID_WINDOWS).long()
     return _windows(stream, starts)

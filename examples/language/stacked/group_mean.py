@@ -1,4 +1,4 @@
-"""The mean of what many models send: exact, or rounded or sparse with error feedback."""
+"""Mean of the local updates of many models: exact, quantised, or sparse, with error feedback."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from torch.nn.functional import pad
 
 from examples.language.stacked.settings import Settings
 
-# Number of elements that share a scale, and the largest multiple of the scale.
+# Elements of a quantisation group, and the largest quantised value.
 _LEVELS = {"int8": (512, 127), "int4": (128, 7)}
-# Elements of which the largest are selected together.
+# The largest elements are selected from each range of this length.
 _SELECTION_BLOCK = 4096
 
 
 class GroupMean:
-    """Mean of local updates. Every model is on a host of its own.
+    """Mean of local updates. Each model is on a different host.
 
-    With error feedback e_k of model k, and f of the sum, which is not rounded if it is sparse::
+    With the error feedback e_k of model k, and f of the sum::
 
         q_k = Q(update_k / N + e_k),  e_k <- update_k / N + e_k - q_k
         s   = sum over k of q_k + f,  mean = Q(s),  f <- s - Q(s)
 
+    The sum of sparse updates is not quantised: mean = s.
+
     Args:
-        settings: of the run.
+        settings: settings of the run.
         like: one update (P,).
 
     """
@@ -39,23 +41,24 @@ class GroupMean:
         self._error_of_sum = torch.zeros_like(like)
 
     def __call__(self, updates: Tensor) -> Tensor:
-        """Mean (P,) of the updates (N, P)."""
+        """Return the mean (P,) of the updates (N, P)."""
         if self._exact:
             return updates.mean(0)
         self._errors.add_(updates, alpha=1.0 / self._models)
         if self._density < 1.0:
             return torch.stack([self._sparse(errors) for errors in self._errors]).sum(0)
-        self._error_of_sum += torch.stack([self._rounded(own) for own in self._errors]).sum(0)
-        return self._rounded(self._error_of_sum)
+        received = [self._quantise(errors) for errors in self._errors]
+        self._error_of_sum += torch.stack(received).sum(0)
+        return self._quantise(self._error_of_sum)
 
-    def _rounded(self, values: Tensor) -> Tensor:
-        """The values as they are received; they become their errors, in place."""
+    def _quantise(self, values: Tensor) -> Tensor:
+        """Return the quantised values, and replace ``values`` by their errors, in place."""
         received = _quantised(values, self._levels)
         values -= received
         return received
 
     def _sparse(self, values: Tensor) -> Tensor:
-        """The same, of the largest magnitudes of each 4096 elements; the others are 0."""
+        """Like :meth:`_quantise`, with 0 except for the largest magnitudes of 4096 elements."""
         positions = torch.arange(values.numel())
         selected = torch.cat(
             [
@@ -69,7 +72,7 @@ class GroupMean:
         return received
 
     def of_state(self, values: Tensor) -> Tensor:
-        """Mean (P,) of moments (N, P), in bfloat16 where updates are not exact."""
+        """Return the mean (P,) of moments (N, P), in bfloat16 unless updates are exact."""
         if self._exact:
             return values.mean(0)
         sent = (values / self._models).bfloat16().to(values.dtype)
@@ -77,16 +80,19 @@ class GroupMean:
 
 
 def _largest(values: Tensor, share: float) -> Tensor:
-    """Positions of the largest magnitudes, in ascending order."""
+    """Return the positions of the largest magnitudes, in ascending order."""
     return values.abs().topk(math.ceil(share * values.numel())).indices.sort().values
 
 
 def _quantised(values: Tensor, levels: tuple[int, int] | None) -> Tensor:
-    """The nearest multiples of scales in float32, which are the largest of a group / levels."""
+    """Return the values rounded to multiples of the scale of their quantisation group.
+
+    The scale is the largest magnitude of the group, divided by the number of levels, in float32.
+    """
     if levels is None:
         return values
     size, largest = levels
     groups = pad(values, (0, -values.numel() % size)).view(-1, size)
     scales = (groups.abs().amax(1, keepdim=True) / largest).float().to(values.dtype)
-    steps = (groups / scales).nan_to_num().round()
-    return (steps * scales).flatten()[: values.numel()]
+    multiples = (groups / scales).nan_to_num().round()
+    return (multiples * scales).flatten()[: values.numel()]

@@ -1,4 +1,4 @@
-"""AdamW and SGD for a stack of models."""
+"""Local optimizers for a stack of models: AdamW and SGD."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _EPSILON = 1e-8
 
 
 class LocalOptimizer(ABC):
-    """Steps of M models, rows of one matrix."""
+    """Optimizer of M models, whose weights are the rows of one matrix."""
 
     @abstractmethod
     def step(self, weights: Tensor, gradients: Tensor, rate: float) -> None:
-        """One step of every model, in place."""
+        """Take one step with every model, in place."""
 
     @abstractmethod
     def repeat(self, models: int) -> None:
-        """Give each of so many models the state of the one that has been trained."""
+        """Copy the state of the only model to ``models`` models."""
 
     @abstractmethod
     def begin_block(self) -> None:
-        """Forget what does not go on from one block to the next."""
+        """Reset the state that is not kept from one block to the next."""
 
 
 class AdamW(LocalOptimizer):
@@ -33,13 +33,13 @@ class AdamW(LocalOptimizer):
 
     Args:
         like: weights (M, P).
-        decayed: (P,), 1 where weight decay acts.
-        betas: of the first and the second moment.
+        decayed: (P,), 1 for elements with weight decay, otherwise 0.
+        betas: betas of the first and the second moment.
 
     Attributes:
         mean: first moments (M, P).
         square: second moments (M, P).
-        count: k, steps by which the bias is corrected.
+        count: k, step count of the bias correction.
 
     """
 
@@ -51,7 +51,7 @@ class AdamW(LocalOptimizer):
         self._decayed = decayed * WEIGHT_DECAY
 
     def step(self, weights: Tensor, gradients: Tensor, rate: float) -> None:
-        """One step of every model, in place."""
+        """Take one step with every model, in place."""
         first, second = self.betas
         self.count += 1.0
         weights.mul_(1.0 - rate * self._decayed)
@@ -62,16 +62,16 @@ class AdamW(LocalOptimizer):
         weights.addcdiv_(self.mean, scale, value=-rate / (1.0 - first**self.count))
 
     def repeat(self, models: int) -> None:
-        """Give each of so many models the moments of the one that has been trained."""
+        """Copy the moments of the only model to ``models`` models."""
         self.mean = self.mean.repeat(models, 1)
         self.square = self.square.repeat(models, 1)
 
     def begin_block(self) -> None:
-        """Keep everything."""
+        """Keep the whole state."""
 
 
 class SGD(LocalOptimizer):
-    """SGD with momentum, which starts from 0 in each block, as in the papers.
+    """SGD with momentum, which is reset to 0 at the start of each block, as in the papers.
 
     Args:
         like: weights (M, P).
@@ -82,14 +82,14 @@ class SGD(LocalOptimizer):
         self._momentum = torch.zeros_like(like)
 
     def step(self, weights: Tensor, gradients: Tensor, rate: float) -> None:
-        """One step of every model, in place."""
+        """Take one step with every model, in place."""
         self._momentum.mul_(MOMENTUM).add_(gradients)
         weights.add_(self._momentum, alpha=-rate)
 
     def repeat(self, models: int) -> None:
-        """Give each of so many models the momentum of the one that has been trained."""
+        """Copy the momentum of the only model to ``models`` models."""
         self._momentum = self._momentum.repeat(models, 1)
 
     def begin_block(self) -> None:
-        """Forget the momentum."""
+        """Reset the momentum."""
         self._momentum.zero_()

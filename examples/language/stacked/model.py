@@ -1,4 +1,4 @@
-"""The transformer of the language example for a stack of models, each with weights of its own."""
+"""The transformer of the language example for a stack of models with different weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from examples.language.transformer import Transformer, rotary_angles, rotate
 
 
 class StackedTransformer:
-    """Losses of M models of the same shape, from their weights as rows of one matrix (M, P).
+    """M models of the same shape, whose weights are the rows of one matrix (M, P).
 
     Args:
-        dtype: of the weights.
+        dtype: dtype of the weights.
 
     """
 
@@ -23,33 +23,33 @@ class StackedTransformer:
             name: parameter.shape for name, parameter in _transformer().named_parameters()
         }
         self.sizes = [shape.numel() for shape in self._shapes.values()]
-        """Elements of each parameter, in the order of the rows."""
+        """Number of elements of each parameter, in the order of a row."""
         self._angles = rotary_angles(CONTEXT, SHAPE.head_width, torch.device("cpu"), dtype)
         matrices = [
             float(name.startswith("blocks.") and len(shape) == 2)
             for name, shape in self._shapes.items()
         ]
         self.decayed = torch.repeat_interleave(torch.tensor(matrices), torch.tensor(self.sizes))
-        """(P,): 1 where weight decay acts, on the matrices of the blocks, else 0."""
+        """(P,): 1 for the matrices of the blocks, to which weight decay applies, otherwise 0."""
         self.decayed = self.decayed.to(dtype)
 
     def losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropies (M,) of weights (M, P) on tokens (M, B, T)."""
+        """Return the mean cross entropies (M,) of weights (M, P) on tokens (M, B, T)."""
         models = len(weights)
-        parts = zip(self._shapes.items(), weights.split(self.sizes, dim=1), strict=True)
-        matrices = {name: part.view(models, *shape) for (name, shape), part in parts}
-        embedding = matrices["embedding.weight"]
+        slices = zip(self._shapes.items(), weights.split(self.sizes, dim=1), strict=True)
+        parameters = {name: values.view(models, *shape) for (name, shape), values in slices}
+        embedding = parameters["embedding.weight"]
         hidden = embedding[torch.arange(models).unsqueeze(1), inputs.reshape(models, -1)]
-        for number in range(SHAPE.layers):
-            prefix = f"blocks.{number}."
+        for layer in range(SHAPE.layers):
+            prefix = f"blocks.{layer}."
             block = {
-                name.removeprefix(prefix): matrix
-                for name, matrix in matrices.items()
+                name.removeprefix(prefix): parameter
+                for name, parameter in parameters.items()
                 if name.startswith(prefix)
             }
             hidden = hidden + self._attention(_norm(hidden, block["attention_norm.weight"]), block)
             hidden = hidden + _feed_forward(_norm(hidden, block["feed_forward_norm.weight"]), block)
-        logits = _apply(_norm(hidden, matrices["norm.weight"]), embedding)
+        logits = _apply(_norm(hidden, parameters["norm.weight"]), embedding)
         losses = functional.cross_entropy(
             logits.flatten(0, 1), targets.reshape(-1), reduction="none"
         )
@@ -59,21 +59,21 @@ class StackedTransformer:
         projected = _apply(hidden, block["attention.query_key_value.weight"])
         by_head = projected.view(-1, CONTEXT, SHAPE.heads, 3, SHAPE.head_width).transpose(1, 2)
         query, key, value = by_head.unbind(3)
-        mixed = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             rotate(query, *self._angles), rotate(key, *self._angles), value, is_causal=True
         )
-        joined = mixed.transpose(1, 2).reshape(hidden.shape)
-        return _apply(joined, block["attention.output.weight"])
+        concatenated = attended.transpose(1, 2).reshape(hidden.shape)
+        return _apply(concatenated, block["attention.output.weight"])
 
 
 def initial_weights(seed: int) -> Tensor:
-    """One model as a row (P,)."""
+    """Return the initial weights of one model as a row (P,)."""
     torch.manual_seed(seed)
     return flat(_transformer())
 
 
 def flat(transformer: Transformer) -> Tensor:
-    """The weights of a transformer as a row (P,)."""
+    """Return the weights of a transformer as a row (P,)."""
     return torch.cat([parameter.detach().flatten() for parameter in transformer.parameters()])
 
 

@@ -12,116 +12,119 @@ from examples.language.stacked.settings import Settings
 
 
 class OuterUpdate:
-    """Outer SGD with Nesterov momentum, fragment by fragment, at once or with a delay.
+    """Outer SGD with Nesterov momentum, applied to each fragment with or without a delay.
 
     Args:
-        settings: of the run.
-        start: weights (P,) from which the first block starts.
-        sizes: elements of each parameter, in the order of the weights.
+        settings: settings of the run.
+        start: weights (P,) at the start of the first block.
+        sizes: number of elements of each parameter, in the order of the weights.
 
     Attributes:
-        synchronised: synchronisations of whole models so far.
+        synchronised: number of synchronisations so far, where a fragment counts by its elements.
 
     """
 
     def __init__(self, settings: Settings, start: Tensor, sizes: Sequence[int]) -> None:
         self._delay = settings.overlap
-        self._parts = [
-            _Part(settings, start[place], place) for place in _places(sizes, settings.fragments)
+        self._fragments = [
+            _Fragment(settings, start[elements], elements)
+            for elements in _fragment_ranges(sizes, settings.fragments)
         ]
         self._numel = start.numel()
         self.synchronised = 0.0
 
     @property
     def model(self) -> Tensor:
-        """W, the global model (P,), without what is in flight."""
-        return torch.cat([part.model for part in self._parts])
+        """W, the global model (P,), without updates in flight."""
+        return torch.cat([fragment.model for fragment in self._fragments])
 
     def after_step(self, weights: Tensor, step: int, block_size: int) -> None:
-        """Send and apply what is due after a step, in place in the local models (N, P).
+        """Send and apply the updates that are due after a step.
+
+        The local models are changed in place.
 
         Args:
-            weights: of the workers.
-            step: in the block, counted from 1.
-            block_size: H.
+            weights: weights (N, P) of the local models.
+            step: step of the block, counted from 1.
+            block_size: H, number of steps of the block.
 
         """
-        for number, part in enumerate(self._parts):
-            own = weights[:, part.place]
-            part.pending = True
-            end = block_size * (number + 1) // len(self._parts)
-            # A send in the block before is at a step of 0 or less.
+        for index, fragment in enumerate(self._fragments):
+            local = weights[:, fragment.elements]
+            fragment.pending = True
+            end = block_size * (index + 1) // len(self._fragments)
+            # The modulus applies if the update is sent in the block before it is applied.
             sends = step == (end - self._delay - 1) % block_size + 1
             if step == end and self._delay:
-                part.apply(own)
+                fragment.apply(local)
             if sends:
-                part.send(own)
-                self.synchronised += own.shape[1] / self._numel
+                fragment.send(local)
+                self.synchronised += local.shape[1] / self._numel
             if step == end and not self._delay:
-                part.apply(own)
+                fragment.apply(local)
 
     def finish(self, weights: Tensor) -> None:
-        """Apply what is in flight, and what has not been sent."""
-        for part in self._parts:
-            if part.finish(weights[:, part.place]):
-                self.synchronised += len(part.model) / self._numel
+        """Apply the updates in flight, and send and apply the remaining ones."""
+        for fragment in self._fragments:
+            if fragment.finish(weights[:, fragment.elements]):
+                self.synchronised += len(fragment.model) / self._numel
 
 
-class _Part:
-    """A fragment: W, its momentum, and what its local updates count from."""
+class _Fragment:
+    """A fragment: W, its momentum, and the weights from which local updates are computed."""
 
-    def __init__(self, settings: Settings, start: Tensor, place: slice) -> None:
-        self.place = place
+    def __init__(self, settings: Settings, start: Tensor, elements: slice) -> None:
+        self.elements = elements
         self.model = start.clone()
         self.pending = False
         self._momentum = torch.zeros_like(start)
-        self._begun = start.repeat(settings.models, 1)
+        self._block_start = start.repeat(settings.models, 1)
         self._in_flight: Tensor | None = None
-        # Without a delay no steps are made meanwhile, and the local models are replaced.
+        # Without a delay, there are no steps to merge: the global model replaces the local ones.
         self._merge = settings.merge if settings.overlap else 0.0
         self._nu, self._mu = settings.outer_lr, settings.mu
         self._mean = GroupMean(settings, start)
 
-    def send(self, own: Tensor) -> None:
-        """Put the mean of the local updates in flight."""
-        self._in_flight, self.pending = self._mean(own - self._begun), False
+    def send(self, local: Tensor) -> None:
+        """Compute the mean of the local updates, which is in flight until :meth:`apply`."""
+        self._in_flight, self.pending = self._mean(local - self._block_start), False
         if self._merge == "progress":
-            self._begun = own.clone()
+            self._block_start = local.clone()
 
-    def apply(self, own: Tensor) -> None:
-        """Take the outer step with what is in flight, and merge it with the local models."""
+    def apply(self, local: Tensor) -> None:
+        """Take the outer step with the update in flight, and merge the local models, in place."""
         if self._in_flight is None:
             return
-        self._step(self._in_flight)
+        self._outer_step(self._in_flight)
         self._in_flight = None
         if self._merge == "progress":
-            own.copy_(self.model + (own - self._begun))
+            local.copy_(self.model + (local - self._block_start))
         else:  # streaming_diloco eq. 3
-            own.copy_(self._merge * own + (1.0 - self._merge) * self.model)
+            local.copy_(self._merge * local + (1.0 - self._merge) * self.model)
             self.pending = self.pending and self._merge > 0.0
-        self._begun = self.model.expand_as(own)
+        self._block_start = self.model.expand_as(local)
 
-    def finish(self, own: Tensor) -> bool:
-        """Bring W up to date at the end of a run. Returns whether a last update was sent."""
-        self.apply(own)
+    def finish(self, local: Tensor) -> bool:
+        """Apply all updates at the end of a run. Return whether a last update was sent."""
+        self.apply(local)
         if self.pending:
-            self._step(self._mean(own - self._begun))
+            self._outer_step(self._mean(local - self._block_start))
         return self.pending
 
-    def _step(self, mean: Tensor) -> None:
-        """DiLoCo, algorithm 1, with minus the outer gradient."""
+    def _outer_step(self, mean: Tensor) -> None:
+        """Take the outer step of DiLoCo, algorithm 1. The mean is minus the outer gradient."""
         self._momentum = self._mu * self._momentum + mean
         self.model = self.model + self._nu * (mean + self._mu * self._momentum)
 
 
-def _places(sizes: Sequence[int], fragments: int) -> Iterator[slice]:
-    """Ranges of the fragments: a parameter is in the one in which its middle lies."""
-    start = before = 0
-    number = 0
+def _fragment_ranges(sizes: Sequence[int], fragments: int) -> Iterator[slice]:
+    """Yield the ranges of the fragments. The middle of a parameter determines its fragment."""
+    start = stop = 0
+    index = 0
     for size in sizes:
-        belongs_to = int(fragments * (before + size / 2) / sum(sizes))
-        while number < belongs_to:
-            yield slice(start, before)
-            start, number = before, number + 1
-        before += size
-    yield slice(start, before)
+        fragment_of_parameter = int(fragments * (stop + size / 2) / sum(sizes))
+        while index < fragment_of_parameter:
+            yield slice(start, stop)
+            start, index = stop, index + 1
+        stop += size
+    yield slice(start, stop)

@@ -1,4 +1,4 @@
-"""One run of many small workers: what is set, and what comes out."""
+"""Settings and results of a run of many small workers."""
 
 from __future__ import annotations
 
@@ -27,50 +27,52 @@ Merge = float | Literal["progress"]
 
 SHAPE = Shape(layers=1, heads=2, width=24)
 VOCABULARY = 128
-"""Bytes from 127 on, and the end of a document, are one token: a fifth of a step's time less."""
+"""Bytes from 127 and the end-of-document token share one token, which saves a fifth of a step."""
 CONTEXT = 32
 CLIP = 1.0
 WEIGHT_DECAY = 0.1
 MOMENTUM = 0.9
-"""Of SGD."""
+"""Momentum of SGD."""
 
-_MOMENTUM = ("bmuf_cbm", "bmuf_nbm", "bmuf_adam", "bmuf_adam_average")
-_AVERAGING = ("model_averaging", *_MOMENTUM, "diloco")
-_MOMENTS = ("bmuf_adam", "bmuf_adam_average")
+_BLOCK_MOMENTUM_SYSTEMS = ("bmuf_cbm", "bmuf_nbm", "bmuf_adam", "bmuf_adam_average")
+_AVERAGING_SYSTEMS = ("model_averaging", *_BLOCK_MOMENTUM_SYSTEMS, "diloco")
+_MOMENT_SYSTEMS = ("bmuf_adam", "bmuf_adam_average")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run.
+    """Settings of one run.
 
     Attributes:
-        system: how the workers are synchronised.
-        optimizer: of each worker.
-        workers: in all.
-        group_size: workers that share a model, by exact averages of their gradients.
-        steps: of each worker.
-        batch_windows: windows in a batch of one worker.
-        block_size: tau, steps between two synchronisations.
-        warmup_share: share of the steps, at the start, with exact averages of the gradients.
-        learning_rate: at its peak: it rises over 5% of the steps and falls over the last 20%, or
-            along a cosine.
-        beta1: of AdamW.
-        beta2: of AdamW.
-        corrects: moments that BMUF-Adam corrects; the step count goes with the second ones.
-        block_momentum: eta; None is 1 - 1 / N for N models.
+        system: algorithm that synchronises the workers.
+        optimizer: local optimizer of each worker.
+        workers: number of workers.
+        group_size: number of workers of a group, which average their gradients exactly.
+        steps: number of steps of each worker.
+        batch_windows: number of windows in a batch of one worker.
+        block_size: tau, number of steps between two synchronisations.
+        warmup_share: fraction of the steps, at the start, with exact averages of the gradients.
+        learning_rate: peak learning rate. It rises over 5% of the steps and falls over the last
+            20%, or along a cosine.
+        beta1: first beta of AdamW.
+        beta2: second beta of AdamW.
+        corrects: moments that BMUF-Adam corrects. The step count is corrected with the second ones.
+        block_momentum: eta. None: 1 - 1 / N for N models.
         outer_lr: nu of DiLoCo.
-        outer_momentum: mu of DiLoCo; None is 1 - nu / N.
-        fragments: of the model, each at its own step of a block. Of DiLoCo, as the next two.
-        overlap: steps between the sending of an update and its outer step.
-        merge: what becomes of these steps: all are kept, or the local model has this weight.
-        across_dtype: of the updates that models exchange; other than the weights' own it rounds.
-        across_density: share of the elements of an update that is exchanged.
-        moments_every: blocks between two exchanges of moments.
-        qsr: alpha of the quadratic synchronisation rule for the length of blocks, or None.
-        longest_block: with ``qsr``.
-        schedule: of the learning rate.
-        seed: of the initial weights and of the text.
-        engine: ``"stacked"``, all models as one batch, or ``"trainer"``, the package's strategies.
+        outer_momentum: mu of DiLoCo. None: 1 - nu / N.
+        fragments: number of fragments of the model. It applies to DiLoCo, as do the next two.
+        overlap: number of steps between sending an update and applying it.
+        merge: ``"progress"`` keeps the local steps of the overlap. A number is the weight of the
+            local model in its average with the global model.
+        across_dtype: dtype of exchanged updates. ``"same"`` is that of the weights.
+        across_density: fraction of the elements of an update that is exchanged.
+        moments_every: number of blocks between two exchanges of moments.
+        qsr: coefficient alpha of the quadratic synchronisation rule for the block size, or None.
+        longest_block: maximum block size with ``qsr``.
+        schedule: schedule of the learning rate.
+        seed: seed of the initial weights and of the text.
+        engine: ``"stacked"`` trains all models as one batch, ``"trainer"`` by the package's
+            strategies.
 
     """
 
@@ -103,28 +105,28 @@ class Settings:
 
     @property
     def ranks(self) -> int:
-        """Processes."""
+        """Number of processes."""
         return 1
 
     @property
     def averages(self) -> bool:
-        """Whether models are averaged, not gradients."""
-        return self.system in _AVERAGING
+        """Whether models are averaged, instead of gradients."""
+        return self.system in _AVERAGING_SYSTEMS
 
     @property
     def models(self) -> int:
-        """N, models that are averaged."""
+        """N, number of models that are averaged."""
         return self.workers // self.group_size
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the first block."""
+        """Number of steps before the first block."""
         return round(self.warmup_share * self.steps)
 
     @property
     def eta(self) -> float:
         """Block momentum."""
-        if self.system not in _MOMENTUM:
+        if self.system not in _BLOCK_MOMENTUM_SYSTEMS:
             return 0.0
         return 1.0 - 1.0 / self.models if self.block_momentum is None else self.block_momentum
 
@@ -136,34 +138,34 @@ class Settings:
         return self.outer_momentum
 
     @property
-    def moves_moments(self) -> bool:
-        """Whether moments are exchanged."""
-        return self.system in _MOMENTS
+    def exchanges_moments(self) -> bool:
+        """Whether moments of Adam are exchanged."""
+        return self.system in _MOMENT_SYSTEMS
 
     def rate(self, step: int) -> float:
-        """Learning rate at a step, counted from 0."""
+        """Return the learning rate at a step, counted from 0."""
         factor = Schedule(kind=self.schedule).factor(step, self.steps)
         return self.learning_rate * factor
 
     def block_at(self, step: int) -> int:
-        """Steps of a block that begins with this step."""
+        """Return the number of steps of a block that begins at this step."""
         if self.qsr is None:
             return self.block_size
-        # A quotient of decimal numbers may be a little below the whole number that it means.
+        # 1e-9, because the rounded quotient may be slightly below an integer.
         steps = int((self.qsr / self.rate(step)) ** 2 + 1e-9)
         return max(self.block_size, min(steps, self.longest_block))
 
     def portable_settings(self) -> dict[str, Any]:
-        """The settings, without those that the system does not use."""
+        """Return the settings, with defaults for those that the system does not use."""
         used = self
         if not self.averages:
             used = replace(used, group_size=1, block_size=0, warmup_share=0.0)
             used = replace(used, across_dtype="same", across_density=1.0, qsr=None)
-        if self.system not in _MOMENTUM:
+        if self.system not in _BLOCK_MOMENTUM_SYSTEMS:
             used = replace(used, block_momentum=None)
         if self.system != "diloco":
             used = replace(used, outer_lr=0.0, outer_momentum=None, fragments=1, overlap=0)
-        if not self.moves_moments:
+        if not self.exchanges_moments:
             used = replace(used, moments_every=1)
         if not used.overlap:
             used = replace(used, merge="progress")
@@ -178,16 +180,16 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run, see ``Settings.portable_settings``.
-        loss: of the global model on the valid split, in nats per token. A model whose loss is not
-            finite, or larger, counts as one that knows nothing.
-        blocks: synchronisations of models.
-        seconds: of training.
-        curve: of some steps: their number, the synchronisations of whole models so far, and the
-            loss of the global model on a part of the valid split.
+        settings: settings of the run, see ``Settings.portable_settings``.
+        loss: loss of the global model on the valid split, in nats per token. It is at most
+            log(vocabulary), the loss of a uniform distribution, also if the loss is not finite.
+        blocks: number of synchronisations of models.
+        seconds: duration of training.
+        curve: for some steps, the step, the number of synchronisations of whole models so far, and
+            the loss of the global model on a part of the valid split.
 
     """
 

@@ -1,4 +1,4 @@
-"""Train many small workers as one batch of models; see ``RunStore`` for the command line."""
+"""Train many small workers as one batch of models. ``RunStore`` documents the command line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from examples.language.stacked.outer_update import OuterUpdate
 from examples.language.stacked.settings import CLIP, CONTEXT, VOCABULARY, Result, Settings
 from examples.run_store import run_job
 
-Watch = Callable[[int, float, Tensor], None]
+Observer = Callable[[int, float, Tensor], None]
 
 _VALID_BATCH = 512
 _CURVE_POINTS, _CURVE_WINDOWS = 20, 512
 
 
 def run(settings: Settings) -> Result:
-    """Train and score."""
+    """Train, and compute the loss of the global model."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
     curve: list[tuple[int, float, float]] = []
@@ -35,15 +35,15 @@ def run(settings: Settings) -> Result:
     else:
         every = max(1, settings.steps // _CURVE_POINTS)
 
-        def watch(step: int, synchronised: float, model: Tensor) -> None:
+        def observe(step: int, synchronised: float, model: Tensor) -> None:
             if step % every == 0 or step == settings.steps:
-                curve.append((step, synchronised, _loss(model, _CURVE_WINDOWS)))
+                curve.append((step, synchronised, _bounded_loss(model, _CURVE_WINDOWS)))
 
-        weights, blocks = train(settings, watch=watch)
+        weights, blocks = train(settings, observe=observe)
     seconds = time.perf_counter() - begun
     return Result(
         settings=settings.portable_settings(),
-        loss=_loss(weights),
+        loss=_bounded_loss(weights),
         blocks=blocks,
         seconds=seconds,
         curve=curve,
@@ -51,66 +51,66 @@ def run(settings: Settings) -> Result:
 
 
 def train(
-    settings: Settings, dtype: torch.dtype = torch.float32, *, watch: Watch | None = None
+    settings: Settings, dtype: torch.dtype = torch.float32, *, observe: Observer | None = None
 ) -> tuple[Tensor, int]:
-    """The global model (P,) after training, and the number of synchronisations of models.
+    """Return the global model (P,) after training, and the number of synchronisations of models.
 
     Args:
-        settings: of the run.
-        dtype: of the weights.
-        watch: is called after each step with its number, counted from 1, the synchronisations of
-            whole models so far, and the global model of the last one.
+        settings: settings of the run.
+        dtype: dtype of the weights.
+        observe: function that is called after each step. Its arguments are the step, counted from
+            1, the number of synchronisations of whole models so far, and the global model.
 
     """
     network = StackedTransformer(dtype)
     draws = Draws(settings)
     weights = initial_weights(settings.seed).to(dtype).unsqueeze(0)
     optimizer = _optimizer(settings, weights, network)
-    together = settings.warmup_steps if settings.averages else settings.steps
-    for step in range(together):
+    synchronous_steps = settings.warmup_steps if settings.averages else settings.steps
+    for step in range(synchronous_steps):
         _step(network, weights, draws.batch(step), optimizer, settings.rate(step))
-        if watch is not None:
-            watch(step + 1, 0.0, weights[0])
+        if observe is not None:
+            observe(step + 1, 0.0, weights[0])
     if not settings.averages:
         return weights[0], 0
     optimizer.repeat(settings.models)
     update = _update(settings, weights[0], optimizer, network)
     weights = weights.repeat(settings.models, 1)
-    blocks, since, size = 0, 0, 0
-    for step in range(together, settings.steps):
-        size = size if since else settings.block_at(step)
+    blocks, step_in_block, block_size = 0, 0, 0
+    for step in range(synchronous_steps, settings.steps):
+        block_size = block_size if step_in_block else settings.block_at(step)
         _step(network, weights, draws.batch(step), optimizer, settings.rate(step))
-        since += 1
-        update.after_step(weights, since, size)
-        if since == size:
-            blocks, since = blocks + 1, 0
+        step_in_block += 1
+        update.after_step(weights, step_in_block, block_size)
+        if step_in_block == block_size:
+            blocks, step_in_block = blocks + 1, 0
         if step + 1 == settings.steps:
             update.finish(weights)
-        if watch is not None:
-            watch(step + 1, update.synchronised, update.model)
-    return update.model, blocks + (since > 0)
+        if observe is not None:
+            observe(step + 1, update.synchronised, update.model)
+    return update.model, blocks + (step_in_block > 0)
 
 
 @torch.no_grad()
 def score(weights: Tensor, windows: int | None = None) -> float:
-    """Mean loss of one model (P,) on the valid split, or on so many windows of it."""
+    """Return the mean loss of one model (P,) on the valid split, or on some windows of it."""
     network = StackedTransformer(weights.dtype)
     valid = [
         tokens if windows is None else tokens[:: len(tokens) // windows]
         for tokens in valid_windows()
     ]
-    parts = zip(*(tokens.split(_VALID_BATCH) for tokens in valid), strict=True)
+    batches = zip(*(tokens.split(_VALID_BATCH) for tokens in valid), strict=True)
     losses = [
         network.losses(weights.unsqueeze(0), inputs.unsqueeze(0), targets.unsqueeze(0))
-        for inputs, targets in parts
+        for inputs, targets in batches
     ]
     return float(torch.cat(losses).mean())
 
 
-def _loss(weights: Tensor, windows: int | None = None) -> float:
-    """The score; that of a model that knows nothing if it is not finite, or worse."""
-    found, nothing = score(weights, windows), math.log(VOCABULARY)
-    return min(found, nothing) if math.isfinite(found) else nothing
+def _bounded_loss(weights: Tensor, windows: int | None = None) -> float:
+    """Return the loss, or that of a uniform distribution if the loss is larger or not finite."""
+    loss, uniform_loss = score(weights, windows), math.log(VOCABULARY)
+    return min(loss, uniform_loss) if math.isfinite(loss) else uniform_loss
 
 
 def _step(
@@ -120,7 +120,7 @@ def _step(
     optimizer: LocalOptimizer,
     rate: float,
 ) -> None:
-    """One step of every model, in place; workers that share one have their batches in one."""
+    """Take one step with every model, in place. The batches of its workers are concatenated."""
     inputs, targets = (tokens.reshape(len(weights), -1, CONTEXT) for tokens in batch)
     tracked = weights.detach().requires_grad_()
     (gradients,) = torch.autograd.grad(network.losses(tracked, inputs, targets).sum(), tracked)
@@ -144,8 +144,8 @@ def _update(
 
 
 def main() -> None:
-    """Do the runs that the argument names."""
-    # Second moments of rare tokens fall below 1e-38 and slow down. It holds for the whole process.
+    """Do the runs of the command-line argument."""
+    # For the whole process, because second moments of rare tokens become subnormal, which is slow.
     torch.set_flush_denormal(True)
     run_job(run, Settings)
 
