@@ -1,1 +1,1 @@
-"""Training in groups that come and go."""
+"""Elastic training, in which groups leave and join during the run."""

@@ -1,4 +1,4 @@
-"""Train in three groups, kill one of them, start it again, and watch it come back.
+"""Train in three groups, kill one of them in the middle of a block, and start it again.
 
 python -m examples.elastic.demo            under 3 minutes on 2 cores
 python -m examples.elastic.demo --short    under 45 seconds
@@ -29,25 +29,25 @@ class Settings:
     """Settings of a demo.
 
     Attributes:
-        steps: of the run.
+        steps: number of steps of the run.
         kill_step: step after which a group is killed.
-        away_s: seconds until it is started again.
-        step_s: least seconds of a step.
-        block_size: steps of a block.
-        limit_s: limit of every wait.
+        downtime_s: seconds until it is started again.
+        step_s: minimum duration of a step.
+        block_size: number of steps of a block.
+        limit_s: time limit of every wait.
 
     """
 
     steps: int
     kill_step: int
-    away_s: float
+    downtime_s: float
     step_s: float = 0.05
     block_size: int = 20
     limit_s: float = 120.0
 
 
-FULL = Settings(steps=1600, kill_step=310, away_s=5.0)
-SHORT = Settings(steps=320, kill_step=50, away_s=1.0)
+FULL = Settings(steps=1600, kill_step=310, downtime_s=5.0)
+SHORT = Settings(steps=320, kill_step=50, downtime_s=1.0)
 
 
 class Demo:
@@ -63,10 +63,10 @@ class Demo:
         self._settings = settings
         self._folder = folder
         self._stack = ExitStack()
-        self._begun_s = time.monotonic()
+        self._start_s = time.monotonic()
         self._lighthouse = self._stack.enter_context(LighthouseJob(folder / "lighthouse.txt"))
         self._jobs = {group: self._start(group) for group in range(GROUPS)}
-        self._say(f"a Lighthouse and {GROUPS} groups are started")
+        self._print(f"a Lighthouse and {GROUPS} groups are started")
 
     def __enter__(self) -> Demo:
         return self
@@ -78,39 +78,39 @@ class Demo:
         """Train, kill a group, and start it again.
 
         Returns:
-            The step at which it was killed, and the one from which it trained again.
+            The step at which the group was killed, and the step from which it trained again.
 
         Raises:
-            RuntimeError: a group failed, or something took too long.
+            RuntimeError: a group failed, or a wait exceeded its limit.
 
         """
-        asked = self._settings
+        settings = self._settings
         self._wait(lambda: all(self.log(group) for group in range(GROUPS)), "training")
-        self._say("all groups train")
-        killed_at, killed_s = self._kill()
+        self._print("all groups train")
+        killed_step, killed_s = self._kill()
         self._wait(lambda: all(self._blocks_after(killed_s)), "a synchronisation of the others")
         longest = max(pause_after(self.log(group), killed_s) for group in self._others)
         names = " and ".join(map(str, self._others))
-        self._say(
+        self._print(
             f"groups {names} have synchronised without it: the longest pause between two of "
             f"their steps was {longest:.1f} s"
         )
-        time.sleep(max(0.0, killed_s + asked.away_s - time.monotonic()))
+        time.sleep(max(0.0, killed_s + settings.downtime_s - time.monotonic()))
         self._jobs[KILLED] = self._start(KILLED)
-        self._say(f"group {KILLED} is started again")
-        self._wait(lambda: self._is_back(), f"the return of group {KILLED}")
-        back = next(line for line in self.log(KILLED) if line.pid == self._jobs[KILLED].pid)
-        away_s = back.time_s - killed_s
-        self._say(
-            f"group {KILLED} trains again, {away_s:.1f} s after it was killed, from step "
-            f"{back.step} with the model of the others"
+        self._print(f"group {KILLED} is started again")
+        self._wait(self._has_rejoined, f"the return of group {KILLED}")
+        first = next(line for line in self.log(KILLED) if line.pid == self._jobs[KILLED].pid)
+        downtime_s = first.time_s - killed_s
+        self._print(
+            f"group {KILLED} trains again, {downtime_s:.1f} s after it was killed, from step "
+            f"{first.step} with the model of the others"
         )
         self._wait(lambda: all(job.code == 0 for job in self._jobs.values()), "the end")
-        self._say(f"all groups have reached step {asked.steps}")
-        return killed_at, back.step
+        self._print(f"all groups have reached step {settings.steps}")
+        return killed_step, first.step
 
     def log(self, group: int) -> list[Line]:
-        """What a group has written until now."""
+        """Return the log of a group so far."""
         return read_log(self._folder / f"group_{group}.jsonl")
 
     @property
@@ -118,14 +118,14 @@ class Demo:
         return [group for group in range(GROUPS) if group != KILLED]
 
     def _start(self, group: int) -> Job:
-        asked = self._settings
+        settings = self._settings
         values = {
             "lighthouse": self._lighthouse.address,
             "group": group,
             "groups": GROUPS,
-            "steps": asked.steps,
-            "block_size": asked.block_size,
-            "step_s": asked.step_s,
+            "steps": settings.steps,
+            "block_size": settings.block_size,
+            "step_s": settings.step_s,
             "log": self._folder / f"group_{group}.jsonl",
         }
         options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
@@ -133,79 +133,86 @@ class Demo:
         return self._stack.enter_context(Job(("examples.elastic.train", *options), output))
 
     def _kill(self) -> tuple[int, float]:
-        """Kill a group in the middle of a block. Returns the step and the time."""
-        asked = self._settings
+        """Kill a group in the middle of a block. Return the step and the time."""
+        settings = self._settings
 
-        def in_block() -> bool:
-            return (self.log(KILLED) or [_NOTHING])[-1].step >= asked.kill_step
+        def kill_step_reached() -> bool:
+            lines = self.log(KILLED)
+            return bool(lines) and lines[-1].step >= settings.kill_step
 
-        self._wait(in_block, f"step {asked.kill_step}")
+        self._wait(kill_step_reached, f"step {settings.kill_step}")
         self._jobs.pop(KILLED).kill()
         killed_s, step = time.monotonic(), self.log(KILLED)[-1].step
-        block = step % asked.block_size
-        self._say(f"group {KILLED} is killed at step {step}, {block} steps into a block")
+        block_step = step % settings.block_size
+        self._print(f"group {KILLED} is killed at step {step}, {block_step} steps into a block")
         return step, killed_s
 
     def _blocks_after(self, time_s: float) -> list[bool]:
-        found = [self.log(group) for group in self._others]
-        return [any(e.event == "block" and e.time_s > time_s for e in lines) for lines in found]
+        """Return, for each of the other groups, whether it has ended a block after ``time_s``."""
+        logs = [self.log(group) for group in self._others]
+        return [
+            any(line.event == "block" and line.time_s > time_s for line in lines) for lines in logs
+        ]
 
-    def _is_back(self) -> bool:
+    def _has_rejoined(self) -> bool:
         lines, pid = self.log(KILLED), self._jobs[KILLED].pid
         if all(self._jobs[group].code == 0 for group in self._others):
             raise RuntimeError(
-                f"group {KILLED} was not back before the others had ended: the machine is too "
-                "slow for so few steps"
+                f"group {KILLED} did not rejoin before the others ended: the machine is too slow "
+                "for so few steps"
             )
         return any(line.pid == pid for line in lines)
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + self._settings.limit_s
+    def _wait(self, done: Callable[[], bool], event: str) -> None:
+        """Wait until ``done`` returns True.
+
+        Raises:
+            RuntimeError: a group failed, or the time limit was exceeded.
+
+        """
+        deadline_s = time.monotonic() + self._settings.limit_s
         while not done():
             for group, job in self._jobs.items():
                 if job.code not in (None, 0):
                     raise RuntimeError(
-                        f"group {group} has ended with {job.code}:\n{end_of(job.output)}"
+                        f"group {group} exited with code {job.code}:\n{end_of(job.output)}"
                     )
-            if time.monotonic() > until:
-                raise RuntimeError(f"{what}: not within {self._settings.limit_s:.0f} s")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{event}: not within {self._settings.limit_s:.0f} s")
             time.sleep(_POLL_S)
 
-    def _say(self, text: str) -> None:
-        print(f"{time.monotonic() - self._begun_s:6.1f} s  {text}", flush=True)
-
-
-_NOTHING = Line("start", 0, 0, 0.0)
+    def _print(self, text: str) -> None:
+        print(f"{time.monotonic() - self._start_s:6.1f} s  {text}", flush=True)
 
 
 def pause_after(lines: Sequence[Line], time_s: float) -> float:
-    """Longest time between two steps, of which the later one was after a moment."""
+    """Return the longest time between two steps of which the second is after ``time_s``."""
     pairs = zip(lines, lines[1:], strict=False)
     return max((b.time_s - a.time_s for a, b in pairs if b.time_s > time_s), default=0.0)
 
 
 def different_models(logs: Sequence[Sequence[Line]]) -> list[str]:
-    """What differs between the models of the groups, at the ends of blocks and at the end."""
-    found: dict[tuple[str, int], set[str | None]] = {}
+    """Return the ends of blocks, and of the run, at which the models of the groups differ."""
+    digests_at: dict[tuple[str, int], set[str | None]] = {}
     for line in (line for lines in logs for line in lines if line.event in ("block", "end")):
-        found.setdefault((line.event, line.step), set()).add(line.digest)
-    return [f"{event} {step}" for (event, step), digests in found.items() if len(digests) > 1]
+        digests_at.setdefault((line.event, line.step), set()).add(line.digest)
+    return [f"{event} {step}" for (event, step), digests in digests_at.items() if len(digests) > 1]
 
 
 def main() -> int:
-    """Run the demo, and draw the losses."""
+    """Run the demo, and plot the losses."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--short", action="store_true", help="under 45 seconds")
     settings = SHORT if parser.parse_args().short else FULL
     with tempfile.TemporaryDirectory() as folder, Demo(settings, Path(folder)) as demo:
         try:
-            killed, back = demo.run()
+            killed_step, rejoined_step = demo.run()
         except RuntimeError as error:
-            print(f"The demo has failed: {error}", file=sys.stderr)
+            print(f"The demo failed: {error}", file=sys.stderr)
             return 1
         logs = {f"group {group}": demo.log(group) for group in range(GROUPS)}
-    marks = {"killed": killed, "back": back}
-    title = f"Digits: group {KILLED} of {GROUPS} is killed and comes back"
+    marks = {"killed": killed_step, "back": rejoined_step}
+    title = f"Digits: group {KILLED} of {GROUPS} is killed and rejoins"
     plot_losses(logs, PLOT, title=title, marks=marks, steps=settings.block_size)
     print(f"\nLoss of each group: {PLOT}")
     different = different_models(list(logs.values()))

@@ -1,4 +1,4 @@
-"""Jobs on this machine that are killed and started again: a Lighthouse, and groups."""
+"""Jobs on this machine that can be killed and restarted: a Lighthouse, and groups."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from examples.loopback import ADDRESS, free_port, loopback_interface
 
 
 class Job:
-    """A Python module in a process of its own. Leaving the context kills it.
+    """A Python module in a separate process. Leaving the context kills it.
 
     Args:
         command: module, and its arguments.
         output: file to which its output is appended.
 
     Attributes:
-        output: see above.
+        output: file of the output.
 
     """
 
@@ -50,12 +50,12 @@ class Job:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative after a signal. None while it runs."""
+        """Exit code, negative after a signal. None while the process runs."""
         return self._process.poll()
 
     def kill(self) -> None:
@@ -81,10 +81,10 @@ class LighthouseJob(Job):
     Args:
         output: file to which its output is appended.
         heartbeat_timeout_s: seconds without a heartbeat after which a group is lost.
-        join_timeout_s: seconds that a quorum waits for groups that are alive but have not come.
+        join_timeout_s: seconds that a quorum waits for live groups that have not joined.
 
     Attributes:
-        address: for the groups.
+        address: URL of the Lighthouse.
 
     """
 
@@ -99,14 +99,14 @@ class LighthouseJob(Job):
         super().__init__(command, output)
 
     def wait_until_ready(self, limit_s: float = 60.0) -> None:
-        """Wait until it answers.
+        """Wait until the Lighthouse answers requests.
 
         Raises:
-            RuntimeError: it has ended, or does not answer within the limit.
+            RuntimeError: the process has ended, or the limit was exceeded.
 
         """
-        until = time.monotonic() + limit_s
-        while self.code is None and time.monotonic() < until:
+        deadline_s = time.monotonic() + limit_s
+        while self.code is None and time.monotonic() < deadline_s:
             with suppress(URLError, OSError), urlopen(self.address, timeout=5):
                 return
             time.sleep(0.1)
@@ -114,5 +114,5 @@ class LighthouseJob(Job):
 
 
 def end_of(output: Path, characters: int = 4000) -> str:
-    """The last output of a job."""
+    """Return the last characters of the output of a job."""
     return output.read_text()[-characters:] if output.exists() else ""

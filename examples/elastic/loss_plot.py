@@ -1,4 +1,4 @@
-"""A picture of the loss of each group over the steps of the run."""
+"""Plot of the loss of each group over the steps of the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import fmean
 
 from examples.elastic.step_log import Line
 
-# Distinct for the colour-blind too; the lines also differ in their style.
+# Distinguishable for colour-blind readers. The lines also differ in their style.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 _STYLES = ("-", "--", "-.", ":")
 
@@ -17,21 +17,21 @@ Points = tuple[list[float], list[float]]
 
 
 def smoothed(lines: Sequence[Line], steps: int) -> list[Points]:
-    """Mean losses of as many consecutive steps, for each process of a group.
+    """Return the mean losses over ``steps`` consecutive steps, for each process of a group.
 
     Returns:
-        For each process, the steps and the losses.
+        The steps and the losses of each process.
 
     """
-    found = []
-    trained = [line for line in lines if line.loss is not None]
-    for _, process in groupby(trained, key=lambda line: line.pid):
-        own = list(process)
-        parts = [own[start : start + steps] for start in range(0, len(own), steps)]
+    curves = []
+    with_loss = [line for line in lines if line.loss is not None]
+    for _, group in groupby(with_loss, key=lambda line: line.pid):
+        process = list(group)
+        parts = [process[start : start + steps] for start in range(0, len(process), steps)]
         middles = [fmean(line.step for line in part) for part in parts]
         losses = [fmean(line.loss for line in part if line.loss is not None) for part in parts]
-        found.append((middles, losses))
-    return found
+        curves.append((middles, losses))
+    return curves
 
 
 def plot_losses(
@@ -42,19 +42,19 @@ def plot_losses(
     marks: Mapping[str, int],
     steps: int,
 ) -> None:
-    """Draw the training losses into a PNG file; its folder is created.
+    """Plot the training losses into a PNG file. Its folder is created if it does not exist.
 
     Args:
-        groups: logs of the groups by their names, at most four.
-        file: file of the picture.
-        title: text above it.
-        marks: steps that are marked by a vertical line, by their names.
+        groups: logs of the groups by name, at most four.
+        file: PNG file.
+        title: title of the plot.
+        marks: steps that are marked by a vertical line, by label.
         steps: number of steps over which losses are averaged.
 
     """
     import matplotlib
 
-    matplotlib.use("Agg")  # there may be no display
+    matplotlib.use("Agg")  # works without a display
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""A log of the steps of a group, which outlives a group that is killed."""
+"""A callback that logs the steps of a group to a file, which remains if the group is killed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-# Bytes of two lines, at most.
-_LONGEST = 1024
+# Maximum length of two lines, in bytes.
+_TWO_LINES = 1024
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Line:
     Attributes:
         event: ``"start"`` of training, ``"step"``, ``"block"`` (a step that ends a block), or
             ``"end"`` of training.
-        pid: process of the group.
-        step: steps of the run until then.
-        time_s: seconds on the monotonic clock of the machine.
-        loss: loss of the batch, of a step.
-        digest: of the model, at the start, at the ends of blocks and at the end.
-        valid_loss: loss on the validation data, at the ends of blocks, if it is computed.
+        pid: id of the process.
+        step: number of steps of the run so far.
+        time_s: time on the monotonic clock of the machine, in seconds.
+        loss: loss of the batch, for ``"step"`` and ``"block"``.
+        digest: digest of the model, for all events except ``"step"``.
+        valid_loss: loss on the validation data, for ``"block"``, if ``validate`` is given.
 
     """
 
@@ -45,12 +45,12 @@ class Line:
 
 
 class StepLog(Callback):
-    """Appends a line for every step.
+    """Append a line to a file for every step.
 
     Args:
-        file: file of this group. Its folder exists.
-        block_size: steps of a block.
-        validate: computes the validation loss of a module, at the ends of blocks.
+        file: log file of this group. Its folder must exist.
+        block_size: number of steps of a block.
+        validate: function that computes the validation loss of a module, at the ends of blocks.
 
     """
 
@@ -89,14 +89,14 @@ class StepLog(Callback):
 
     def _write(self, event: str, trainer: pl.Trainer, **values: Any) -> None:
         line = Line(event, os.getpid(), trainer.global_step, time.monotonic(), **values)
-        # One write, so that a kill leaves a whole line or the start of one.
+        # A single write, so that a kill leaves at most one incomplete line, at the end.
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.write(handle, (json.dumps(asdict(line)) + "\n").encode())
         os.close(handle)
 
 
 def digest_of(module: torch.nn.Module) -> str:
-    """Digest of all parameters and buffers, equal only if every bit is."""
+    """Return a digest of all parameters and buffers, which is equal only if all bits are equal."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
@@ -105,7 +105,7 @@ def digest_of(module: torch.nn.Module) -> str:
 
 
 def read_log(file: Path) -> list[Line]:
-    """All whole lines until now. Empty if there is no file yet."""
+    """Return all complete lines so far. The list is empty if the file does not exist."""
     if not file.exists():
         return []
     lines = file.read_text().splitlines(keepends=True)
@@ -113,10 +113,10 @@ def read_log(file: Path) -> list[Line]:
 
 
 def last_line(file: Path) -> Line | None:
-    """The last whole line of a log that may be long."""
+    """Return the last complete line, without reading the whole file."""
     if not file.exists():
         return None
     with file.open("rb") as log:
-        log.seek(max(0, file.stat().st_size - _LONGEST))
-        whole = log.read().decode().split("\n")[:-1]
-    return Line(**json.loads(whole[-1])) if whole else None
+        log.seek(max(0, file.stat().st_size - _TWO_LINES))
+        complete = log.read().decode().split("\n")[:-1]
+    return Line(**json.loads(complete[-1])) if complete else None

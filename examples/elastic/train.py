@@ -1,10 +1,10 @@
-"""One group that trains on digits, together with the groups that are present.
+"""Train one group on digits, together with the other groups that are running.
 
     lightning-hier lighthouse --bind 127.0.0.1:29510
     python -m examples.elastic.train --lighthouse http://127.0.0.1:29510 --group 0 --groups 3
 
-The second command is run once for each group, with its own number. A group that was stopped is
-started again by the same command.
+Run the second command once for each group, with the index of the group. The same command restarts a
+group that was stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.image.step_pause import Pace
 
 
 class DigitClassifier(pl.LightningModule):
-    """A small convolutional network for images of 8 x 8 pixels, trained by AdamW."""
+    """A small convolutional network for images of 8 x 8 pixels, trained with AdamW."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class DigitClassifier(pl.LightningModule):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, 10) of images (B, 1, 8, 8)."""
+        """Return the logits (B, 10) of images (B, 1, 8, 8)."""
         logits: Tensor = self.network(images)
         return logits
 
@@ -55,61 +55,70 @@ class DigitClassifier(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW with a constant learning rate."""
+        """Return AdamW with a constant learning rate."""
         return torch.optim.AdamW(self.parameters(), lr=5e-4)
 
 
 def digits() -> TensorDataset:
-    """The digits of scikit-learn: images (1797, 1, 8, 8) with values from -1 to 1, and labels."""
+    """Return scikit-learn's digits: images (1797, 1, 8, 8) with values in [-1, 1], and labels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = torch.from_numpy(found.images).float().unsqueeze(1) / 8 - 1
-    return TensorDataset(images, torch.from_numpy(found.target).long())
+    dataset = load_digits()
+    images = torch.from_numpy(dataset.images).float().unsqueeze(1) / 8 - 1
+    return TensorDataset(images, torch.from_numpy(dataset.target).long())
 
 
 def main() -> None:
-    """Train, and write a log of the steps if one is wanted."""
-    asked = _parser().parse_args()
-    pl.seed_everything(asked.seed, verbose=False)
+    """Train one group, and log its steps if ``--log`` is given."""
+    options = _parser().parse_args()
+    pl.seed_everything(options.seed, verbose=False)
     torch.set_num_threads(1)
     strategy = lightning_hier.HierarchicalStrategy(
-        block_sync=lightning_hier.DiLoCo(block_size=asked.block_size),
+        block_sync=lightning_hier.DiLoCo(block_size=options.block_size),
         membership=lightning_hier.TorchFT(
-            asked.lighthouse, group=asked.group, groups=asked.groups, join_timeout_s=20
+            options.lighthouse, group=options.group, groups=options.groups, join_timeout_s=20
         ),
         timeout=timedelta(minutes=2),
     )
-    callbacks: list[Any] = [Pace(asked.step_s)]
-    if asked.log is not None:
-        callbacks.append(StepLog(asked.log, block_size=asked.block_size))
+    callbacks: list[Any] = [Pace(options.step_s)]
+    if options.log is not None:
+        callbacks.append(StepLog(options.log, block_size=options.block_size))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
         strategy=strategy,
-        max_steps=asked.steps,
+        max_steps=options.steps,
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=asked.log is None,
+        enable_progress_bar=options.log is None,
         enable_model_summary=False,
     )
-    # Lightning adds a sampler that gives each group its own part of the data.
+    # Lightning adds a sampler that divides the data among the groups.
     trainer.fit(DigitClassifier(), DataLoader(digits(), batch_size=16, shuffle=True))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.elastic.train")
-    parser.add_argument("--lighthouse", required=True, help="address that the Lighthouse prints")
-    parser.add_argument("--group", type=int, required=True, help="number of this group, from 0")
-    parser.add_argument("--groups", type=int, required=True, help="largest number of groups")
-    parser.add_argument("--steps", type=int, default=2000, help="of the run (%(default)s)")
-    parser.add_argument("--block_size", type=int, default=20, help="steps (%(default)s)")
+    parser.add_argument("--lighthouse", required=True, help="URL of the Lighthouse")
+    parser.add_argument("--group", type=int, required=True, help="index of this group, from 0")
+    parser.add_argument("--groups", type=int, required=True, help="maximum number of groups")
     parser.add_argument(
-        "--step_s", type=float, default=0.05, help="least seconds of a step (%(default)s)"
+        "--steps", type=int, default=2000, help="steps of the run (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="the same in all groups")
-    parser.add_argument("--log", type=Path, help="file to which each step is appended")
+    parser.add_argument(
+        "--block_size", type=int, default=20, help="steps of a block (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--step_s",
+        type=float,
+        default=0.05,
+        help="minimum duration of a step in seconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed, the same in all groups (default: %(default)s)"
+    )
+    parser.add_argument("--log", type=Path, help="file to which a line is appended for each step")
     return parser
 
 

@@ -1,10 +1,11 @@
-"""Train on digits inside Ray Train, on a Ray of its own on this machine or on a running cluster.
+"""Train on digits in Ray Train, on a local Ray instance or on a running cluster.
 
 python -m examples.ray.train                                       four workers, one CPU each
 python -m examples.ray.train --strategy psp --workers 2
 python -m examples.ray.train --address auto --storage /shared/runs  on a cluster
 
-On a cluster this repository must be installed on every host, or be given to the workers by Ray.
+On a cluster, this repository must be installed on every host, or be part of Ray's runtime
+environment.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from examples.image.model import ResNetClassifier
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """Train; if Ray has started the workers again, go on from the newest checkpoint."""
-    # Here, because Ray sends a script's function alone; the import registers the names.
+    """Train, from the newest checkpoint if Ray has restarted the workers."""
+    # The import registers the strategies. It is here because Ray sends only this function.
     import lightning_hier  # noqa: F401
 
     trainer = Trainer(
@@ -37,7 +38,7 @@ def train_worker(config: dict[str, Any]) -> None:
         max_epochs=config["epochs"],
         plugins=[RayLightningEnvironment()],
         callbacks=[RayTrainReportCallback()],
-        use_distributed_sampler=False,  # Images makes the batches of each rank itself
+        use_distributed_sampler=False,  # Images divides the data among the ranks
         num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,
@@ -54,7 +55,7 @@ def train_worker(config: dict[str, Any]) -> None:
 def train(
     *, strategy: str, workers: int, epochs: int, storage: str | None, use_gpu: bool = False
 ) -> Result:
-    """Train on workers of the Ray that is running; a failure restarts them twice at most."""
+    """Train on workers of the running Ray instance, and restart them at most twice on failure."""
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={
@@ -69,17 +70,19 @@ def train(
 
 
 def main() -> None:
-    """Start Ray or find it, train, and print what was reported."""
-    parser = argparse.ArgumentParser(description="Train on digits inside Ray Train.")
-    parser.add_argument("--strategy", default="bmuf", help="any name of lightning_hier")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--gpu", action="store_true", help="one GPU for each worker")
-    parser.add_argument("--address", default="local", help="local: start a Ray; auto: find one")
-    parser.add_argument("--storage", help="where checkpoints go; all hosts must see it")
+    """Start Ray or connect to it, train, and print the accuracy of each checkpoint."""
+    parser = argparse.ArgumentParser(description="Train on digits in Ray Train.")
+    parser.add_argument("--strategy", default="bmuf", help="name of a lightning_hier strategy")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs")
+    parser.add_argument("--gpu", action="store_true", help="use one GPU for each worker")
+    parser.add_argument(
+        "--address", default="local", help="local: start Ray; auto: connect to a running cluster"
+    )
+    parser.add_argument("--storage", help="folder of checkpoints, shared by all hosts")
     options = parser.parse_args()
-    own = {"num_cpus": options.workers, "include_dashboard": False}
-    ray.init(address=options.address, **(own if options.address == "local" else {}))
+    local_options = {"num_cpus": options.workers, "include_dashboard": False}
+    ray.init(address=options.address, **(local_options if options.address == "local" else {}))
     try:
         result = train(
             strategy=options.strategy,
