@@ -1,1 +1,1 @@
-"""The papers' tables in small, on real data: one command each, which goes on where it stopped."""
+"""Small reproductions of the papers' tables, one command each. Interrupted studies resume."""

@@ -1,10 +1,10 @@
-"""What the ways in which models travel do to learning: ``overlap=True`` and int8.
+"""Effect of overlap and int8 quantisation of the exchange across groups on the errors.
 
     python -m examples.studies.across --data FOLDER/an4_mfcc
 
-With overlap models travel while the next block is trained, so what a block has made counts one
-block late. In int8 a rank rounds what it sends and keeps the error for the next block; since a
-rank alone sends nothing, 4 ranks play the workers there.
+With ``overlap=True``, the exchange overlaps with the training of the next block, and local updates
+are applied one block later. In int8, each rank quantises its local update, with error feedback. A
+single rank sends nothing, so 4 ranks train the virtual workers of the runs in int8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from examples.studies.bmuf import rate_factor
 from examples.studies.comparison import Claim
-from examples.studies.page import options, write
+from examples.studies.page import parse_options, write
 from examples.studies.speech import DATA, EXPERIMENT, FRAMES, WORDS, SpeechRun, with_data
 from examples.studies.study import Row, Rows, Table, fewer
 from examples.studies.two_tiered import BASE
@@ -27,15 +27,15 @@ BMUF = {
 AVERAGING = {"model_averaging": "MA", "model_averaging_overlap": "MA, overlap"}
 WORKERS = 16
 RANKS = 4
-"""Of the rows in int8: so many roundings make up a model."""
+"""Number of ranks of the rows in int8, each of which quantises the mean of its workers."""
 
 
 def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
-    """One for BMUF, one for model averaging.
+    """Return a table for BMUF and one for model averaging.
 
     Args:
-        base: what all runs share.
-        shrink: by which the number of workers is divided, for a look.
+        base: settings of all runs.
+        shrink: divisor of the number of workers, for short runs.
 
     """
     workers = WORKERS // shrink
@@ -62,21 +62,23 @@ def _row(base: SpeechRun, system: str, name: str, workers: int) -> Row:
     return Row((name,), run)
 
 
-def claims(found: Rows) -> list[Claim]:
-    """Whether a block's delay, and rounding, cost errors."""
-    (plain,), *others = found
+def claims(rows: Rows) -> list[Claim]:
+    """Evaluate the claims that overlap and int8 cost errors."""
+    (plain,), *others = rows
     return [
-        fewer(found, ((plain,), (other,)), f"{other.removeprefix(f'{plain}, ')} costs errors", kind)
+        fewer(
+            rows, ((plain,), (other,)), f"{other.removeprefix(f'{plain}, ')} costs errors", measure
+        )
         for (other,) in others
-        for kind in (WORDS, FRAMES)
+        for measure in (WORDS, FRAMES)
     ]
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "across", data=DATA, jobs=2)
-    own = tables(with_data(BASE, told), shrink=2 if told.quick else 1)
-    write(EXPERIMENT, "What overlap and int8 do to learning", own, told)
+    """Do the missing runs of the study, and write its report."""
+    options = parse_options(__doc__ or "", "across", data=DATA, jobs=2)
+    selected = tables(with_data(BASE, options), shrink=2 if options.quick else 1)
+    write(EXPERIMENT, "Effect of overlap and int8 on the errors", selected, options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Claims, answered by the differences between runs of the same seed."""
+"""Evaluation of claims from the differences between runs with the same seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the paper says of a table, answered.
+    """A claim about a table, with its verdict.
 
     Attributes:
-        text: what it says.
-        verdict: whether it holds here.
-        because: the figures.
+        text: text of the claim.
+        verdict: whether the claim holds in the study.
+        because: the values from which the verdict follows.
 
     """
 
@@ -39,38 +39,39 @@ def difference(
     *,
     margin: float = 0.0,
 ) -> Claim:
-    """Answer a claim that values are less than others of the same seeds, up to a margin.
+    """Evaluate the claim that values are smaller than others with the same seeds.
 
     Args:
-        text: the claim.
-        first: what is said to be less, one value for each seed.
-        second: the others.
-        title: of the measure.
-        digits: of the measure, after the point.
-        margin: by which the first may be larger; with one that is not 0 the claim is that they are
-            not worse.
+        text: text of the claim.
+        first: the smaller values according to the claim, one for each seed.
+        second: the larger values, one for each seed.
+        title: title of the measure.
+        digits: number of decimals of the measure.
+        margin: amount by which the first values may be larger. If it is not 0, the claim is that
+            they are not worse.
 
     """
-    gaps = [there - here for here, there in zip(first, second, strict=True)]
-    gap = statistics.mean(gaps)
+    differences = [larger - smaller for smaller, larger in zip(first, second, strict=True)]
+    mean = statistics.mean(differences)
     because = (
         f"{title}: {mean_and_deviation(first, digits)} against {mean_and_deviation(second, digits)}"
     )
     if len(first) < 2:
         return Claim(text, "one seed says nothing", because)
-    doubt = _doubt(gaps)
-    verdict: Verdict = "holds" if gap > -margin else "does not hold"
-    if abs(gap + margin) <= doubt:
+    half_width = _half_width(differences)
+    verdict: Verdict = "holds" if mean > -margin else "does not hold"
+    if abs(mean + margin) <= half_width:
         verdict = "cannot be seen at this size"
-    interval = f"{gap - doubt:+.{digits}f} to {gap + doubt:+.{digits}f}"
+    interval = f"{mean - half_width:+.{digits}f} to {mean + half_width:+.{digits}f}"
     allowed = f", {-margin:+.{digits}f} allowed" if margin else ""
-    return Claim(text, verdict, f"{because}; less by {gap:+.{digits}f} ({interval}{allowed})")
+    return Claim(text, verdict, f"{because}; less by {mean:+.{digits}f} ({interval}{allowed})")
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; 0 for one value."""
+    """Return the standard error of the mean, 0 for a single value."""
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-def _doubt(values: Sequence[float]) -> float:
+def _half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95% confidence interval of the mean."""
     return float(student_t.ppf(0.975, len(values) - 1)) * standard_error(values)

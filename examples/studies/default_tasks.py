@@ -1,4 +1,4 @@
-"""What the study of defaults trains: a module, its data, and the figure by which runs compare."""
+"""Tasks of the study of defaults: a module, its data, and the measure that is compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from examples.ocr.model import DarkNetDBLSTM
 
 ModelAndData = tuple[pl.LightningModule, pl.LightningDataModule]
 
-# Windows of a batch of one worker, and their length: a step of four workers takes 0.1 s on a core.
+# Windows in a batch of one worker, and their length. A step of four workers takes 0.1 s on a core.
 _BATCH_WINDOWS = 8
 _CONTEXT = 64
 _HEIGHT = 32  # pixels of a line of text
@@ -28,13 +28,13 @@ class Task:
     """A module with its data.
 
     Attributes:
-        measure: name of the metric of the valid split that is reported; less is better.
-        unit: of ``measure``, for the head of the table.
-        build: makes module and data for a seed, a learning rate (None is the task's own) and a
-            first beta of Adam.
-        gradient_clip: largest norm of a gradient.
-        epochs: length of a run where it is counted in epochs; None where it is in steps.
-        valid_batches: batches of the valid split that are scored; 1.0 is all of them.
+        measure: name of the reported metric of the valid split. Smaller values are better.
+        unit: name and unit of ``measure``, for the header of the table.
+        build: function that creates module and data. Its arguments are the seed, the learning rate
+            (None: the default of the task) and the first beta of Adam.
+        gradient_clip: maximum norm of a gradient.
+        epochs: number of epochs. None: the length of a run is a number of steps.
+        valid_batches: number of batches of the valid split that are evaluated. 1.0: all batches.
 
     """
 
@@ -46,7 +46,7 @@ class Task:
     valid_batches: int | float = 1.0
 
     def trainer_arguments(self, steps: int) -> dict[str, Any]:
-        """Arguments of the Trainer: length, validation and gradient clipping."""
+        """Return arguments of the Trainer: length of the run, validation, gradient clipping."""
         if self.epochs is not None:
             return {"gradient_clip_val": self.gradient_clip, "max_epochs": self.epochs}
         return {

@@ -1,9 +1,9 @@
-"""Many workers with enough statistical power: a tiny transformer, 4 to 64 workers, many steps.
+"""Claims about 4 to 64 workers on a tiny transformer, with enough steps for statistical power.
 
     python -m examples.studies.language
 
-All workers of a run are one batch of models (``examples.language.stacked``), which the package's
-strategies equal to the last digits: ``--tables engines`` trains some rows by the strategies too.
+All workers of a run are one batch of models (``examples.language.stacked``). A test checks that the
+package's strategies train the same models.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 
 from examples.language.stacked.settings import Result, Settings
 from examples.studies import language_claims as claims
-from examples.studies.page import options, write
+from examples.studies.page import parse_options, write
 from examples.studies.study import Experiment, Measure, Row, Table
 
 FEW, MANY = 4, (16, 64)
-"""Workers."""
+"""Numbers of workers."""
 GROUPS = (1, 4, 16)
 BLOCKS = (10, 30, 100, 300)
 TOKENS = 51_200
-"""Steps of all workers together where all systems see equally many tokens: 800 of 64 workers."""
+"""Total number of steps of all workers in tables with equal tokens, 800 each for 64 workers."""
 STEPS = 800
-"""Of each worker where all make equally many."""
+"""Number of steps of each worker in the table with equal steps."""
 
 RATES = (0.004, 0.008, 0.016)
-"""That are compared, of AdamW; of SGD a hundred times these."""
+"""Learning rates of AdamW in the table ``rates``. Those of SGD are 100 times as large."""
 RATE = 0.004
-"""Of one worker; BMUF and BMUF-Adam have it too."""
+"""Learning rate of one worker, BMUF and BMUF-Adam."""
 SYNC_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
-"""Of synchronous AdamW, the best of those of ``rates``; likewise of model averaging."""
+"""Learning rates of synchronous AdamW by number of workers, the best of the table ``rates``."""
 AVERAGING_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
+"""Learning rates of model averaging by number of workers, the best of the table ``rates``."""
 SGD_RATE = 0.4
 SGD_SYNC_RATES = {16: 0.8, 64: 0.8}
 SGD_AVERAGING_RATES = {16: 0.8, 64: 0.8}
@@ -63,7 +64,7 @@ BEST_RATES = {
     claims.corrected(0.5): 0.016,
     claims.FAST: 0.008,
 }
-"""Of 64 workers: of 0.004, 0.008 and 0.016, with the first seed."""
+"""The best of the learning rates 0.004, 0.008 and 0.016 for 64 workers, with the first seed."""
 
 EXPERIMENT = Experiment(
     module="examples.language.stacked.train",
@@ -74,22 +75,22 @@ EXPERIMENT = Experiment(
         Measure("steps of a worker", lambda result: result.settings["steps"], 0),
         Measure("blocks", lambda result: result.blocks, 0),
     ),
-    told=("optimizer", "learning_rate", "block_size", "warmup_share", "block_momentum"),
-    together=16,
+    reported=("optimizer", "learning_rate", "block_size", "warmup_share", "block_momentum"),
+    runs_per_process=16,
 )
 
 
 def tables(shrink: int = 1) -> dict[str, Table]:
-    """All, the first ones first.
+    """Return all tables, in order of importance.
 
     Args:
-        shrink: by which numbers of steps are divided, for a look.
+        shrink: divisor of the numbers of steps, for short runs.
 
     """
     tokens, steps = TOKENS // shrink, STEPS // shrink
     by_workers = {workers: tokens // workers for workers in (FEW, *MANY)}
-    alone = Settings(system="one_worker", steps=tokens, learning_rate=RATE)
-    base = _with_rate(replace(alone, system="synchronous", workers=16, steps=by_workers[16]))
+    one_worker = Settings(system="one_worker", steps=tokens, learning_rate=RATE)
+    base = _with_rate(replace(one_worker, system="synchronous", workers=16, steps=by_workers[16]))
     sgd = _with_rate(replace(base, optimizer="sgd"))
     many = {workers: by_workers[workers] for workers in MANY}
     return {
@@ -141,7 +142,7 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             ("system", "workers", "rate"),
             base,
             list(_by_rate(base, many)),
-            lambda found: [],
+            lambda rows: [],
         ),
         "sgd": Table(
             "SGD, equal tokens",
@@ -161,7 +162,7 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             "One worker and few, equal tokens",
             ("system", "workers"),
             base,
-            [Row((claims.ALONE, "1"), alone), *_by_workers(SYSTEMS, base, by_workers)],
+            [Row((claims.ALONE, "1"), one_worker), *_by_workers(SYSTEMS, base, by_workers)],
             claims.of_few,
         ),
     }
@@ -177,9 +178,9 @@ def _by_workers(
 
 
 def _at_best_rate(base: Settings, steps: int) -> Iterator[Row]:
-    for name, own in BEST_RATES.items():
+    for name, best_rate in BEST_RATES.items():
         run = replace(base, workers=64, steps=steps, **_RATED[name])
-        yield Row((name, f"{own:g}"), replace(run, learning_rate=own))
+        yield Row((name, f"{best_rate:g}"), replace(run, learning_rate=best_rate))
 
 
 def _by_block(base: Settings) -> Iterator[Row]:
@@ -197,22 +198,22 @@ def _by_group(base: Settings, steps: int) -> Iterator[Row]:
 
 
 def _by_moments(base: Settings, steps: int) -> Iterator[Row]:
-    changed: dict[str, dict[str, Any]] = {
+    variants: dict[str, dict[str, Any]] = {
         claims.UNCHANGED: {},
         claims.SHORT: {"beta2": 0.99},
         claims.SLOW: {"block_momentum": 0.9},
         claims.COLD: {"warmup_share": 0.0},
     }
-    for title, changes in changed.items():
+    for title, changes in variants.items():
         for kind, name in (("averaged", "bmuf_adam_average"), ("corrected", "bmuf_adam")):
-            run = _of_64(base, steps, system=name, **changes)
+            run = _with_64_workers(base, steps, system=name, **changes)
             yield Row((kind, title), run)
     for corrects in ("first", "second"):
-        run = _of_64(base, steps, system="bmuf_adam", corrects=corrects)
+        run = _with_64_workers(base, steps, system="bmuf_adam", corrects=corrects)
         yield Row((f"{corrects} ones corrected", claims.UNCHANGED), run)
 
 
-def _of_64(base: Settings, steps: int, **changes: Any) -> Settings:
+def _with_64_workers(base: Settings, steps: int, **changes: Any) -> Settings:
     return _with_rate(replace(base, workers=64, steps=steps, beta1=0.5), **changes)
 
 
@@ -228,13 +229,14 @@ def _by_rate(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
     for workers, number in sorted(steps.items(), reverse=True):
         for name, changes in _RATED.items():
             run = replace(base, workers=workers, steps=number, **changes)
-            for own in RATES:
-                yield Row((name, str(workers), f"{own:g}"), replace(run, learning_rate=own))
+            for learning_rate in RATES:
+                labels = (name, str(workers), f"{learning_rate:g}")
+                yield Row(labels, replace(run, learning_rate=learning_rate))
     for name in (claims.SYNC, claims.MA, claims.NBM):
         run = replace(base, workers=64, steps=steps[64], optimizer="sgd", **SYSTEMS[name])
-        for own in RATES:
-            labels = (f"{name}, SGD", "64", f"{100 * own:g}")
-            yield Row(labels, replace(run, learning_rate=100 * own))
+        for learning_rate in RATES:
+            labels = (f"{name}, SGD", "64", f"{100 * learning_rate:g}")
+            yield Row(labels, replace(run, learning_rate=100 * learning_rate))
 
 
 def _with_rate(run: Settings, **changes: Any) -> Settings:
@@ -243,7 +245,7 @@ def _with_rate(run: Settings, **changes: Any) -> Settings:
 
 
 def rate(run: Settings) -> float:
-    """The learning rate of a system: tuned for synchronous AdamW and model averaging."""
+    """Return the learning rate of a system, tuned for synchronous training and model averaging."""
     sgd = run.optimizer == "sgd"
     tuned = {
         "synchronous": SGD_SYNC_RATES if sgd else SYNC_RATES,
@@ -253,10 +255,10 @@ def rate(run: Settings) -> float:
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "language", data=None, jobs=1)
-    chosen = tables(shrink=100 if told.quick else 1)
-    write(EXPERIMENT, "Many workers on a tiny transformer", chosen, told)
+    """Do the missing runs of the study, and write its report."""
+    options = parse_options(__doc__ or "", "language", data=None, jobs=1)
+    selected = tables(shrink=100 if options.quick else 1)
+    write(EXPERIMENT, "Many workers on a tiny transformer", selected, options)
 
 
 if __name__ == "__main__":

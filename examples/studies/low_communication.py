@@ -1,4 +1,4 @@
-"""Low-communication training: the loss per byte between hosts, and per second over slow links.
+"""Low-communication training: loss over the bytes between hosts, and over time with slow links.
 
     python -m examples.studies.low_communication
 
@@ -16,31 +16,32 @@ from examples.studies import low_communication_claims as claims
 from examples.studies import low_communication_systems as systems
 from examples.studies.link import Link, run_bytes
 from examples.studies.low_communication_plots import draw_plots
-from examples.studies.page import options, write
+from examples.studies.page import parse_options, write
 from examples.studies.study import Experiment, Measure, Row, Table
 
 TOKENS = 51_200
-"""Steps of all workers together."""
+"""Total number of steps of all workers."""
 LINKS = (Link(1.0), Link(0.1), Link(0.01))
 
 RATES = {4: 0.004, 16: 0.004, 64: 0.008}
-"""Of DiLoCo and BMUF-Adam, by the number of workers."""
+"""Learning rates of DiLoCo and BMUF-Adam, by number of workers."""
 SYNC_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
-"""Of synchronous AdamW and model averaging, see ``language``."""
+"""Learning rates of synchronous AdamW and model averaging, by number of workers."""
 
 
-def _measured(of: Callable[[Settings, int, float], float]) -> Callable[[Result], float]:
-    """A function of the settings and of what the whole run has sent."""
+def _of_whole_run(cost: Callable[[Settings, int, float], float]) -> Callable[[Result], float]:
+    """Return a function that computes a cost of the whole run from its result.
 
-    def read(result: Result) -> float:
+    The arguments of ``cost`` are the settings of the run, the number of steps, and the number of
+    synchronisations of whole models.
+    """
+
+    def cost_of(result: Result) -> float:
         run = Settings(**result.settings)
-        return of(run, run.steps, _synchronised(result))
+        _, synchronised, _ = result.curve[-1]
+        return cost(run, run.steps, synchronised)
 
-    return read
-
-
-def _synchronised(result: Result) -> float:
-    return result.curve[-1][1]
+    return cost_of
 
 
 EXPERIMENT = Experiment(
@@ -49,19 +50,19 @@ EXPERIMENT = Experiment(
     result=Result,
     measures=(
         Measure(claims.LOSS, lambda result: result.loss, 4),
-        Measure("models sent", _measured(lambda *run: run_bytes(*run) / 4.0), 1),
-        *(Measure(f"hours at {link.title}", _measured(link.hours), 2) for link in LINKS),
+        Measure("models sent", _of_whole_run(lambda *run: run_bytes(*run) / 4.0), 1),
+        *(Measure(f"hours at {link.title}", _of_whole_run(link.hours), 2) for link in LINKS),
     ),
-    told=("learning_rate", "warmup_share", "schedule"),
-    together=16,
+    reported=("learning_rate", "warmup_share", "schedule"),
+    runs_per_process=16,
 )
 
 
 def tables(shrink: int = 1) -> dict[str, Table]:
-    """All, the first ones first.
+    """Return all tables, in order of importance.
 
     Args:
-        shrink: by which numbers of steps are divided, for a look.
+        shrink: divisor of the numbers of steps, for short runs.
 
     """
     steps = {workers: TOKENS // shrink // workers for workers in RATES}
@@ -69,8 +70,10 @@ def tables(shrink: int = 1) -> dict[str, Table]:
         system="diloco", workers=16, steps=steps[16], block_size=systems.BLOCK, warmup_share=0.0
     )
 
-    def made(rows: dict[tuple[str, ...], dict[str, Any]]) -> list[Row]:
-        return [Row(labels, _with_rate(replace(base, **own))) for labels, own in rows.items()]
+    def to_rows(changes: dict[tuple[str, ...], dict[str, Any]]) -> list[Row]:
+        return [
+            Row(labels, _with_rate(replace(base, **values))) for labels, values in changes.items()
+        ]
 
     baseline = _with_rate(replace(base, **systems.SYNC))
     few: systems.Changes = {"workers": 4, "steps": steps[4]}
@@ -80,56 +83,56 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             "Outer momentum and block size, 16 workers",
             ("outer step", "block size"),
             baseline,
-            made(systems.by_momentum()),
+            to_rows(systems.by_momentum()),
             claims.of_momentum,
         ),
         "delay": Table(
             "Fragments, delay and merge, 16 workers",
             ("outer step", "merge", "block, fragments, delay"),
             baseline,
-            made(systems.by_delay()),
+            to_rows(systems.by_delay()),
             claims.of_delay,
         ),
         "bytes": Table(
             "Rounded and sparse updates, 16 workers",
             ("outer step", "block size", "updates"),
             baseline,
-            made(systems.by_updates()),
+            to_rows(systems.by_updates()),
             claims.of_updates,
         ),
         "moments": Table(
             "BMUF-Adam with moments less often, 16 workers",
             ("system", "block size", "moments every"),
             baseline,
-            made(systems.by_moments()),
+            to_rows(systems.by_moments()),
             claims.of_moments,
         ),
         "qsr": Table(
             "Blocks by the learning rate, 16 workers, cosine",
             ("system", "block size"),
             replace(baseline, schedule="cosine"),
-            made(systems.by_rule(RATES[16])),
+            to_rows(systems.by_rule(RATES[16])),
             claims.of_rule,
         ),
         "warmup": Table(
             "Warm-up, 16 workers",
             ("system", "warm-up"),
             baseline,
-            made(systems.by_warmup()),
+            to_rows(systems.by_warmup()),
             claims.of_warmup,
         ),
         "few": Table(
             "Four workers",
             ("system", "block size"),
             _with_rate(replace(base, **few, **systems.SYNC)),
-            made({labels: {**few, **own} for labels, own in systems.of_few().items()}),
+            to_rows({labels: {**few, **values} for labels, values in systems.of_few().items()}),
             claims.of_few,
         ),
         "many": Table(
             "64 workers",
             ("system", "block size"),
             _with_rate(replace(base, **many, **systems.SYNC)),
-            made({labels: {**many, **own} for labels, own in systems.of_many().items()}),
+            to_rows({labels: {**many, **values} for labels, values in systems.of_many().items()}),
             claims.of_many,
         ),
     }
@@ -142,15 +145,15 @@ def _with_rate(run: Settings) -> Settings:
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "low_communication", data=None, jobs=1)
-    chosen = tables(shrink=400 if told.quick else 1)
-    write(EXPERIMENT, "Loss per byte and per second", chosen, told)
-    asked = [chosen[key] for key in told.tables or chosen]
-    rows = [run for table in asked for run in [table.baseline, *(row.run for row in table.rows)]]
-    # The losses of another schedule are not those of these systems.
-    drawn = [run for run in rows if run.schedule == "constant"]
-    draw_plots(told.out, EXPERIMENT, drawn, LINKS, seeds=told.seeds)
+    """Do the missing runs of the study, and write its report and plots."""
+    options = parse_options(__doc__ or "", "low_communication", data=None, jobs=1)
+    all_tables = tables(shrink=400 if options.quick else 1)
+    write(EXPERIMENT, "Loss per byte and per second", all_tables, options)
+    selected = [all_tables[key] for key in options.tables or all_tables]
+    runs = [run for table in selected for run in [table.baseline, *(row.run for row in table.rows)]]
+    # Losses with different schedules are not comparable.
+    runs = [run for run in runs if run.schedule == "constant"]
+    draw_plots(options.out, EXPERIMENT, runs, LINKS, seeds=options.seeds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is said of low-communication training, answered by ``low_communication``."""
+"""Claims about low-communication training, for ``low_communication``."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ LOSS = "loss"
 SYNC, ADAM, RULE = "synchronous", "BMUF-Adam", "QSR, 10 to 100"
 FIXED, FROM_N, LESS, MEAN = "0.7, 0.9", "0.7, from N", "0.7, 0.5", "1, 0"
 SHORT = "0.7, 0.9, beta1 0.5"
-"""Outer learning rate and momentum."""
+"""Labels of outer learning rate and momentum."""
 PROGRESS, HALF, LOCAL = "progress", "0.5", "1.0"
 WHOLE, INT8, INT4 = "float32", "int8", "int4"
 LATE, WARM = "a block late", "warm-up 10%"
 STREAMED = "int4, 4 fragments, 25 steps late"
 
-
 RARELY = f"{ADAM}, int4, moments every 6"
 
 
 def blocks(name: str, size: int) -> str:
-    """Name of a system with its block size."""
+    """Return the label of a system with its block size."""
     return f"{name}, blocks of {size}"
 
 
 def sparse(density: float, dtype: str = INT4) -> str:
-    """Name of sparse updates."""
+    """Return the label of sparse updates."""
     return f"{density:.0%} in {dtype}"
 
 
@@ -38,97 +37,97 @@ UPDATES: tuple[tuple[str, float, Literal["same", "int8", "int4"]], ...] = (
     (sparse(0.1), 0.1, "int4"),
     (sparse(0.02), 0.02, "int4"),
 )
-"""Name, density and dtype of updates."""
+"""Label, density and dtype of updates."""
 
 
-def of_momentum(found: Rows) -> list[Claim]:
-    """Momentum from the number of workers, and longer blocks."""
+def of_momentum(rows: Rows) -> list[Claim]:
+    """Evaluate claims about the outer momentum and the block size."""
     claims = [
-        fewer(
-            found, ((FROM_N, size), (FIXED, size)), f"momentum from N is better, blocks of {size}"
-        )
+        fewer(rows, ((FROM_N, size), (FIXED, size)), f"momentum from N is better, blocks of {size}")
         for size in ("10", "50")
     ]
     claims += [
-        fewer(found, ((one, size), (FIXED, size)), f"{text} is better, blocks of {size}")
+        fewer(rows, ((one, size), (FIXED, size)), f"{text} is better, blocks of {size}")
         for one, text in ((LESS, "momentum 0.5"), (SHORT, "beta1 0.5"))
         for size in ("10", "50")
     ]
     claims += [
-        fewer(found, ((FIXED, size), (MEAN, size)), f"DiLoCo is better than the mean, {size}")
+        fewer(rows, ((FIXED, size), (MEAN, size)), f"DiLoCo is better than the mean, {size}")
         for size in ("10", "50")
     ]
     return claims + [
-        fewer(found, ((FIXED, one), (FIXED, other)), f"blocks of {other} cost over {one}")
+        fewer(rows, ((FIXED, one), (FIXED, other)), f"blocks of {other} cost over {one}")
         for one, other in (("10", "50"), ("50", "100"))
     ]
 
 
-def of_delay(found: Rows) -> list[Claim]:
-    """What a delay costs, and which merge is best."""
-    whole = (FIXED, PROGRESS, "50, 1, 0")
-    claims = [fewer(found, (whole, (FIXED, PROGRESS, "50, 4, 0")), "four fragments cost")]
-    for place in ("50, 4, 5", "50, 4, 25", "50, 1, 50"):
-        pair = (whole, (FIXED, PROGRESS, place))
-        claims.append(fewer(found, pair, f"a delay costs, {place}"))
-        pair = ((FIXED, PROGRESS, place), (FIXED, HALF, place))
-        claims.append(fewer(found, pair, f"progress is better than 0.5, {place}"))
+def of_delay(rows: Rows) -> list[Claim]:
+    """Evaluate claims about fragments, delays and merges."""
+    one_fragment = (FIXED, PROGRESS, "50, 1, 0")
+    claims = [fewer(rows, (one_fragment, (FIXED, PROGRESS, "50, 4, 0")), "four fragments cost")]
+    for timing in ("50, 4, 5", "50, 4, 25", "50, 1, 50"):
+        pair = (one_fragment, (FIXED, PROGRESS, timing))
+        claims.append(fewer(rows, pair, f"a delay costs, {timing}"))
+        pair = ((FIXED, PROGRESS, timing), (FIXED, HALF, timing))
+        claims.append(fewer(rows, pair, f"progress is better than 0.5, {timing}"))
     pair = ((FIXED, HALF, "50, 4, 5"), (FIXED, LOCAL, "50, 4, 5"))
-    claims.append(fewer(found, pair, "0.5 is better than 1.0, 50, 4, 5"))
+    claims.append(fewer(rows, pair, "0.5 is better than 1.0, 50, 4, 5"))
     for name in (FIXED, FROM_N, LESS, MEAN):
         for size in ("50", "10"):
             pair = ((name, PROGRESS, f"{size}, 1, 0"), (name, PROGRESS, f"{size}, 1, {size}"))
-            claims.append(fewer(found, pair, f"{name}: a block of delay costs, blocks of {size}"))
+            claims.append(fewer(rows, pair, f"{name}: a block of delay costs, blocks of {size}"))
     return claims
 
 
-def of_updates(found: Rows) -> list[Claim]:
-    """What rounding and density cost."""
-    whole = (FIXED, "10", WHOLE)
+def of_updates(rows: Rows) -> list[Claim]:
+    """Evaluate claims about quantised and sparse updates."""
+    exact = (FIXED, "10", WHOLE)
     claims = [
-        fewer(found, (whole, (FIXED, "10", name)), f"{name} costs") for name, *_ in UPDATES[1:]
+        fewer(rows, (exact, (FIXED, "10", name)), f"{name} costs") for name, *_ in UPDATES[1:]
     ]
     for density in (0.1, 0.02):
         pair = ((MEAN, "10", sparse(density)), (FIXED, "10", sparse(density)))
-        claims.append(fewer(found, pair, f"{sparse(density)} is better without momentum"))
+        claims.append(fewer(rows, pair, f"{sparse(density)} is better without momentum"))
     pair = ((FIXED, "50", WHOLE), (FIXED, "50", INT4))
-    claims.append(fewer(found, pair, "int4 costs, blocks of 50"))
+    claims.append(fewer(rows, pair, "int4 costs, blocks of 50"))
     pair = ((FIXED, "50", INT4), (MEAN, "10", sparse(0.02)))
-    return [*claims, fewer(found, pair, "int4, blocks of 50, is better than 2%, blocks of 10")]
+    return [*claims, fewer(rows, pair, "int4, blocks of 50, is better than 2%, blocks of 10")]
 
 
-def of_moments(found: Rows) -> list[Claim]:
-    """Moments less often."""
+def of_moments(rows: Rows) -> list[Claim]:
+    """Evaluate claims about rare exchanges of moments."""
     every = {number: (ADAM, "10", number) for number in ("1", "3", "6")}
     return [
-        fewer(found, (every["1"], every["3"]), "moments every 3 blocks cost"),
-        fewer(found, (every["1"], every["6"]), "moments every 6 blocks cost"),
-        fewer(found, (every["6"], (f"{ADAM}, int4", "10", "6")), "int4 costs"),
-        fewer(found, (every["1"], (ADAM, "50", "1")), "blocks of 50 cost over 10"),
+        fewer(rows, (every["1"], every["3"]), "moments every 3 blocks cost"),
+        fewer(rows, (every["1"], every["6"]), "moments every 6 blocks cost"),
+        fewer(rows, (every["6"], (f"{ADAM}, int4", "10", "6")), "int4 costs"),
+        fewer(rows, (every["1"], (ADAM, "50", "1")), "blocks of 50 cost over 10"),
     ]
 
 
-def of_rule(found: Rows) -> list[Claim]:
-    """QSR beside blocks of a constant length."""
+def of_rule(rows: Rows) -> list[Claim]:
+    """Evaluate claims about QSR and constant block sizes."""
     rule = ("DiLoCo", RULE)
     return [
-        fewer(found, (("DiLoCo", "10"), rule), "QSR costs over blocks of 10"),
-        fewer(found, (rule, ("DiLoCo", "20")), "QSR is better than blocks of 20"),
+        fewer(rows, (("DiLoCo", "10"), rule), "QSR costs over blocks of 10"),
+        fewer(rows, (rule, ("DiLoCo", "20")), "QSR is better than blocks of 20"),
     ]
 
 
-def of_warmup(found: Rows) -> list[Claim]:
-    """What a warm-up brings."""
-    names = list(dict.fromkeys(name for name, _ in found))
+def of_warmup(rows: Rows) -> list[Claim]:
+    """Evaluate claims about the warm-up."""
+    names = list(dict.fromkeys(name for name, _ in rows))
     claims = [
-        fewer(found, ((name, "2%"), (name, "0%")), f"{name}: a warm-up of 2% is better than none")
+        fewer(rows, ((name, "2%"), (name, "0%")), f"{name}: a warm-up of 2% is better than none")
         for name in names
-        if (name, "0%") in found
+        if (name, "0%") in rows
     ]
-    whole = (blocks(FIXED, 50), "2%")
+    no_delay = (blocks(FIXED, 50), "2%")
     claims += [
         fewer(
-            found, (whole, (blocks(f"{FIXED}, {late}", 50), "2%")), f"{late} costs, warm-up of 2%"
+            rows,
+            (no_delay, (blocks(f"{FIXED}, {late}", 50), "2%")),
+            f"{late} costs, warm-up of 2%",
         )
         for late in (LATE, STREAMED)
     ]
@@ -142,49 +141,49 @@ def of_warmup(found: Rows) -> list[Claim]:
         (blocks(RARELY, 10), blocks(f"{SHORT}, {INT4}", 10)),
     )
     return claims + [
-        fewer(found, ((one, "2%"), (other, "2%")), f"{one} is better than {other}, warm-up of 2%")
+        fewer(rows, ((one, "2%"), (other, "2%")), f"{one} is better than {other}, warm-up of 2%")
         for one, other in pairs
     ]
 
 
-def of_few(found: Rows) -> list[Claim]:
-    """Four workers."""
-    whole = (FIXED, "100")
+def of_few(rows: Rows) -> list[Claim]:
+    """Evaluate claims about four workers."""
+    diloco = (FIXED, "100")
     return [
-        fewer(found, ((SYNC, "-"), whole), "DiLoCo costs over synchronous AdamW"),
-        fewer(found, ((FROM_N, "100"), whole), "momentum from N is better"),
-        fewer(found, (whole, (f"{FIXED}, {LATE}", "100")), "a block of delay costs"),
-        fewer(found, (whole, (f"{FIXED}, {INT4}", "100")), "int4 costs"),
-        fewer(found, ((ADAM, "10"), whole), "BMUF-Adam, blocks of 10, is better"),
+        fewer(rows, ((SYNC, "-"), diloco), "DiLoCo costs over synchronous AdamW"),
+        fewer(rows, ((FROM_N, "100"), diloco), "momentum from N is better"),
+        fewer(rows, (diloco, (f"{FIXED}, {LATE}", "100")), "a block of delay costs"),
+        fewer(rows, (diloco, (f"{FIXED}, {INT4}", "100")), "int4 costs"),
+        fewer(rows, ((ADAM, "10"), diloco), "BMUF-Adam, blocks of 10, is better"),
     ]
 
 
-def of_many(found: Rows) -> list[Claim]:
-    """64 workers."""
-    whole = (FIXED, "10")
+def of_many(rows: Rows) -> list[Claim]:
+    """Evaluate claims about 64 workers."""
+    diloco = (FIXED, "10")
     return [
-        fewer(found, ((SYNC, "-"), whole), "DiLoCo costs over synchronous AdamW"),
-        fewer(found, ((FROM_N, "10"), whole), "momentum from N is better"),
-        fewer(found, (whole, (MEAN, "10")), "DiLoCo is better than the mean"),
-        fewer(found, (whole, (f"{FIXED}, {LATE}", "10")), "a block of delay costs"),
-        fewer(found, (whole, (f"{FIXED}, {INT4}", "10")), "int4 costs"),
-        fewer(found, ((ADAM, "10"), whole), "BMUF-Adam is better than DiLoCo"),
-        fewer(found, ((SHORT, "10"), whole), "beta1 0.5 is better"),
+        fewer(rows, ((SYNC, "-"), diloco), "DiLoCo costs over synchronous AdamW"),
+        fewer(rows, ((FROM_N, "10"), diloco), "momentum from N is better"),
+        fewer(rows, (diloco, (MEAN, "10")), "DiLoCo is better than the mean"),
+        fewer(rows, (diloco, (f"{FIXED}, {LATE}", "10")), "a block of delay costs"),
+        fewer(rows, (diloco, (f"{FIXED}, {INT4}", "10")), "int4 costs"),
+        fewer(rows, ((ADAM, "10"), diloco), "BMUF-Adam is better than DiLoCo"),
+        fewer(rows, ((SHORT, "10"), diloco), "beta1 0.5 is better"),
         *(
             fewer(
-                found,
+                rows,
                 ((f"{name}, {WARM}", "10"), (name, "10")),
                 f"{name}: warm-up of 10% is better",
             )
             for name in (SHORT, ADAM)
         ),
         fewer(
-            found,
+            rows,
             ((f"{ADAM}, {WARM}", "10"), (f"{SHORT}, {WARM}", "10")),
             "BMUF-Adam is better than DiLoCo with beta1 0.5, warm-up of 10%",
         ),
         fewer(
-            found,
+            rows,
             ((f"{ADAM}, {WARM}", "10"), (f"{RARELY}, {WARM}", "10")),
             "int4 and moments every 6 blocks cost, warm-up of 10%",
         ),

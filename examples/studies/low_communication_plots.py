@@ -1,4 +1,4 @@
-"""The loss per byte between hosts, and per second over links, of all systems of a study."""
+"""Plots of the loss over the bytes between hosts, and over time, for all systems of a study."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from examples.studies.link import Link, run_bytes
 from examples.studies.study import Experiment
 
 Cost = Callable[[Settings, int, float], float]
-"""Of a run until a step, after so many synchronisations."""
+"""Cost of a run from its settings, the number of steps and the number of synchronisations."""
 
 _BETA1 = 0.9
-_CLEARLY = 0.005
-"""Nats by which a dearer system must be better to be on the front."""
+_MIN_IMPROVEMENT = 0.005
+"""Nats by which a system must be better than all cheaper ones to be on the Pareto front."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A system and what came of it, one result for each seed."""
+    """A system and its results, one for each seed."""
 
     run: Settings
     results: Sequence[Result]
 
     @property
     def loss(self) -> float:
-        """At the end, mean over the seeds."""
+        """Final loss, the mean over the seeds."""
         return statistics.mean(result.loss for result in self.results)
 
     def total(self, cost: Cost) -> float:
-        """Cost of the whole run."""
+        """Return the cost of the whole run."""
         return self.curve(cost)[0][-1]
 
     def curve(self, cost: Cost) -> tuple[list[float], list[float]]:
-        """Costs so far, and mean losses; the last one is that of the whole valid split."""
+        """Return the costs so far and the mean losses over the run.
+
+        The last loss is that of the whole valid split, the others are those of a part of it.
+        """
         points = self.results[0].curve
         costs = [cost(self.run, step, synchronised) for step, synchronised, _ in points]
         losses = zip(*([loss for *_, loss in result.curve] for result in self.results), strict=True)
@@ -55,11 +58,11 @@ def draw_plots(
     """Write ``loss_per_byte.png`` and ``loss_per_second.png``.
 
     Args:
-        folder: of the study, where the runs are kept.
-        experiment: what its runs are.
-        runs: the systems, with seed 0.
-        links: a column of the second plot each.
-        seeds: of each system.
+        folder: folder of the study, with its results.
+        experiment: kind of the runs.
+        runs: settings of the systems, with seed 0.
+        links: links of the second plot, one for each column.
+        seeds: number of seeds of each system.
 
     """
     store: RunStore[Any, Any] = RunStore(
@@ -69,22 +72,22 @@ def draw_plots(
     for run in {repr(run.portable_settings()): run for run in runs}.values():
         results = store.results([replace(run, seed=seed) for seed in range(seeds)])
         by_workers.setdefault(run.workers, []).append(System(run, results))
-    numbers = sorted(by_workers)
-    figure, panels = _figure(1, len(numbers))
-    for axes, workers in zip(panels, numbers, strict=True):
+    worker_counts = sorted(by_workers)
+    figure, panels = _figure(1, len(worker_counts))
+    for axes, workers in zip(panels, worker_counts, strict=True):
         _draw(axes, by_workers[workers], run_bytes)
         axes.set(xlabel="bytes sent per parameter", title=f"{workers} workers")
     figure.savefig(folder / "loss_per_byte.png", dpi=110)
-    figure, panels = _figure(len(numbers), len(links))
-    places = [(workers, link) for workers in numbers for link in links]
-    for axes, (workers, link) in zip(panels, places, strict=True):
+    figure, panels = _figure(len(worker_counts), len(links))
+    cells = [(workers, link) for workers in worker_counts for link in links]
+    for axes, (workers, link) in zip(panels, cells, strict=True):
         _draw(axes, by_workers[workers], link.hours)
         axes.set(xlabel="hours", title=f"{workers} workers, {link.title}")
     figure.savefig(folder / "loss_per_second.png", dpi=110)
 
 
 def name_of(run: Settings) -> str:
-    """A short name of a system: outer learning rate and momentum, block size, and the rest."""
+    """Return a short name: outer learning rate and momentum, block size, and other settings."""
     if run.system == "synchronous":
         return "synchronous"
     parts = [f"H {run.block_size}"]
@@ -110,37 +113,37 @@ def name_of(run: Settings) -> str:
 
 
 def front(systems: Iterable[System], cost: Cost) -> list[System]:
-    """Those that are better than every cheaper one, from the cheapest to the dearest."""
+    """Return the systems on the Pareto front of cost and loss, in order of cost."""
     best: list[System] = []
     for system in sorted(systems, key=lambda one: (one.total(cost), one.loss)):
-        if not best or system.loss < best[-1].loss - _CLEARLY:
+        if not best or system.loss < best[-1].loss - _MIN_IMPROVEMENT:
             best.append(system)
     return best
 
 
 def _draw(axes: Any, systems: Sequence[System], cost: Cost) -> None:
-    """A point for the end of each system, and a curve for those on the front."""
+    """Draw a point for the end of each system, and a curve for those on the Pareto front."""
     from matplotlib import colormaps
 
     best = front(systems, cost)
     colors = colormaps["turbo"].resampled(len(best) + 1)
-    for number, system in enumerate(best):
+    for index, system in enumerate(best):
         costs, losses = system.curve(cost)
-        spread = [result.loss for result in system.results]
-        around = statistics.stdev(spread) if len(spread) > 1 else 0.0
-        color = colors(number)
+        final_losses = [result.loss for result in system.results]
+        deviation = statistics.stdev(final_losses) if len(final_losses) > 1 else 0.0
+        color = colors(index)
         axes.plot(costs, losses, color=color, linewidth=0.9, alpha=0.6)
         label = f"{system.loss:.3f}  {name_of(system.run)}"
         axes.errorbar(
-            costs[-1], system.loss, around, marker="o", capsize=3, color=color, label=label
+            costs[-1], system.loss, deviation, marker="o", capsize=3, color=color, label=label
         )
     others = [system for system in systems if system not in best]
-    ends = [system.total(cost) for system in others]
-    axes.scatter(ends, [system.loss for system in others], marker="x", s=18, color="0.55")
-    low = min(system.loss for system in systems)
-    first = min(system.total(cost) for system in systems)
-    axes.set(xscale="log", ylim=(low - 0.04, low + 0.85), ylabel="validation loss")
-    axes.set_xlim(left=first / 10)
+    totals = [system.total(cost) for system in others]
+    axes.scatter(totals, [system.loss for system in others], marker="x", s=18, color="0.55")
+    lowest_loss = min(system.loss for system in systems)
+    lowest_cost = min(system.total(cost) for system in systems)
+    axes.set(xscale="log", ylim=(lowest_loss - 0.04, lowest_loss + 0.85), ylabel="validation loss")
+    axes.set_xlim(left=lowest_cost / 10)
     axes.grid(alpha=0.25, which="both")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize="x-small", frameon=False)
 

@@ -1,4 +1,4 @@
-"""The systems of ``low_communication``: what each row of its tables changes."""
+"""The systems of ``low_communication``: settings of each row that differ from the default."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from examples.studies import low_communication_claims as claims
 
 Changes = dict[str, Any]
 Rows = dict[tuple[str, ...], Changes]
-"""Changes of the settings by the labels of a row."""
+"""Changed settings by the labels of a row."""
 
 BLOCK = 50
-"""Steps, unless a row says another number."""
+"""Default block size."""
 SYNC: Changes = {"system": "synchronous"}
 AVERAGING: Changes = {"outer_lr": 1.0, "outer_momentum": 0.0}
-"""An outer step that takes the mean: model averaging, and SparseLoCo if it is sparse."""
+"""Outer step that applies the mean: model averaging, or SparseLoCo with sparse updates."""
 FROM_N: Changes = {"outer_momentum": None}
 LESS: Changes = {"outer_momentum": 0.5}
 SHORT: Changes = {"beta1": 0.5}
@@ -25,12 +25,12 @@ WARM: Changes = {"warmup_share": 0.1}
 COSINE: Changes = {"schedule": "cosine", "warmup_share": 0.05}
 
 
-def _block(size: int, **own: Any) -> Changes:
-    return {"block_size": size, **own}
+def _block(size: int, **changes: Any) -> Changes:
+    return {"block_size": size, **changes}
 
 
 def by_momentum() -> Rows:
-    """Outer steps and block sizes, 16 workers."""
+    """Return rows with different outer steps and block sizes."""
     outer: dict[str, Changes] = {
         claims.FIXED: {},
         claims.FROM_N: FROM_N,
@@ -38,23 +38,25 @@ def by_momentum() -> Rows:
         claims.MEAN: AVERAGING,
         claims.SHORT: SHORT,
     }
-    found: Rows = {
-        (name, str(size)): _block(size, **own) for name, own in outer.items() for size in (10, 50)
+    rows: Rows = {
+        (name, str(size)): _block(size, **changes)
+        for name, changes in outer.items()
+        for size in (10, 50)
     }
-    found[claims.FIXED, "100"] = _block(100)
-    return found
+    rows[claims.FIXED, "100"] = _block(100)
+    return rows
 
 
 def by_delay() -> Rows:
-    """Fragments, delays, merges and outer steps."""
-    found: Rows = {}
+    """Return rows with different fragments, delays, merges and outer steps."""
+    rows: Rows = {}
     for fragments, delay in ((1, 0), (4, 0), (4, 5), (4, 25), (1, 50)):
-        place = f"{BLOCK}, {fragments}, {delay}"
-        own = {"fragments": fragments, "overlap": delay}
-        found[claims.FIXED, claims.PROGRESS, place] = own
+        timing = f"{BLOCK}, {fragments}, {delay}"
+        delayed: Changes = {"fragments": fragments, "overlap": delay}
+        rows[claims.FIXED, claims.PROGRESS, timing] = delayed
         if delay:
-            found[claims.FIXED, claims.HALF, place] = {**own, "merge": 0.5}
-    found[claims.FIXED, claims.LOCAL, f"{BLOCK}, 4, 5"] = {**STREAMING, "overlap": 5, "merge": 1.0}
+            rows[claims.FIXED, claims.HALF, timing] = {**delayed, "merge": 0.5}
+    rows[claims.FIXED, claims.LOCAL, f"{BLOCK}, 4, 5"] = {**STREAMING, "overlap": 5, "merge": 1.0}
     outer: dict[str, Changes] = {
         claims.FIXED: {},
         claims.FROM_N: FROM_N,
@@ -64,43 +66,46 @@ def by_delay() -> Rows:
     for name, changes in outer.items():
         for size in (BLOCK, 10):
             for delay in (0, size):
-                place = f"{size}, 1, {delay}"
-                found[name, claims.PROGRESS, place] = _block(size, overlap=delay, **changes)
-    return found
+                timing = f"{size}, 1, {delay}"
+                rows[name, claims.PROGRESS, timing] = _block(size, overlap=delay, **changes)
+    return rows
 
 
 def by_updates() -> Rows:
-    """Rounded and sparse updates."""
-    found: Rows = {}
+    """Return rows with quantised and sparse updates."""
+    rows: Rows = {}
     for name, density, dtype in claims.UPDATES:
-        own = {"across_density": density, "across_dtype": dtype}
-        found[claims.FIXED, "10", name] = _block(10, **own)
+        rows[claims.FIXED, "10", name] = _block(10, across_density=density, across_dtype=dtype)
     for density in (0.1, 0.05, 0.02, 0.01):
-        own = {"across_density": density, **INT4}
-        found[claims.MEAN, "10", claims.sparse(density)] = _block(10, **own, **AVERAGING)
-    found[claims.MEAN, "10", claims.sparse(0.02, claims.WHOLE)] = _block(
+        rows[claims.MEAN, "10", claims.sparse(density)] = _block(
+            10, across_density=density, **INT4, **AVERAGING
+        )
+    rows[claims.MEAN, "10", claims.sparse(0.02, claims.WHOLE)] = _block(
         10, **AVERAGING, across_density=0.02
     )
-    found[claims.FIXED, "50", claims.WHOLE] = {}
-    found[claims.FIXED, "50", claims.INT4] = INT4
-    found[claims.FIXED, "50", claims.STREAMED] = {**INT4, **STREAMING, "overlap": 25}
-    found[claims.FIXED, "100", claims.INT4] = _block(100, **INT4)
-    return found
+    rows[claims.FIXED, "50", claims.WHOLE] = {}
+    rows[claims.FIXED, "50", claims.INT4] = INT4
+    rows[claims.FIXED, "50", claims.STREAMED] = {**INT4, **STREAMING, "overlap": 25}
+    rows[claims.FIXED, "100", claims.INT4] = _block(100, **INT4)
+    return rows
 
 
 def by_moments() -> Rows:
-    """BMUF-Adam."""
-    found: Rows = {
+    """Return rows of BMUF-Adam with different intervals of the exchange of moments."""
+    rows: Rows = {
         (claims.ADAM, "10", str(every)): _block(10, **ADAM, moments_every=every)
         for every in (1, 3, 6)
     }
-    found[claims.ADAM, "50", "1"] = _block(50, **ADAM)
-    found[f"{claims.ADAM}, int4", "10", "6"] = _block(10, **ADAM, **INT4, moments_every=6)
-    return found
+    rows[claims.ADAM, "50", "1"] = _block(50, **ADAM)
+    rows[f"{claims.ADAM}, int4", "10", "6"] = _block(10, **ADAM, **INT4, moments_every=6)
+    return rows
 
 
 def by_rule(rate: float) -> Rows:
-    """QSR beside blocks of a constant length; they begin to grow at half of the peak rate."""
+    """Return rows with QSR and with constant block sizes.
+
+    With QSR, blocks begin to grow at half of the peak learning rate.
+    """
     rule = {"qsr": rate / 2 * 10**0.5, "longest_block": 100}
     return {
         ("DiLoCo", "10"): _block(10, **COSINE),
@@ -110,7 +115,7 @@ def by_rule(rate: float) -> Rows:
 
 
 def by_warmup() -> Rows:
-    """Shares of the steps, and other systems with the shorter warm-up."""
+    """Return rows without warm-up and with a short one, for several systems."""
     sparse = {**AVERAGING, **INT4, "across_density": 0.02}
     systems: dict[str, Changes] = {
         claims.blocks(claims.FIXED, 10): _block(10),
@@ -136,18 +141,18 @@ def by_warmup() -> Rows:
         claims.blocks(claims.RARELY, 10): _block(10, **ADAM, **INT4, moments_every=6),
     }
     late = claims.blocks(f"{claims.SHORT}, {claims.STREAMED}", 50)
-    found: Rows = {
-        (name, f"{share:.0%}"): {**own, "warmup_share": share}
-        for name, own in systems.items()
+    rows: Rows = {
+        (name, f"{share:.0%}"): {**changes, "warmup_share": share}
+        for name, changes in systems.items()
         for share in (0.0, 0.02)
         if share or name != late
     }
-    found[claims.blocks(claims.FIXED, 50), "10%"] = {"warmup_share": 0.1}
-    return found
+    rows[claims.blocks(claims.FIXED, 50), "10%"] = {"warmup_share": 0.1}
+    return rows
 
 
 def of_few() -> Rows:
-    """Four workers."""
+    """Return the rows of four workers."""
     return {
         (claims.SYNC, "-"): SYNC,
         (claims.FIXED, "100"): _block(100),
@@ -159,7 +164,7 @@ def of_few() -> Rows:
 
 
 def of_many() -> Rows:
-    """64 workers."""
+    """Return the rows of 64 workers."""
     return {
         (claims.SYNC, "-"): SYNC,
         (claims.FIXED, "10"): _block(10),

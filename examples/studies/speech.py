@@ -1,6 +1,6 @@
-"""One run of a study on speech: many workers, played by few ranks, from a pre-trained model.
+"""Runs of the studies on speech: virtual workers on few ranks, from a pre-trained model.
 
-Started by :class:`examples.run_store.RunStore`; the argument is one JSON object.
+:class:`examples.run_store.RunStore` starts this module. The argument is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ModelName = Literal["lstm", "dblstm", "dnn"]
 
 TWO_STAGE = "two_stage_asgd"
 WORDS, FRAMES = "word errors %", "frame errors %"
-DATA = "folder an4_mfcc; default: speech that is synthesised"
+DATA = "folder an4_mfcc (default: synthesised speech)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +48,24 @@ class SpeechRun:
 
     Attributes:
         system: a name of ``examples.acoustic.systems.ALL``, or ``TWO_STAGE``.
-        workers: that the data are divided among.
-        ranks: processes that play them, equally many each.
-        group_size: workers of a group in two tiers.
-        block_size: steps between two synchronisations of models.
-        density: share of the gradient that GTC sends.
-        push_period: N of two-stage ASGD, mini-batches of a group between two pushes.
+        workers: number of workers, among which the data are divided.
+        ranks: number of processes, each of which trains equally many workers.
+        group_size: number of workers of a group in two tiers.
+        block_size: number of steps between two synchronisations of models.
+        density: fraction of the gradient elements that GTC sends.
+        push_period: N of two-stage ASGD, number of mini-batches of a group between two pushes.
         model: kind of network.
-        model_args: of its constructor.
-        seed: of the initial model and of the order of batches.
-        pretraining_epochs: of one worker by itself, with which all systems begin.
-        epochs: that follow, the same for all systems.
-        decay_epochs: so many of them, at the end, each halve the learning rate.
-        learning_rate: of SGD with momentum 0.9, of one worker and of the pre-training.
-        rate_factor: times that, the rate of this system.
-        batch_frames: most frames in a batch of one worker.
-        corpus: as ``AcousticDataModule`` names it.
-        corpus_args: likewise.
-        folder: where pre-trained models are kept.
+        model_args: arguments of its constructor.
+        seed: seed of the initial model and of the order of batches.
+        pretraining_epochs: number of epochs of the pre-training by a single worker.
+        epochs: number of epochs after the pre-training, the same for all systems.
+        decay_epochs: number of epochs at the end, each of which halves the learning rate.
+        learning_rate: learning rate of SGD with momentum 0.9, for one worker and the pre-training.
+        rate_factor: learning rate of this system relative to ``learning_rate``.
+        batch_frames: maximum number of frames in a batch of one worker.
+        corpus: argument of ``AcousticDataModule``.
+        corpus_args: argument of ``AcousticDataModule``.
+        folder: folder of the pre-trained models.
 
     """
 
@@ -90,35 +90,37 @@ class SpeechRun:
     folder: str = ""
 
     def portable_settings(self) -> dict[str, Any]:
-        """As noted: without folders of this machine, and what a system does not look at as it is
-        by default, so that tables that share a run find it.
+        """Return the settings without folders of this machine.
+
+        Settings that the system does not use have their defaults, so that equal runs of several
+        tables are done once.
         """
-        ignored = {"folder", *_not_looked_at(self.system)}
-        defaults = {own.name: own.default for own in fields(self) if own.name in ignored}
+        unused = {"folder", *_unused_settings(self.system)}
+        defaults = {item.name: item.default for item in fields(self) if item.name in unused}
         return {**asdict(self), **defaults, "corpus_args": portable(self.corpus_args)}
 
 
-def _not_looked_at(system: str) -> set[str]:
-    """Settings that make no difference to it."""
-    if system == TWO_STAGE:
+def _unused_settings(name: str) -> set[str]:
+    """Return the settings that do not change the runs of a system."""
+    if name == TWO_STAGE:
         return {"block_size", "density"}
-    own = ALL[system]
-    ignored = {"push_period"}
-    ignored |= {"group_size"} if own.grouping != "run" else set()
-    ignored |= {"block_size"} if own.block_sync is None else set()
-    return ignored | ({"density"} if not system.endswith("gtc") else set())
+    system = ALL[name]
+    unused = {"push_period"}
+    unused |= {"group_size"} if system.grouping != "run" else set()
+    unused |= {"block_size"} if system.block_sync is None else set()
+    return unused | ({"density"} if not name.endswith("gtc") else set())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechResult:
-    """What came out of a run.
+    """Result of a run.
 
     Attributes:
-        settings: of the run, see ``SpeechRun.portable_settings``.
-        frame_error_rate: of the test split.
-        word_error_rate: likewise, after decoding.
-        steps: of every worker, without those of the pre-training.
-        train_seconds: of ``fit``, validation included.
+        settings: settings of the run, see ``SpeechRun.portable_settings``.
+        frame_error_rate: frame error rate of the test split.
+        word_error_rate: word error rate of the test split, after decoding.
+        steps: number of steps of each worker after the pre-training.
+        train_seconds: duration of ``fit``.
 
     """
 
@@ -138,22 +140,22 @@ EXPERIMENT = Experiment(
         Measure(FRAMES, lambda result: 100.0 * result.frame_error_rate),
         Measure("steps of a worker", lambda result: result.steps, 0),
     ),
-    told=(
+    reported=(
         "model", "model_args", "pretraining_epochs", "epochs", "decay_epochs", "learning_rate",
         "rate_factor", "batch_frames", "block_size", "density",
     ),
 )  # fmt: skip
-"""How all studies on speech do their runs."""
+"""Kind of the runs of all studies on speech."""
 
 
-def with_data(run: SpeechRun, told: argparse.Namespace) -> SpeechRun:
-    """A run on the data that the command line names; the quick form takes little of them."""
-    run = replace(run, folder=str(told.out))
-    if told.quick:
+def with_data(run: SpeechRun, options: argparse.Namespace) -> SpeechRun:
+    """Return a run with the data of the command line, or with a few sentences for ``--quick``."""
+    run = replace(run, folder=str(options.out))
+    if options.quick:
         run = replace(run, pretraining_epochs=1, epochs=1, decay_epochs=0)
         return replace(run, corpus_args={"sentences": 60})
-    if told.data:
-        return replace(run, corpus="an4", corpus_args={"path": told.data, "delta_orders": 2})
+    if options.data:
+        return replace(run, corpus="an4", corpus_args={"path": options.data, "delta_orders": 2})
     return run
 
 
@@ -165,7 +167,7 @@ _MODELS: dict[ModelName, Callable[..., FixedSchedule]] = {
 
 
 def train(run: SpeechRun) -> SpeechResult:
-    """Pre-train, unless that has been done; then train by the system, and score."""
+    """Train from the pre-trained model, which is trained first if necessary, and test."""
     data = AcousticDataModule(
         corpus=run.corpus,  # type: ignore[arg-type]
         corpus_args=run.corpus_args,
@@ -204,7 +206,7 @@ def _trainer(run: SpeechRun) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         devices=run.ranks,
-        # The pre-training is done by one process, also where torchrun has started more.
+        # The pre-training needs one process, also if torchrun has started several.
         plugins=[LightningEnvironment()] if run.ranks == 1 else None,
         strategy=_strategy(run),
         max_epochs=run.epochs,
@@ -234,8 +236,8 @@ def _strategy(run: SpeechRun) -> Strategy | str:
 
 
 def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
-    """The model that all systems begin with, as in two_tiered_bmuf_gtc 3.2."""
-    one = replace(
+    """Return the model from which all systems start, as in two_tiered_bmuf_gtc 3.2."""
+    pretraining = replace(
         run,
         system="one_worker",
         workers=1,
@@ -244,16 +246,16 @@ def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
         decay_epochs=0,
         rate_factor=1.0,
     )
-    path = Path(run.folder) / "pretrained" / f"{_name(one)}.pt"
+    path = Path(run.folder) / "pretrained" / f"{_name(pretraining)}.pt"
     if not path.exists():
-        model = _model(one, data)
-        if one.epochs:
-            _trainer(one).fit(model, data)
+        model = _model(pretraining, data)
+        if pretraining.epochs:
+            _trainer(pretraining).fit(model, data)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may need it at the same time.
-        own = path.with_suffix(f".{os.getpid()}")
-        torch.save(model.state_dict(), own)
-        own.replace(path)
+        # Several processes may write the file at the same time.
+        temporary = path.with_suffix(f".{os.getpid()}")
+        torch.save(model.state_dict(), temporary)
+        temporary.replace(path)
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
 
@@ -265,15 +267,15 @@ def _name(run: SpeechRun) -> str:
 
 
 def main() -> None:
-    """Do the runs that the first argument says."""
+    """Do the runs of the command-line argument."""
     silence_lightning()
     torch.set_num_threads(1)
-    told = json.loads(sys.argv[1])
-    for settings in told["runs"]:
+    arguments = json.loads(sys.argv[1])
+    for settings in arguments["runs"]:
         result = train(SpeechRun(**settings))
         if int(os.environ.get("RANK", "0")):
             continue
-        with Path(told["results"]).open("a") as file:
+        with Path(arguments["results"]).open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 
 

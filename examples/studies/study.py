@@ -1,4 +1,4 @@
-"""A paper's tables: rows of runs that differ in their seed, done several at a time, and kept."""
+"""Tables of a study. Each row has one run for each seed, and its results are stored in a file."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from examples.tables import markdown, mean_and_deviation
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that is read off the result of a run.
+    """A quantity that is computed from the result of a run.
 
     Attributes:
-        title: with its unit.
-        of: reads it; less is better.
-        digits: after the point, in tables.
+        title: name with its unit.
+        value: function that computes it from a result. Smaller values are better.
+        digits: number of decimals in tables.
 
     """
 
     title: str
-    of: Callable[[Any], float]
+    value: Callable[[Any], float]
     digits: int = 1
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A kind of run.
+    """The kind of runs of a study.
 
     Attributes:
-        module: does runs, see ``RunStore``.
-        settings: makes settings of what is noted of them; they have a ``seed``.
-        result: likewise a result.
-        measures: columns of tables; rows are compared with the baseline by the first.
-        told: names of the settings that a page tells.
-        together: runs that one process does one after the other, where they are short.
+        module: module that does the runs, see ``RunStore``.
+        settings: class of the settings of a run. They have a ``seed``.
+        result: class of the result of a run.
+        measures: columns of the tables. The first one is used to compare rows with the baseline.
+        reported: names of the settings that the report lists.
+        runs_per_process: number of runs that one process does one after the other, so that short
+            runs do not start a process each.
 
     """
 
@@ -51,8 +52,8 @@ class Experiment:
     settings: Callable[..., Any]
     result: Callable[..., Any]
     measures: tuple[Measure, ...]
-    told: tuple[str, ...]
-    together: int = 1
+    reported: tuple[str, ...]
+    runs_per_process: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Row:
     """One row of a table.
 
     Attributes:
-        labels: what stands in its first columns.
-        run: its settings, with seed 0.
-        paper: what the paper has there: relative reduction of its measure in %, or None.
+        labels: labels in the first columns.
+        run: settings of the run, with seed 0.
+        paper: relative reduction in the paper in %, or None.
 
     """
 
@@ -73,48 +74,48 @@ class Row:
 
 @dataclass(frozen=True)
 class Found:
-    """A row with what came of it, one value for each seed.
+    """Results of a row, with one value for each seed.
 
     Attributes:
-        row: that was run.
-        values: of every measure, by its title; the first one is what rows are compared by.
-        against: that of the baseline, with the same seeds.
-        digits: of every measure, after the point, where not 1.
+        row: the row.
+        values: values of each measure by its title. Rows are compared by the first measure.
+        baseline_values: values of the first measure in the baseline, with the same seeds.
+        digits: number of decimals of each measure by its title (default: 1).
 
     """
 
     row: Row
     values: dict[str, tuple[float, ...]]
-    against: tuple[float, ...]
+    baseline_values: tuple[float, ...]
     digits: dict[str, int] = field(default_factory=dict)
 
     @property
     def measure(self) -> str:
-        """Title of the measure that rows are compared by."""
+        """Title of the measure by which rows are compared."""
         return next(iter(self.values))
 
     @property
     def reductions(self) -> tuple[float, ...]:
-        """Relative reduction against the baseline with the same seed, in %; < 0 is worse."""
-        return tuple(map(reduction, self.values[self.measure], self.against))
+        """Relative reduction in % from the baseline with the same seed. Negative is worse."""
+        return tuple(map(reduction, self.values[self.measure], self.baseline_values))
 
 
 Rows = dict[tuple[str, ...], Found]
-"""Rows of a table by their labels."""
+"""Results of the rows of a table by their labels."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a paper.
+    """One table of a study.
 
     Attributes:
-        title: with its number in the paper.
-        columns: names of the labels.
-        baseline: with which all rows are compared.
-        rows: in order.
-        claims: answers what the paper says of it, from its rows by their labels.
-        notes: what else the page says of it.
-        floor: lowest reduction in its picture, where a row that fails would hide the others.
+        title: title, with the number of the table in the paper.
+        columns: headers of the label columns.
+        baseline: settings of the run with which all rows are compared.
+        rows: rows in order.
+        claims: function that evaluates the claims about the table from the results of its rows.
+        notes: text below the table in the report.
+        floor: lower limit of the reduction in the plot, if a failed row would hide the others.
 
     """
 
@@ -128,13 +129,13 @@ class Table:
 
 
 class Study:
-    """Runs tables, some runs at a time, and knows what came of them.
+    """Runs the rows of tables in parallel, and returns their results.
 
     Args:
-        folder: where runs are kept; a study goes on where it stopped.
-        experiment: what its runs are.
-        seeds: of each row.
-        jobs: runs at a time.
+        folder: folder of the results. An interrupted study resumes from it.
+        experiment: kind of the runs.
+        seeds: number of seeds of each row.
+        jobs: number of parallel runs.
 
     """
 
@@ -150,53 +151,53 @@ class Study:
         self._jobs = jobs
 
     def train(self, tables: Iterable[Table]) -> None:
-        """Do what has not been done, all rows with one seed before the next."""
-        rows = [
+        """Do the runs that have no results yet, for all rows with one seed before the next."""
+        settings = [
             run for table in tables for run in [table.baseline, *(row.run for row in table.rows)]
         ]
-        runs = [replace(run, seed=seed) for seed in self._seeds for run in rows]
+        runs = [replace(run, seed=seed) for seed in self._seeds for run in settings]
         distinct = list({repr(run.portable_settings()): run for run in runs}.values())
-        size = self.experiment.together
-        parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        size = self.experiment.runs_per_process
+        chunks = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         with ThreadPoolExecutor(self._jobs) as pool, tqdm(total=len(distinct), unit="run") as bar:
-            for done in pool.map(self._store.results, parts):
-                bar.update(len(done))
+            for results in pool.map(self._store.results, chunks):
+                bar.update(len(results))
 
-    def found(self, table: Table) -> Rows:
-        """The rows of a table that has been trained, by their labels."""
-        return {row.labels: self._found(row, table.baseline) for row in table.rows}
+    def rows(self, table: Table) -> Rows:
+        """Return the results of the rows of a trained table, by their labels."""
+        return {row.labels: self._result(row, table.baseline) for row in table.rows}
 
     def baseline(self, table: Table) -> Found:
-        """With which the rows of a table are compared."""
-        return self._found(Row((), table.baseline), table.baseline)
+        """Return the results of the baseline of a trained table."""
+        return self._result(Row((), table.baseline), table.baseline)
 
-    def _found(self, row: Row, baseline: Any) -> Found:
-        own, base = self._of_seeds(row.run), self._of_seeds(baseline)
+    def _result(self, row: Row, baseline: Any) -> Found:
+        results, baseline_results = self._of_all_seeds(row.run), self._of_all_seeds(baseline)
         measures = self.experiment.measures
         return Found(
             row,
-            {each.title: tuple(map(each.of, own)) for each in measures},
-            tuple(map(measures[0].of, base)),
-            {each.title: each.digits for each in measures},
+            {measure.title: tuple(map(measure.value, results)) for measure in measures},
+            tuple(map(measures[0].value, baseline_results)),
+            {measure.title: measure.digits for measure in measures},
         )
 
-    def _of_seeds(self, run: Any) -> list[Any]:
+    def _of_all_seeds(self, run: Any) -> list[Any]:
         return self._store.results([replace(run, seed=seed) for seed in self._seeds])
 
 
 def fewer(
     rows: Rows, pair: tuple[tuple[str, ...], tuple[str, ...]], text: str, measure: str | None = None
 ) -> Claim:
-    """Answer a claim that one row has less of a measure than another.
+    """Evaluate the claim that a measure is smaller in one row than in another.
 
-    Runs with the same seed are compared in pairs. The answer is open where the mean difference may
-    be 0 by Student's t at 95%.
+    Runs with the same seed are compared in pairs. The claim is undecided if the 95% confidence
+    interval of the mean difference, by Student's t, contains 0.
 
     Args:
-        rows: of the table.
-        pair: labels of the row that is said to have less, and of the other one.
-        text: the claim.
-        measure: its title; default: what rows are compared by.
+        rows: results of the rows of the table.
+        pair: labels of the row with the smaller value according to the claim, and of the other.
+        text: text of the claim.
+        measure: title of the measure. None: the measure by which rows are compared.
 
     """
     title = measure or rows[pair[0]].measure
@@ -204,43 +205,43 @@ def fewer(
     return difference(text, first, second, title, rows[pair[0]].digits.get(title, 1))
 
 
-def reduction(own: float, base: float) -> float:
-    """Relative, in %; less than 0 if ``own`` is larger."""
-    return 100.0 * (base - own) / base
+def reduction(value: float, baseline: float) -> float:
+    """Return the relative reduction from the baseline in %, negative if ``value`` is larger."""
+    return 100.0 * (baseline - value) / baseline
 
 
-def ends(rows: Rows) -> tuple[str, str]:
-    """First and last of what stands in the last label."""
+def first_and_last(rows: Rows) -> tuple[str, str]:
+    """Return the first and the last distinct label of the last label column."""
     labels = list(dict.fromkeys(last for *_, last in rows))
     return labels[0], labels[-1]
 
 
 def cell(values: Sequence[float], digits: int) -> str:
-    """A cell of a table: mean and spread; one value where all are the same."""
+    """Return mean and standard deviation as text, or the value if all values are equal."""
     return mean_and_deviation(values if len(set(values)) > 1 else values[:1], digits)
 
 
-def lines(table: Table, found: Rows, measures: Sequence[Measure]) -> str:
-    """A table in Markdown."""
-    header = [*table.columns, *(each.title for each in measures), "reduction %", "paper's"]
-    rows = [
+def results_table(table: Table, rows: Rows, measures: Sequence[Measure]) -> str:
+    """Return the results of a table in Markdown."""
+    header = [*table.columns, *(measure.title for measure in measures), "reduction %", "paper's"]
+    lines = [
         (
             *labels,
-            *(cell(own.values[each.title], each.digits) for each in measures),
-            f"{statistics.mean(own.reductions):+.1f} ± {standard_error(own.reductions):.1f}",
-            "-" if own.row.paper is None else f"{own.row.paper:+.1f}",
+            *(cell(result.values[measure.title], measure.digits) for measure in measures),
+            f"{statistics.mean(result.reductions):+.1f} ± {standard_error(result.reductions):.1f}",
+            "-" if result.row.paper is None else f"{result.row.paper:+.1f}",
         )
-        for labels, own in found.items()
+        for labels, result in rows.items()
     ]
-    return markdown(header, rows)
+    return markdown(header, lines)
 
 
-def write_csv(path: Path, table: Table, found: Rows) -> None:
-    """A line for each row and seed."""
+def write_csv(path: Path, table: Table, rows: Rows) -> None:
+    """Write the results of a table as CSV, with one line for each row and seed."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        titles = next(iter(found.values())).values
+        titles = next(iter(rows.values())).values
         writer.writerow([*table.columns, "seed", *titles])
-        for labels, own in found.items():
-            for seed, values in enumerate(zip(*own.values.values(), strict=True)):
+        for labels, result in rows.items():
+            for seed, values in enumerate(zip(*result.values.values(), strict=True)):
                 writer.writerow([*labels, seed, *values])

@@ -1,11 +1,11 @@
-"""Table 1 of two_stage_asgd in small: errors over the push period.
+"""Table 1 of two_stage_asgd on small data: errors over the push period.
 
     python -m examples.studies.two_stage_asgd --data FOLDER/an4_mfcc
 
-Real ranks: 4 on one host, in two groups of two. The mini-batch of a device stays the same and the
-master's rate is eta / N, so that rates fall in proportion as the master's batch grows, as in the
-paper; all runs begin with a pre-trained model. The speeds of Table 2 are measured over emulated
-hosts by ``python -m benchmarks.two_stage_speed``.
+The study has 4 ranks on one host, in two groups of two. As in the paper, the mini-batch of a device
+is constant, and the learning rate of the master is eta / N, so that it falls as the master's batch
+grows. All runs start from a pre-trained model. ``python -m benchmarks.two_stage_speed`` measures
+the speeds of Table 2 over emulated hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from examples.studies.comparison import Claim
-from examples.studies.page import options, write
+from examples.studies.page import parse_options, write
 from examples.studies.speech import DATA, EXPERIMENT, TWO_STAGE, SpeechRun, with_data
 from examples.studies.study import Row, Rows, Table, fewer, reduction
 
-# Character errors in % by N; the paper has no single device in this table.
+# Character errors in % by N. The table of the paper has no row for a single device.
 TABLE_1 = {1: 35.3, 2: 35.2, 4: 35.3, 6: 35.4, 8: 36.3}
 
 BASE = SpeechRun(
@@ -33,7 +33,7 @@ BASE = SpeechRun(
 
 
 def table(base: SpeechRun) -> Table:
-    """A row for each push period; N = 1 is the baseline."""
+    """Return the table, with a row for each push period. The baseline is N = 1."""
     rows = [
         Row((str(period),), replace(base, push_period=period), reduction(errors, TABLE_1[1]))
         for period, errors in TABLE_1.items()
@@ -42,13 +42,13 @@ def table(base: SpeechRun) -> Table:
     return Table("Table 1: push period", ("N",), base, rows, claims, speeds)
 
 
-def claims(found: Rows) -> list[Claim]:
-    """What section 4.1 says."""
-    first, *_, middle, last = found
+def claims(rows: Rows) -> list[Claim]:
+    """Evaluate the claims of section 4.1."""
+    first, *_, middle, last = rows
     return [
-        fewer(found, (middle, last), f"errors rise sharply from N = {middle[0]} to {last[0]}"),
+        fewer(rows, (middle, last), f"errors rise sharply from N = {middle[0]} to {last[0]}"),
         fewer(
-            found,
+            rows,
             (first, middle),
             f"errors rise from N = {first[0]} to {middle[0]} (the paper: hardly)",
         ),
@@ -56,10 +56,11 @@ def claims(found: Rows) -> list[Claim]:
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "two_stage_asgd", data=DATA, jobs=1)
-    own = table(with_data(BASE, told))
-    write(EXPERIMENT, "Two-stage ASGD: Table 1 of two_stage_asgd in small", {"1": own}, told)
+    """Do the missing runs of the study, and write its report."""
+    options = parse_options(__doc__ or "", "two_stage_asgd", data=DATA, jobs=1)
+    tables = {"1": table(with_data(BASE, options))}
+    title = "Two-stage ASGD: Table 1 of two_stage_asgd on small data"
+    write(EXPERIMENT, title, tables, options)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Tables 1, 2 and 3 of two_tiered_bmuf_gtc in small: GTC, BMUF and BMUF_GTC on up to 128 workers.
+"""Tables 1 to 3 of two_tiered_bmuf_gtc on small data: GTC, BMUF and BMUF_GTC, up to 128 workers.
 
     python -m examples.studies.two_tiered --data FOLDER/an4_mfcc
 
-One rank plays all workers, so hours, and no more than two cores, are all it takes. Blocks are
-shorter than the paper's 25 to 200 steps by the same factor in all tables: with 128 workers an epoch
-of AN4 has five or six steps.
+One rank trains all workers, so the study needs two cores and a few hours. An epoch of AN4 has only
+five or six steps with 128 workers. Therefore, blocks are shorter than the paper's 25 to 200 steps,
+by the same factor in all tables.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from examples.studies import speed
 from examples.studies.comparison import Claim
-from examples.studies.page import options, write
+from examples.studies.page import parse_options, write
 from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
-from examples.studies.study import Row, Rows, Table, ends, fewer
+from examples.studies.study import Row, Rows, Table, fewer, first_and_last
 
 SHORTER = 5
-"""By which our blocks are shorter than the paper's."""
+"""Divisor of the paper's block sizes."""
 
 BASE = SpeechRun(
     system="one_worker",
@@ -42,14 +42,14 @@ TABLE_3 = {1: -8.1, 2: -7.9, 4: -5.8, 8: -4.4}
 
 
 def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
-    """All three.
+    """Return the three tables.
 
     Args:
-        base: what all runs share.
-        shrink: by which numbers of workers are divided, for a look.
+        base: settings of all runs.
+        shrink: divisor of the numbers of workers, for short runs.
 
     """
-    most = 128 // shrink
+    most_workers = 128 // shrink
     by_workers = [
         Row(
             (SYSTEMS[system], str(number // shrink)),
@@ -62,7 +62,7 @@ def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
     by_block = [
         Row(
             (SYSTEMS[system], str(size // SHORTER)),
-            replace(base, system=system, workers=most, block_size=size // SHORTER),
+            replace(base, system=system, workers=most_workers, block_size=size // SHORTER),
             paper,
         )
         for system, papers in TABLE_2.items()
@@ -74,7 +74,7 @@ def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
             replace(
                 base,
                 system="bmuf_gtc" if size > 1 else "bmuf_nbm",
-                workers=most,
+                workers=most_workers,
                 group_size=size,
                 block_size=25 // SHORTER,
             ),
@@ -103,57 +103,57 @@ def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
     }
 
 
-def claims_1(found: Rows) -> list[Claim]:
-    """What section 3.3.1 says."""
-    numbers = list(dict.fromkeys(number for _, number in found))
-    least, third, most = numbers[0], numbers[-2], numbers[-1]
+def claims_1(rows: Rows) -> list[Claim]:
+    """Evaluate the claims of section 3.3.1."""
+    numbers = list(dict.fromkeys(number for _, number in rows))
+    least, second_most, most = numbers[0], numbers[-2], numbers[-1]
     return [
-        fewer(found, (("GTC", third), ("GTC", most)), "GTC degrades from 64 to 128 workers"),
-        fewer(found, (("BMUF", least), ("BMUF", most)), "BMUF degrades from 16 to 128 workers"),
+        fewer(rows, (("GTC", second_most), ("GTC", most)), "GTC degrades from 64 to 128 workers"),
+        fewer(rows, (("BMUF", least), ("BMUF", most)), "BMUF degrades from 16 to 128 workers"),
         fewer(
-            found,
+            rows,
             (("BMUF_GTC", most), ("BMUF", most)),
             "BMUF_GTC has fewer errors than BMUF with 128 workers",
         ),
         fewer(
-            found,
+            rows,
             (("BMUF_GTC", most), ("GTC", most)),
             "BMUF_GTC has fewer errors than GTC with 128 workers",
         ),
     ]
 
 
-def claims_2(found: Rows) -> list[Claim]:
-    """What section 3.3.2 says."""
-    shortest, longest = ends(found)
+def claims_2(rows: Rows) -> list[Claim]:
+    """Evaluate the claims of section 3.3.2."""
+    shortest, longest = first_and_last(rows)
     return [
-        fewer(found, (("BMUF", shortest), ("BMUF", longest)), "shorter blocks help BMUF"),
+        fewer(rows, (("BMUF", shortest), ("BMUF", longest)), "shorter blocks help BMUF"),
         fewer(
-            found,
+            rows,
             (("BMUF_GTC", shortest), ("BMUF_GTC", longest)),
             "shorter blocks help BMUF_GTC",
         ),
         fewer(
-            found,
+            rows,
             (("BMUF_GTC", longest), ("BMUF", shortest)),
             "BMUF_GTC with the longest blocks has fewer errors than BMUF with the shortest",
         ),
     ]
 
 
-def claims_3(found: Rows) -> list[Claim]:
-    """What section 3.3.3 says."""
-    smallest, largest = ends(found)
-    return [fewer(found, ((largest,), (smallest,)), "larger groups have fewer errors")]
+def claims_3(rows: Rows) -> list[Claim]:
+    """Evaluate the claims of section 3.3.3."""
+    smallest, largest = first_and_last(rows)
+    return [fewer(rows, ((largest,), (smallest,)), "larger groups have fewer errors")]
 
 
 def main() -> None:
-    """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "two_tiered", data=DATA, jobs=2)
-    base = with_data(BASE, told)
-    title = "Two tiers: Tables 1 to 3 of two_tiered_bmuf_gtc in small"
-    chosen = tables(base, shrink=16 if told.quick else 1)
-    write(EXPERIMENT, title, chosen, told)
+    """Do the missing runs of the study, and write its report."""
+    options = parse_options(__doc__ or "", "two_tiered", data=DATA, jobs=2)
+    base = with_data(BASE, options)
+    title = "Two tiers: Tables 1 to 3 of two_tiered_bmuf_gtc on small data"
+    selected = tables(base, shrink=16 if options.quick else 1)
+    write(EXPERIMENT, title, selected, options)
 
 
 if __name__ == "__main__":
