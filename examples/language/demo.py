@@ -46,7 +46,7 @@ def row(result: Result) -> tuple[str, ...]:
     )
 
 
-def who_wins(bmuf_adam: Result, ddp: Result) -> str:
+def score_comparison(bmuf_adam: Result, ddp: Result) -> str:
     """Return a sentence that compares the scores on test and the bytes sent across groups."""
     bmuf_bits, ddp_bits = bmuf_adam.test_bits_per_byte, ddp.test_bits_per_byte
     scores = f"BMUF-Adam has {bmuf_bits:.3f} bits per byte on test and DDP {ddp_bits:.3f}"
@@ -74,7 +74,7 @@ def who_wins(bmuf_adam: Result, ddp: Result) -> str:
     )
 
 
-def where_ddp_is_better(bmuf_adam: Result, ddp: Result) -> str:
+def ddp_recommendation(bmuf_adam: Result, ddp: Result) -> str:
     """Return a sentence that states when DDP is the better choice."""
     reasons = []
     if ddp.test_bits_per_byte < bmuf_adam.test_bits_per_byte:
@@ -115,8 +115,8 @@ def main() -> None:
     print(f"\n{markdown(HEADER, [row(result) for result in results])}\n")
     print("Bytes are those of all ranks. All of DDP's count as sent across groups, as do those")
     print("of BMUF-Adam's warm-up, which is DDP. AdamW's first beta is 0.5 for both.\n")
-    print(who_wins(*results))
-    print(where_ddp_is_better(*results))
+    print(score_comparison(*results))
+    print(ddp_recommendation(*results))
     tokens = base.ranks * base.batch_windows * base.context
     plot_learning(results, PLOT, title=f"{base.steps} steps of {tokens} bytes of Python source")
     print(f"\nCurves: {PLOT}; tensorboard --logdir {base.log_dir}")

@@ -11,7 +11,7 @@ from scipy.stats import t as student_t
 
 from examples.tables import mean_and_deviation
 
-Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed says nothing"]
+Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed is not enough"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def difference(
         f"{title}: {mean_and_deviation(first, digits)} against {mean_and_deviation(second, digits)}"
     )
     if len(first) < 2:
-        return Claim(text, "one seed says nothing", because)
+        return Claim(text, "one seed is not enough", because)
     half_width = _half_width(differences)
     verdict: Verdict = "holds" if mean > -margin else "does not hold"
     if abs(mean + margin) <= half_width:

@@ -15,7 +15,7 @@ import torch
 from examples.studies.comparison import Claim, standard_error
 from examples.studies.study import (
     Experiment,
-    Found,
+    RowResult,
     Rows,
     Study,
     Table,
@@ -126,9 +126,9 @@ def draw(path: Path, table: Table, rows: Rows) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _series(rows: Rows) -> dict[str, dict[str, Found]]:
+def _series(rows: Rows) -> dict[str, dict[str, RowResult]]:
     """Return the lines of a plot: results by the last label, for each of the other labels."""
-    series: dict[str, dict[str, Found]] = {}
+    series: dict[str, dict[str, RowResult]] = {}
     for labels, result in rows.items():
         series.setdefault(", ".join(labels[:-1]) or HERE, {})[labels[-1]] = result
     return series
@@ -149,7 +149,7 @@ def _header(experiment: Experiment, options: argparse.Namespace) -> str:
     )
 
 
-def _settings(experiment: Experiment, table: Table, baseline: Found) -> str:
+def _settings(experiment: Experiment, table: Table, baseline: RowResult) -> str:
     baseline_cells = ", ".join(
         f"{cell(baseline.values[measure.title], measure.digits)} {measure.title}"
         for measure in experiment.measures

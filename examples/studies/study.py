@@ -73,7 +73,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class RowResult:
     """Results of a row, with one value for each seed.
 
     Attributes:
@@ -100,7 +100,7 @@ class Found:
         return tuple(map(reduction, self.values[self.measure], self.baseline_values))
 
 
-Rows = dict[tuple[str, ...], Found]
+Rows = dict[tuple[str, ...], RowResult]
 """Results of the rows of a table by their labels."""
 
 
@@ -167,14 +167,14 @@ class Study:
         """Return the results of the rows of a trained table, by their labels."""
         return {row.labels: self._result(row, table.baseline) for row in table.rows}
 
-    def baseline(self, table: Table) -> Found:
+    def baseline(self, table: Table) -> RowResult:
         """Return the results of the baseline of a trained table."""
         return self._result(Row((), table.baseline), table.baseline)
 
-    def _result(self, row: Row, baseline: Any) -> Found:
+    def _result(self, row: Row, baseline: Any) -> RowResult:
         results, baseline_results = self._of_all_seeds(row.run), self._of_all_seeds(baseline)
         measures = self.experiment.measures
-        return Found(
+        return RowResult(
             row,
             {measure.title: tuple(map(measure.value, results)) for measure in measures},
             tuple(map(measures[0].value, baseline_results)),

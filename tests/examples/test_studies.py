@@ -27,13 +27,13 @@ from examples.studies.speech import (  # noqa: E402
     SpeechRun,
     with_data,
 )
-from examples.studies.study import Found, Row, Study, fewer  # noqa: E402
+from examples.studies.study import Row, RowResult, Study, fewer  # noqa: E402
 
 
-def _found(*errors: float) -> Found:
+def _found(*errors: float) -> RowResult:
     run = SpeechRun(system="gtc")
     values = {"word errors %": errors, "seconds": tuple(-error for error in errors)}
-    return Found(Row(("x",), run), values, tuple(20.0 for _ in errors))
+    return RowResult(Row(("x",), run), values, tuple(20.0 for _ in errors))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def _found(*errors: float) -> Found:
         ((10.0, 20.0, 30.0), (11.0, 21.1, 31.05), "holds"),
         # Three standard errors, where three seeds ask for 4.3.
         ((10.0, 10.0, 10.0), (10.05, 10.2, 10.2), "cannot be seen at this size"),
-        ((10.0,), (30.0,), "one seed says nothing"),
+        ((10.0,), (30.0,), "one seed is not enough"),
     ],
 )
 def test_claims_are_answered_by_pairs_of_runs_with_the_same_seed(
@@ -171,7 +171,7 @@ def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
         lines = (tmp_path / "runs.jsonl").read_text().splitlines()
         assert len(lines) == len(set(lines))
         assert "| one seed" not in (tmp_path / "report.md").read_text()
-        assert "**one seed says nothing**" in (tmp_path / "report.md").read_text()
+        assert "**one seed is not enough**" in (tmp_path / "report.md").read_text()
 
 
 def test_ratios_are_to_the_first_system_with_the_same_seed() -> None:
