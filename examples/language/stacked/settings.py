@@ -22,7 +22,7 @@ System = Literal[
 OptimizerName = Literal["adamw", "sgd"]
 Engine = Literal["stacked", "trainer"]
 Corrects = Literal["both", "first", "second"]
-Values = Literal["same", "int8", "int4"]
+AcrossDtype = Literal["same", "int8", "int4"]
 Merge = float | Literal["progress"]
 
 SHAPE = Shape(layers=1, heads=2, width=24)
@@ -94,7 +94,7 @@ class Settings:
     fragments: int = 1
     overlap: int = 0
     merge: Merge = "progress"
-    across_dtype: Values = "same"
+    across_dtype: AcrossDtype = "same"
     across_density: float = 1.0
     moments_every: int = 1
     qsr: float | None = None
