@@ -261,9 +261,8 @@ def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
 
 
 def _name(run: SpeechRun) -> str:
-    return hashlib.sha256(json.dumps(run.portable_settings(), sort_keys=True).encode()).hexdigest()[
-        :16
-    ]
+    settings = json.dumps(run.portable_settings(), sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def main() -> None:
