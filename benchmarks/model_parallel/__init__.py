@@ -1,1 +1,1 @@
-"""Modules that are divided inside hosts, trained over shaped links: step times, bytes, memory."""
+"""Benchmark of modules that FSDP2 shards inside hosts: step times, bytes and memory."""

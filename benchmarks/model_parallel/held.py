@@ -1,6 +1,6 @@
-"""What the tensors of a rank hold: parameters, gradients, optimizer, block synchronisation.
+"""Memory of the tensors of a rank: parameters, gradients, optimizer, block synchronisation.
 
-Storage that several tensors share counts once. Storage that FSDP2 has freed counts nothing.
+Shared storage counts once. Storage that FSDP2 has freed does not count.
 """
 
 from __future__ import annotations
@@ -17,72 +17,72 @@ from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.sharded_tensors import local_tensor
 
 ON_DEVICE = ("parameters", "gradients", "optimizer", "outer state", "transfer buffers")
-"""The outer state is all that block synchronisation holds between two of its exchanges."""
+"""Kinds of memory on the device. The outer state is the state of block synchronisation."""
 
 KINDS = (*ON_DEVICE, "on the host")
-"""The last is the part of the outer state that is offloaded."""
+"""All kinds of memory. The last one is the offloaded part of the outer state."""
 
 _PACKAGE = "lightning_hier."
 
 
-def held(trainer: pl.Trainer) -> dict[str, int]:
-    """Bytes of each of ``KINDS`` on this rank, while a strategy of ours fits."""
+def bytes_by_kind(trainer: pl.Trainer) -> dict[str, int]:
+    """Return the bytes of each of ``KINDS`` on this rank, during a fit of a strategy of ours."""
     session: Any = trainer.strategy._session  # type: ignore[attr-defined]
     parameters = list(trainer.lightning_module.parameters())
     optimizers = trainer.optimizers
     blocks = session.synchroniser.blocks or []
-    found: dict[str, Iterable[Tensor]] = {
+    tensors_by_kind: dict[str, Iterable[Tensor]] = {
         "parameters": parameters,
-        "gradients": [own.grad for own in parameters if own.grad is not None],
-        "optimizer": tensors_of([list(own.state.values()) for own in optimizers]),
+        "gradients": [p.grad for p in parameters if p.grad is not None],
+        "optimizer": tensors_of([list(optimizer.state.values()) for optimizer in optimizers]),
         "transfer buffers": [
-            own for shard in _shards_of(blocks) for own in tensors_of(vars(shard))
+            tensor for shard in _shards_of(blocks) for tensor in tensors_of(vars(shard))
         ],
         "on the host": _offloaded(blocks),
         "outer state": tensors_of(blocks),
     }
     counted: set[int] = set()
-    # The outer state comes last, as the rest is part of the blocks.
-    sizes = {kind: _new_bytes(tensors, counted) for kind, tensors in found.items()}
+    # The outer state is last, because the blocks contain the other kinds, too.
+    sizes = {kind: _new_bytes(tensors, counted) for kind, tensors in tensors_by_kind.items()}
     return {kind: sizes[kind] for kind in KINDS}
 
 
-def tensors_of(holder: Any) -> Iterator[Tensor]:
-    """All tensors that objects of this package and containers below ``holder`` refer to."""
-    return (own for own in _reached(holder) if isinstance(own, Tensor))
+def tensors_of(root: Any) -> Iterator[Tensor]:
+    """Return all tensors that are reachable from ``root`` by containers and objects of ours."""
+    return (item for item in _reachable(root) if isinstance(item, Tensor))
 
 
-def _shards_of(holder: Any) -> list[Shard]:
-    return [own for own in _reached(holder) if isinstance(own, Shard)]
+def _shards_of(root: Any) -> list[Shard]:
+    return [item for item in _reachable(root) if isinstance(item, Shard)]
 
 
-def _offloaded(holder: Any) -> list[Tensor]:
-    """Tensors that would lie in the memory of the host if the model were on a GPU."""
-    buckets = [own for own in _reached(holder) if isinstance(own, Bucket)]
-    buckets = [own for own in buckets if isinstance(own.outer, OffloadedStep)]
-    moments = [own._previous for own in buckets if own._previous is not None]
-    return [*moments, *(vector for own in buckets for vector in own.outer.vectors.values())]
+def _offloaded(root: Any) -> list[Tensor]:
+    """Return the tensors that would be in host memory if the model were on a GPU."""
+    buckets = [item for item in _reachable(root) if isinstance(item, Bucket)]
+    buckets = [bucket for bucket in buckets if isinstance(bucket.outer, OffloadedStep)]
+    moments = [bucket._previous for bucket in buckets if bucket._previous is not None]
+    return [*moments, *(vector for bucket in buckets for vector in bucket.outer.vectors.values())]
 
 
-def _reached(holder: Any) -> Iterator[Any]:
+def _reachable(root: Any) -> Iterator[Any]:
     seen: set[int] = set()
-    waiting = [holder]
+    waiting = [root]
     while waiting:
-        own = waiting.pop()
-        if id(own) in seen:
+        item = waiting.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(own))
-        yield own
-        if isinstance(own, Mapping):
-            waiting += own.values()
-        elif isinstance(own, (list, tuple, set)):
-            waiting += own
-        elif type(own).__module__.startswith(_PACKAGE) and hasattr(own, "__dict__"):
-            waiting += vars(own).values()
+        seen.add(id(item))
+        yield item
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, (list, tuple, set)):
+            waiting += item
+        elif type(item).__module__.startswith(_PACKAGE) and hasattr(item, "__dict__"):
+            waiting += vars(item).values()
 
 
 def _new_bytes(tensors: Iterable[Tensor], counted: set[int]) -> int:
-    """Bytes of storages that are not counted yet, which then are."""
+    """Return the bytes of storages that are not in ``counted``, and add them to it."""
     total = 0
     for tensor in tensors:
         storage = local_tensor(tensor).untyped_storage()

@@ -1,6 +1,6 @@
-"""What the tensors of every rank hold under each strategy, in models.
+"""Memory of the tensors of a rank under each strategy, as a multiple of the model's.
 
-Run by torchrun on two hosts in name only, each of which is a group.
+torchrun starts this module on the loopback. The ranks form two groups.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from benchmarks.model_parallel.held import held
+from benchmarks.model_parallel.held import bytes_by_kind
 from benchmarks.model_parallel.module import Size, Transformer
 from benchmarks.performance.on_rank import report
 from benchmarks.quiet_trainer import quiet_trainer
@@ -22,7 +22,7 @@ from lightning_hier import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 
 GROUPS = 2
 SIZE = Size(width=64, layers=4, sequences=1, tokens=2)
-"""Its tensors divide evenly among 4 ranks."""
+"""Size of the model, whose tensors divide evenly among 4 ranks."""
 
 _BLOCK, _STEPS = 4, 6
 MEASURED: dict[str, partial[Any]] = {
@@ -34,38 +34,38 @@ MEASURED: dict[str, partial[Any]] = {
         DiLoCoFSDPStrategy, across_dtype="int8", fragments=2, overlap=1
     ),
 }
-"""By title: makes the strategy, given the rest of its arguments."""
+"""Constructors of the strategies, by title. They are called with further arguments."""
 
 
-class _Held(pl.Callback):
-    """Takes the measure between two ends of blocks."""
+class _MeasureMemory(pl.Callback):
+    """Measure memory in the middle of a block."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == _STEPS:
-            self.bytes = held(trainer)
+            self.bytes = bytes_by_kind(trainer)
 
 
 def measure(title: str) -> dict[str, float]:
-    """What this rank holds of each kind, in models, in groups of a host. A collective."""
+    """Measure the memory of this rank by kind, in models. All ranks must call it."""
     ranks = dist.get_world_size() // GROUPS
-    module, found = Transformer(SIZE), _Held()
+    module, memory = Transformer(SIZE), _MeasureMemory()
     strategy = MEASURED[title](group_size=ranks, block_size=_BLOCK, warmup_steps=0)
-    trainer = quiet_trainer(strategy=strategy, devices=ranks, num_nodes=GROUPS, callbacks=[found])
+    trainer = quiet_trainer(strategy=strategy, devices=ranks, num_nodes=GROUPS, callbacks=[memory])
     data: Any = [torch.zeros(1)] * _STEPS
     trainer.fit(module, DataLoader(data, batch_size=None))
-    return {kind: own / module.model_bytes for kind, own in found.bytes.items()}
+    return {kind: nbytes / module.model_bytes for kind, nbytes in memory.bytes.items()}
 
 
 def measure_all() -> dict[str, dict[str, float]]:
-    """The same for every strategy of ``MEASURED``."""
+    """Call :func:`measure` for all strategies in ``MEASURED``."""
     return {title: measure(title) for title in MEASURED}
 
 
 def main() -> None:
-    """Write what was measured into the folder of the first argument."""
+    """Write the results into the folder of the first argument."""
     report(sys.argv[1], measure_all)
 
 

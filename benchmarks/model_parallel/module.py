@@ -1,4 +1,4 @@
-"""What every system trains: transformer layers, each divided by FSDP2 on a mesh of the host."""
+"""Model that every system trains: transformer layers that FSDP2 shards on a mesh."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.optim import AdamW, Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the model and of a rank's batch.
+    """Size of the model and of the batch of a rank.
 
-    The defaults are 4.7 million parameters: averaging their gradients at every step takes a link of
-    1 Gbit/s about as long as two cores need to compute a step of four ranks.
+    The defaults give 4.7 million parameters. The time to average their gradients over a link of
+    1 Gbit/s is about the time in which two cores compute a step of four ranks.
 
     Attributes:
-        width: of the residual stream; the feed-forward layers have four times as many units.
-        layers: number of them.
-        sequences: of a batch.
-        tokens: of a sequence.
+        width: width of the residual stream. Feed-forward layers have four times as many units.
+        layers: number of layers.
+        sequences: number of sequences in a batch.
+        tokens: number of tokens in a sequence.
 
     """
 
@@ -36,11 +36,12 @@ class Size:
 
 
 class Transformer(pl.LightningModule):
-    """Layers with residual connections, with AdamW; inputs and targets are random.
+    """Transformer layers with AdamW, random inputs and random targets.
 
     Args:
-        size: of the model.
-        mesh: what to divide the layers on. None: the data-parallel mesh of the strategy.
+        size: size of the model.
+        mesh: function that returns the mesh on which layers are sharded. The default is the
+            data-parallel mesh of the strategy.
 
     """
 
@@ -54,11 +55,11 @@ class Transformer(pl.LightningModule):
             )
             for _ in range(size.layers)
         )
-        self.model_bytes = sum(own.nbytes for own in self.parameters())
+        self.model_bytes = sum(parameter.nbytes for parameter in self.parameters())
 
     def configure_model(self) -> None:
         if self._mesh_of is None:
-            assert self.device_mesh is not None, "the strategy makes it"
+            assert self.device_mesh is not None, "the strategy creates it"
             mesh = self.device_mesh["data_parallel"]
         else:
             mesh = self._mesh_of()

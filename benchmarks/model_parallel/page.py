@@ -1,4 +1,4 @@
-"""The page of the documentation: remarks by hand, between them tables of the results beside it."""
+"""Page of the documentation with tables generated from the results beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.model_parallel.table import tables
-from benchmarks.performance.page import renewed
+from benchmarks.performance.page import replace_tables
 from benchmarks.performance.results import REPORTED as PERFORMANCE
 from benchmarks.performance.store import Store
 
@@ -18,13 +18,13 @@ RESULTS = "results.jsonl"
 
 
 def publish(out: Path) -> None:
-    """Copy the results of an output folder beside the page, and renew its tables."""
+    """Copy the results of an output folder beside the page, and replace its tables."""
     REPORTED.mkdir(exist_ok=True)
     shutil.copyfile(out / RESULTS, REPORTED / RESULTS)
-    PAGE.write_text(renewed(PAGE.read_text(), measured()))
+    PAGE.write_text(replace_tables(PAGE.read_text(), measured_tables()))
     print(f"wrote {PAGE}")
 
 
-def measured() -> dict[str, str]:
-    """All tables of the published results, by the names under which the page has them."""
+def measured_tables() -> dict[str, str]:
+    """Return the tables of the published results, by their names on the page."""
     return tables(Store(REPORTED / RESULTS).lines())

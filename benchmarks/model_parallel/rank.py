@@ -1,6 +1,6 @@
-"""What a rank does in one run: the steps without communication, the system's, and those again.
+"""One run on one rank: control steps without communication, steps of the system, control steps.
 
-Run by torchrun on every host. A rank writes what it has found into the folder that it is told.
+torchrun starts this module on every host. Each rank writes its readings into the output folder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.performance import memory
 from benchmarks.performance.job import Network
 from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
-from benchmarks.performance.rank import Watch
+from benchmarks.performance.rank import StepRecorder
 from benchmarks.quiet_trainer import quiet_trainer
 
 
 class Live(pl.Callback):
-    """Bytes of all tensors after the last step, in the middle of a block."""
+    """Measure the bytes of all tensors after the last step, in the middle of a block."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -37,59 +37,57 @@ class Live(pl.Callback):
 
 
 def train(network: Network, setup: Setup, size: Size, warm_up: int, window: int) -> dict[str, Any]:
-    """Train, and return what was seen in the window, and memory. Every rank takes part."""
+    """Train, and return times and bytes of the window, and memory. All ranks must call it."""
     before = memory.tensor_bytes()
     module = Transformer(size, setup.mesh)
-    # One more than the window, so that the end of the epoch is not in it.
+    # One more step, so that the end of the epoch is not in the window.
     steps = warm_up + window + 1
-    watch, live = Watch(warm_up, warm_up + window), Live(steps)
+    recorder, live = StepRecorder(warm_up, warm_up + window), Live(steps)
     data: Any = [torch.zeros(1)] * steps
     dist.barrier()
-    memory.forget_peak()
+    memory.reset_peak()
     trainer = quiet_trainer(
         strategy=setup.strategy,
         devices=network.ranks_per_host,
         num_nodes=network.hosts,
-        callbacks=[watch, live, *setup.callbacks],
+        callbacks=[recorder, live, *setup.callbacks],
     )
     trainer.fit(module, DataLoader(data, batch_size=None))
     return {
-        "steps_s": watch.steps_s(),
-        "sent_bytes": watch.sent_bytes(),
+        "steps_s": recorder.steps_s(),
+        "sent_bytes": recorder.sent_bytes(),
         "peak_bytes": memory.peak_bytes(),
         "live_models": (live.bytes - before) / module.model_bytes,
     }
 
 
-def run(told: dict[str, Any]) -> dict[str, Any]:
-    """One run of one system between two of the hosts for themselves."""
-    network, size = Network(**told["network"]), Size(**told["size"])
-    system, block_size = named(told["system"]), told["block_size"]
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run one system, with steps of independent hosts before and after it."""
+    network, size = Network(**settings["network"]), Size(**settings["size"])
+    system, block_size = named(settings["system"]), settings["block_size"]
     steps = system.steps(block_size)
-    goodput = measure_goodput(told["goodput_bytes"], 0, network.ranks_per_host)
+    goodput = measure_goodput(settings["goodput_bytes"], 0, network.ranks_per_host)
     before = train(network, alone(network), size, 2, steps.control)
-    own = train(
-        network, system.set_up(network, told["block_size"]), size, steps.warm_up, steps.window
-    )
+    measured = train(network, system.set_up(network, block_size), size, steps.warm_up, steps.window)
     after = train(network, alone(network), size, 2, steps.control)
     return {
         "rank": dist.get_rank(),
         "host": dist.get_rank() // network.ranks_per_host,
         "goodput": goodput,
         "control_s": [*before["steps_s"], *after["steps_s"]],
-        "steps_s": own["steps_s"],
-        "sent_bytes": own["sent_bytes"],
-        "extra_peak_bytes": own["peak_bytes"] - before["peak_bytes"],
+        "steps_s": measured["steps_s"],
+        "sent_bytes": measured["sent_bytes"],
+        "extra_peak_bytes": measured["peak_bytes"] - before["peak_bytes"],
         "metrics": {},
-        "live_models": own["live_models"],
+        "live_models": measured["live_models"],
         "control_live_models": before["live_models"],
     }
 
 
 def main() -> None:
-    """Do what the first argument says."""
-    told = json.loads(sys.argv[1])
-    report(told["folder"], lambda: run(told))
+    """Run with the settings of the first argument."""
+    settings = json.loads(sys.argv[1])
+    report(settings["folder"], lambda: run(settings))
 
 
 if __name__ == "__main__":

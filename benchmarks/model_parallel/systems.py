@@ -1,4 +1,4 @@
-"""The systems that are compared, and how each becomes the strategy of a Trainer."""
+"""Compared systems, and the strategies of their Trainers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FRAGMENTS, _DELAY = 5, 9
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What module and Trainer of a rank are given.
+    """Settings of module and Trainer.
 
     Attributes:
-        strategy: of the Trainer.
-        mesh: of the module; None: that of the strategy.
-        callbacks: of the Trainer.
+        strategy: strategy of the Trainer.
+        mesh: function that returns the mesh of the module, or None for that of the strategy.
+        callbacks: callbacks of the Trainer.
 
     """
 
@@ -37,16 +37,16 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One row.
+    """One system.
 
     Attributes:
-        name: by which it is asked for and stored.
-        title: in tables.
-        set_up: makes what a rank needs on a network, with so many steps of a block. A collective of
-            the world.
+        name: name on the command line and in keys.
+        title: name in tables.
+        set_up: function of network and block size that returns the settings. All ranks must call
+            it.
         every_step: whether hosts communicate at every step.
         overlaps: whether steps are computed while the hosts exchange models.
-        needs: a package that is not always installed.
+        needs: optional package that it needs.
 
     """
 
@@ -58,14 +58,14 @@ class System:
     needs: str = ""
 
     def steps(self, block_size: int) -> Steps:
-        """As many as give stable figures: two blocks, the first of which is not counted."""
+        """Return numbers of steps: one block as warm-up and one that is measured."""
         if self.every_step:
             return Steps(control=10, warm_up=2, window=10)
         return Steps(control=10, warm_up=block_size, window=block_size)
 
 
 class _NoFlag(pl.Callback):
-    """Without the flag that Lightning broadcasts to all hosts before every batch."""
+    """Disable the flag that Lightning broadcasts to all hosts before every batch."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -73,28 +73,28 @@ class _NoFlag(pl.Callback):
 
 @cache
 def _hybrid_mesh(network: Network) -> DeviceMesh:
-    """Hosts that replicate, and ranks of a host that shard."""
+    """Return a mesh that replicates over hosts and shards over the ranks of a host."""
     shape = (network.hosts, network.ranks_per_host)
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
 
 
-def _lightnings() -> Strategy:
+def _lightning_strategy() -> Strategy:
     size = dist.get_world_size()
     return ModelParallelStrategy(data_parallel_size=size, tensor_parallel_size=1)
 
 
 def alone(network: Network) -> Setup:
-    """Every host for itself: FSDP2 by Lightning's strategy on the mesh of the host's ranks."""
-    mesh = partial(_own_host, network)
-    return Setup(strategy=_lightnings(), mesh=mesh, callbacks=[_NoFlag()])
+    """Independent hosts: FSDP2 by Lightning's strategy on the mesh of a host's ranks."""
+    mesh = partial(_host_mesh, network)
+    return Setup(strategy=_lightning_strategy(), mesh=mesh, callbacks=[_NoFlag()])
 
 
-def _own_host(network: Network) -> DeviceMesh:
+def _host_mesh(network: Network) -> DeviceMesh:
     return _hybrid_mesh(network)["shard"]
 
 
 def _hybrid(network: Network, block_size: int) -> Setup:
-    return Setup(strategy=_lightnings(), mesh=partial(_hybrid_mesh, network))
+    return Setup(strategy=_lightning_strategy(), mesh=partial(_hybrid_mesh, network))
 
 
 def _ours(make: Callable[..., Strategy], network: Network, block_size: int) -> Setup:
@@ -131,20 +131,20 @@ SYSTEMS = (
         name="torchft_diloco", title="torchft DiLoCo over FSDP2", set_up=_torchft, needs="torchft"
     ),
 )
-"""Every row. Each has the steps of hosts without communication beside it (:func:`alone`)."""
+"""All systems. Each run also measures hosts without communication (:func:`alone`)."""
 
 
 def named(name: str) -> System:
-    """The system of this name.
+    """Return the system with this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such system.
 
     """
     system: System = by_name(name, SYSTEMS)
     return system
 
 
-def obstacle(system: System) -> str | None:
-    """Why a row can't run here, or None."""
+def unavailable_reason(system: System) -> str | None:
+    """Return why a system cannot run, or None if it can."""
     return peers.missing(system.needs) if system.needs else None

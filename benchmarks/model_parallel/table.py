@@ -1,4 +1,4 @@
-"""The tables of the report, as Markdown."""
+"""Tables of the report as Markdown."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from examples.tables import markdown
 _LIMIT = "hosts without communication"
 
 _COLUMNS: tuple[tuple[str, Callable[[Figures], float], int], ...] = (
-    ("ms a step", lambda own: 1e3 * own.step_s, 0),
-    ("ratio", lambda own: own.ratio, 2),
-    ("ms of a step that ends no block", lambda own: 1e3 * own.between_s, 0),
-    ("MB a host sends in a step", lambda own: own.host_bytes / 1e6, 2),
-    ("MB in the largest step", lambda own: (own.peak_bytes or 0.0) / 1e6, 1),
+    ("ms a step", lambda figures: 1e3 * figures.step_s, 0),
+    ("ratio", lambda figures: figures.ratio, 2),
+    ("ms of a step that ends no block", lambda figures: 1e3 * figures.between_s, 0),
+    ("MB a host sends in a step", lambda figures: figures.host_bytes / 1e6, 2),
+    ("MB in the largest step", lambda figures: (figures.peak_bytes or 0.0) / 1e6, 1),
 )
 
 
 def tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """All tables of what was measured, by the names under which the page has them.
+    """Return all tables, by their names on the page.
 
     Args:
-        lines: of the results: runs of a system, and memory in groups of some size.
+        lines: lines of the results: runs of systems, and memory for group sizes.
 
     """
     steps = [line for line in lines if "system" in line]
@@ -37,29 +37,29 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def step_table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each system: median over the runs, and the range of several.
+    """Return the table of step times, with the median and the range of the runs of each system.
 
     Args:
-        lines: of the results; each is one run of one system.
+        lines: runs of systems.
 
     """
     header = ("system", *(name for name, _, _ in _COLUMNS))
     header += ("least ratio, by the link", "memory of a rank, models")
     rows = [_limit_row(lines)]
     for system in SYSTEMS:
-        own = [line for line in lines if line["system"] == system.name]
-        measured = [line for line in own if "figures" in line]
+        runs = [line for line in lines if line["system"] == system.name]
+        measured = [line for line in runs if "figures" in line]
         if measured:
             rows.append(_row(system, measured))
-        elif own:
-            rows.append([system.title, f"failed: {own[-1]['failed']}", *[""] * (len(header) - 2)])
+        elif runs:
+            rows.append([system.title, f"failed: {runs[-1]['failed']}", *[""] * (len(header) - 2)])
     return markdown(header, rows)
 
 
 def _row(system: System, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     figures = [Figures(**line["figures"]) for line in lines]
-    cells = [spread([value(own) for own in figures], digits) for _, value, digits in _COLUMNS]
-    least = [own.least_ratio(overlap=system.overlaps) for own in figures]
+    cells = [spread([value(run) for run in figures], digits) for _, value, digits in _COLUMNS]
+    least = [run.least_ratio(overlap=system.overlaps) for run in figures]
     return [system.title, *cells, spread(least), spread([line["live_models"] for line in lines])]
 
 
@@ -72,17 +72,18 @@ def _limit_row(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [_LIMIT, steps_ms, "1.00", steps_ms, "0.00", "0.0", "1.00", live]
 
 
-def memory_table(found: Mapping[int, Sequence[Mapping[str, Mapping[str, float]]]]) -> str:
-    """A row for each strategy and group size: models that a rank holds of each kind.
+def memory_table(by_group_size: Mapping[int, Sequence[Mapping[str, Mapping[str, float]]]]) -> str:
+    """Return the table of memory by kind, for each strategy and group size.
 
     Args:
-        found: by ranks of a group, for every rank and strategy the models of each kind.
+        by_group_size: readings of all ranks for each group size. A reading contains the memory of
+            each kind, in models, for each strategy.
 
     """
     rows = []
-    for title in next(iter(found.values()))[0]:
-        for ranks, readings in found.items():
-            means = [statistics.fmean(own[title][kind] for own in readings) for kind in KINDS]
+    for title in next(iter(by_group_size.values()))[0]:
+        for ranks, readings in by_group_size.items():
+            means = [statistics.fmean(rank[title][kind] for rank in readings) for kind in KINDS]
             on_device = means[: len(ON_DEVICE)]
             cells = [f"{value:.2f}" for value in (*on_device, sum(on_device), means[-1])]
             rows.append([title, str(ranks), *cells])

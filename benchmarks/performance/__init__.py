@@ -1,1 +1,1 @@
-"""Every synchronous strategy and its peers on the same work, over shaped links between hosts."""
+"""Benchmark of all synchronous strategies and comparable libraries over rate-limited links."""

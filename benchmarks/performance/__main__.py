@@ -1,12 +1,13 @@
-"""Measure every synchronous strategy and its peers on the same work; write tables and plots.
+"""Measure all synchronous strategies and comparable libraries; write tables and plots.
 
-    python -m benchmarks.performance            everything, once: more than an hour
+    python -m benchmarks.performance            everything once: takes more than an hour
     python -m benchmarks.performance --runs 5   everything five times, interleaved
-    python -m benchmarks.performance --short    a few ratios against those that are committed
-    python -m benchmarks.performance --growth   how cost grows with elements, ranks and density
-    python -m benchmarks.performance --publish  what the output folder has, into docs/reports
+    python -m benchmarks.performance --short    compare a few ratios with the committed ones
+    python -m benchmarks.performance --growth   cost as a function of elements, ranks and density
+    python -m benchmarks.performance --publish  copy results from the output folder to docs/reports
 
-Results are kept row by row in the output folder, and the command goes on where it stopped.
+Results are saved in the output folder after each launch of the ranks. An interrupted command
+continues after the last one.
 """
 
 from __future__ import annotations
@@ -34,52 +35,54 @@ _LAYOUTS, _RATES, _WORKS = ("2x2", "4x1"), ("1gbit", "100mbit"), ("emulated", "c
 _PARTS = ("rows", "synchronisation", "between", "encoding")
 
 
-def options() -> argparse.Namespace:
-    """Read the command line."""
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.performance",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("outputs/performance"), help="folder")
-    parser.add_argument("--runs", type=int, default=1, help="of everything")
-    parser.add_argument("--blocks", type=int, default=1, help="that are measured in each run")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/performance"), help="output folder"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="number of runs")
+    parser.add_argument("--blocks", type=int, default=1, help="measured blocks of a run")
     parser.add_argument("--layouts", nargs="+", default=_LAYOUTS, help="HOSTSxRANKS")
-    parser.add_argument("--rates", nargs="+", default=_RATES, help="as tc reads them")
+    parser.add_argument("--rates", nargs="+", default=_RATES, help="rates of the links, for tc")
     parser.add_argument("--works", nargs="+", default=_WORKS, choices=_WORKS)
     parser.add_argument("--parts", nargs="+", default=_PARTS, choices=_PARTS)
     parser.add_argument(
-        "--systems", nargs="+", type=named, default=SYSTEMS, metavar="NAME", help="rows"
+        "--systems", nargs="+", type=named, default=SYSTEMS, metavar="NAME", help="systems"
     )
     parser.add_argument("--short", action="store_true", help="compare with the committed ratios")
-    parser.add_argument("--rewrite", action="store_true", help="with --short: commit new ones")
-    parser.add_argument("--growth", action="store_true", help="how cost grows")
-    parser.add_argument("--publish", action="store_true", help="measure nothing, write the page")
+    parser.add_argument("--rewrite", action="store_true", help="with --short: save new ratios")
+    parser.add_argument("--growth", action="store_true", help="measure how cost grows")
+    parser.add_argument("--publish", action="store_true", help="only write the page of the docs")
     return parser.parse_args()
 
 
-def measure_run(told: argparse.Namespace, store: Store, run: int, *, loopback: bool) -> None:
-    """Everything that was asked for, once; what the store has is left out."""
+def measure_run(options: argparse.Namespace, store: Store, run: int, *, loopback: bool) -> None:
+    """Run all selected measurements once. Results that are in the store are not measured again."""
     networks = [
         Network.read(layout, rate, loopback=loopback)
-        for layout in told.layouts
-        for rate in (told.rates if not loopback else ("none",))
+        for layout in options.layouts
+        for rate in (options.rates if not loopback else ("none",))
     ]
     for network in networks:
-        _measure_network(told, store, run, network)
-    if "between" in told.parts:
+        _measure_network(options, store, run, network)
+    if "between" in options.parts:
         _keep(store, "between", run, lambda: sections.between(Work(), loopback=loopback))
-    if "encoding" in told.parts:
+    if "encoding" in options.parts:
         pairs = (encoding.SIZES, encoding.DENSITIES)
         _keep(store, "encoding", run, lambda: sections.encodings(*pairs))
 
 
-def _measure_network(told: argparse.Namespace, store: Store, run: int, network: Network) -> None:
-    if "rows" in told.parts:
-        for kind in told.works:
+def _measure_network(options: argparse.Namespace, store: Store, run: int, network: Network) -> None:
+    if "rows" in options.parts:
+        for kind in options.works:
             work = Work(kind=kind)
-            measure_rows(told.systems, work, network, store, run=run, blocks=told.blocks)
-    if "synchronisation" in told.parts:
+            measure_rows(options.systems, work, network, store, run=run, blocks=options.blocks)
+    if "synchronisation" in options.parts:
         chosen = variants(network.ranks_per_host)
         name = synchronisation_name(network)
         _keep(store, name, run, lambda: sections.synchronisations(network, Work(), chosen))
@@ -93,23 +96,23 @@ def _keep(store: Store, name: str, run: int, measure: Callable[[], Any]) -> None
 
 
 def main() -> None:
-    """Do what the command line says."""
-    told = options()
-    if told.publish:
-        page.publish(told.out)
+    """Run the command."""
+    options = parse_options()
+    if options.publish:
+        page.publish(options.out)
         return
     loopback = needs_loopback()
-    if told.short:
-        sys.exit(short.check(loopback=loopback, rewrite=told.rewrite))
-    if told.growth:
-        growth.measure(Store(told.out / "growth.jsonl"), told.out)
+    if options.short:
+        sys.exit(short.check(loopback=loopback, rewrite=options.rewrite))
+    if options.growth:
+        growth.measure(Store(options.out / "growth.jsonl"), options.out)
         return
-    store = Store(told.out / "results.jsonl")
-    for run in range(1, told.runs + 1):
-        measure_run(told, store, run, loopback=loopback)
+    store = Store(options.out / "results.jsonl")
+    for run in range(1, options.runs + 1):
+        measure_run(options, store, run, loopback=loopback)
     results = Results(store.lines())
-    (told.out / "report.md").write_text(report(results))
-    plots.draw(results, told.out)
+    (options.out / "report.md").write_text(report(results))
+    plots.draw(results, options.out)
     print(report(results))
 
 

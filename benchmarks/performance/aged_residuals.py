@@ -1,4 +1,4 @@
-"""GTC as it is in the middle of a run, without the hundreds of steps that lead there."""
+"""Residuals of GTC as after many steps, without running these steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from lightning_hier import HierarchicalStrategy
 
 
 class AgedResiduals(pl.Callback):
-    """Fills the residuals after the first step as they are after many, once thresholds are there.
+    """Replace the residuals after the first step by samples of their stationary distribution.
 
-    A residual is a random walk between -T and T that goes back by T where it leaves: in the long
-    run it lies at x with a density that falls in a straight line from 0 to T on both sides. Without
-    this nothing would be sent for about 1 / density steps, and every figure would flatter GTC.
+    A residual is a random walk between -T and T, where T is the threshold. A step that leaves this
+    interval moves it back by T. Its stationary distribution is triangular: the density falls
+    linearly from its maximum at 0 to 0 at -T and T. With zero residuals, ranks would send nothing
+    for about 1 / density steps, and GTC would seem cheaper than it is.
     """
 
     def on_train_batch_end(

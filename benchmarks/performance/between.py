@@ -1,8 +1,8 @@
-"""A step between two synchronisations beside the bare local step, in the same process.
+"""Overhead of a step between two synchronisations, relative to a plain local step.
 
-As a module it is what a rank does: short fits of the bare step and of ours take turns, so that what
-else the machine does meets both. The device takes no time here, so nothing hides behind it: all
-that ours adds to a step counts, and is set against the step of the papers' devices.
+torchrun starts this module on every rank. Short fits with and without BMUF alternate in one
+process, so that other load on the machine affects both. The emulated device takes no time, so that
+no overhead overlaps with its computation. The overhead is related to the papers' step time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What a step of one rank takes in two fits, one right after the other; medians.
+    """Median times of a step of one rank in two consecutive fits.
 
     Attributes:
-        bare_s: seconds of the bare step.
-        ours_s: seconds of ours.
-        bare_processor_s: processor time of the bare step, which hardly depends on other programs.
-        ours_processor_s: likewise, of ours.
+        bare_s: seconds of a plain local step.
+        ours_s: seconds of a step of BMUF.
+        bare_processor_s: processor time of a plain local step. Other programs hardly affect it.
+        ours_processor_s: processor time of a step of BMUF.
 
     """
 
@@ -40,34 +40,34 @@ class Pair:
 
 
 def ratio(pairs: Sequence[Pair], step_s: float) -> float:
-    """A step of ours against the bare one, where the device takes ``step_s`` for it."""
+    """Return the time of a step of BMUF relative to a plain one of ``step_s`` seconds."""
     added_s = statistics.median(pair.ours_s - pair.bare_s for pair in pairs)
     return (step_s + added_s) / step_s
 
 
 def processor_ratio(pairs: Sequence[Pair], step_s: float) -> float:
-    """The same, with the processor time that ours adds: blind to waiting, and to other programs."""
+    """Return the ratio with the added processor time, which excludes waiting and other programs."""
     added = (pair.ours_processor_s - pair.bare_processor_s for pair in pairs)
     return (step_s + statistics.median(added)) / step_s
 
 
 def measure(job: Job, pairs: int) -> list[Pair]:
-    """So many pairs of fits. Every rank takes part."""
+    """Measure ``pairs`` pairs of fits. All ranks must call it."""
     busy = replace(job, work=replace(job.work, step_s=0.0))
     window = job.steps.window
     never = _WARM_UP + window + 2
-    found = []
-    for turn in range(pairs):
+    measured = []
+    for index in range(pairs):
         medians: dict[bool, tuple[float, float]] = {}
-        for ours in (False, True) if turn % 2 else (True, False):
+        for ours in (False, True) if index % 2 else (True, False):
             setup = without_communication()
             if ours:
                 setup = Setup(strategy=BMUFStrategy(block_size=never, warmup_steps=0))
-            watch = train(busy, setup, warm_up=_WARM_UP, window=window, adam=False)
-            processor_s = statistics.median(watch.processor_s())
-            medians[ours] = (statistics.median(watch.steps_s()), processor_s)
+            recorder = train(busy, setup, warm_up=_WARM_UP, window=window, adam=False)
+            processor_s = statistics.median(recorder.processor_s())
+            medians[ours] = (statistics.median(recorder.steps_s()), processor_s)
         (bare_s, bare_processor_s), (ours_s, ours_processor_s) = medians[False], medians[True]
-        found.append(
+        measured.append(
             Pair(
                 bare_s=bare_s,
                 ours_s=ours_s,
@@ -75,11 +75,11 @@ def measure(job: Job, pairs: int) -> list[Pair]:
                 ours_processor_s=ours_processor_s,
             )
         )
-    return found
+    return measured
 
 
 def main() -> None:
-    """Do what the arguments say: a job and a number of pairs."""
+    """Run the job of the first argument, with the number of pairs of the second one."""
     job, pairs = Job.decoded(sys.argv[1]), int(sys.argv[2])
     report(job.folder, lambda: [asdict(pair) for pair in measure(job, pairs)])
 

@@ -1,4 +1,4 @@
-"""What the readings of the ranks come to: the figures of one run of one system."""
+"""Figures of one run of one system, computed from the readings of its ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ Reading = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one run.
+    """Figures of one run. Times are means over the ranks.
 
     Attributes:
-        step_s: mean over whole blocks, synchronisations included.
-        control_s: mean of the same ranks without communication.
-        between_s: median step that ends no block.
-        synchronisation_s: what a step that ends a block takes longer than ``between_s``, mean;
-            None where every step communicates.
-        host_bytes: that a host sends in a step, by the counters of its link, headers included;
-            mean over the hosts.
-        extra_bytes: peak of resident memory above that of the control, mean over the ranks; None
-            if the same processes have trained with other systems before.
-        density: elements that GTC has sent, of all; None without GTC.
-        goodput: payload bytes per second that the link carried just before; None for one host.
-        peak_bytes: that a host sends in the step in which it sends the most, mean over the hosts;
+        step_s: mean time of a step over whole blocks, synchronisations included.
+        control_s: mean time of a step of the same ranks without communication.
+        between_s: median time of a step that does not end a block.
+        synchronisation_s: mean time of a step that ends a block, minus ``between_s``. None if every
+            step communicates.
+        host_bytes: bytes that a host sends in a step, mean over the hosts. Counted on the link,
+            headers included.
+        extra_bytes: peak of resident memory minus that of the control, mean over the ranks. None if
+            the same processes have trained with other systems before.
+        density: share of the elements that GTC sends, or None without GTC.
+        goodput: payload bytes per second over the link, measured just before the run. None for one
+            host.
+        peak_bytes: bytes that a host sends in the step with the most bytes, mean over the hosts.
             None in older results.
-        synchronisations_s: the same as ``synchronisation_s`` of each block; empty in older results.
+        synchronisations_s: ``synchronisation_s`` of each block. Empty in older results.
 
     """
 
@@ -45,24 +46,24 @@ class Figures:
 
     @property
     def ratio(self) -> float:
-        """A step against one without communication."""
+        """Time of a step relative to a step without communication."""
         return self.step_s / self.control_s
 
     @property
     def communication_s(self) -> float:
-        """What communication adds to a step."""
+        """Seconds that communication adds to a step."""
         return self.step_s - self.control_s
 
     @property
     def link_s(self) -> float:
-        """What the link alone takes for what a host sends in a step."""
+        """Seconds that the link needs for the bytes that a host sends in a step."""
         return self.host_bytes / self.goodput if self.goodput else 0.0
 
     def least_ratio(self, *, overlap: bool) -> float:
-        """What ``ratio`` would be if the link were all that takes time beside the step.
+        """Return the ratio that is possible if only computation and the link took time.
 
         Args:
-            overlap: whether models travel while steps are computed.
+            overlap: whether communication overlaps with the computation of steps.
 
         """
         waited = self.link_s / self.control_s
@@ -70,32 +71,34 @@ class Figures:
 
     @property
     def communication_share(self) -> float:
-        """Of a step."""
+        """Share of the time of a step that communication takes."""
         return self.communication_s / self.step_s
 
 
 def figures(readings: Sequence[Reading], block: int) -> Figures:
-    """Out of what all ranks have written.
+    """Compute figures from the readings of all ranks.
 
     Args:
-        readings: one of each rank; the windows hold whole blocks and begin with one.
-        block: steps of a block; 1 where every step communicates.
+        readings: one reading of each rank. Its window contains whole blocks.
+        block: number of steps of a block, or 1 if every step communicates.
 
     """
 
     def mean(value: Callable[[Reading], float]) -> float:
-        return statistics.fmean(value(own) for own in readings)
+        return statistics.fmean(value(reading) for reading in readings)
 
-    # The ranks of a host read the same counters.
-    sent = {own["host"]: own["sent_bytes"] for own in readings}
-    densities = [d for own in readings if (d := own["metrics"].get("hier/gtc/density")) is not None]
-    between_s = mean(lambda own: statistics.median(_between(own["steps_s"], block)))
-    ends = [own["steps_s"][block - 1 :: block] for own in readings if block > 1]
-    synchronisations_s = [statistics.fmean(taken) - between_s for taken in zip(*ends, strict=True)]
-    extra = [own["extra_peak_bytes"] for own in readings if "extra_peak_bytes" in own]
+    # The counters are those of the host, so its ranks read the same values.
+    sent = {reading["host"]: reading["sent_bytes"] for reading in readings}
+    densities = [
+        d for reading in readings if (d := reading["metrics"].get("hier/gtc/density")) is not None
+    ]
+    between_s = mean(lambda reading: statistics.median(_between(reading["steps_s"], block)))
+    ends = [reading["steps_s"][block - 1 :: block] for reading in readings if block > 1]
+    synchronisations_s = [statistics.fmean(times) - between_s for times in zip(*ends, strict=True)]
+    extra = [reading["extra_peak_bytes"] for reading in readings if "extra_peak_bytes" in reading]
     return Figures(
-        step_s=mean(lambda own: statistics.fmean(own["steps_s"])),
-        control_s=mean(lambda own: statistics.fmean(own["control_s"])),
+        step_s=mean(lambda reading: statistics.fmean(reading["steps_s"])),
+        control_s=mean(lambda reading: statistics.fmean(reading["control_s"])),
         between_s=between_s,
         synchronisation_s=statistics.fmean(synchronisations_s) if synchronisations_s else None,
         host_bytes=statistics.fmean(statistics.fmean(steps) for steps in sent.values()),
@@ -114,7 +117,7 @@ def _between(steps_s: Sequence[float], block: int) -> list[float]:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median and, of several, the smallest and the largest."""
+    """Format the median of ``values``, with the range if there are several."""
     middle = f"{statistics.median(values):,.{digits}f}"
     if len(values) == 1:
         return middle

@@ -1,7 +1,7 @@
-"""How cost grows with elements, ranks and density, and that it grows no faster than they do.
+"""Growth of cost with elements, ranks and density, which should be at most linear.
 
-Times are processor time of a rank, since many ranks share few cores here; the least of several
-repetitions, since what else the machine does can only add.
+Times are processor time of a rank, because many ranks share few cores. The minimum of several
+repetitions counts, because other load on the machine can only add to it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.performance import plots
 from benchmarks.performance.growth_ranks import Point
 from benchmarks.performance.job import Network
-from benchmarks.performance.rows import ranks_do
+from benchmarks.performance.rows import run_ranks
 from benchmarks.performance.store import Store
 from examples.tables import markdown
 
@@ -24,7 +25,7 @@ RANKS = (2, 4, 8, 16)
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
 
 LARGEST_EXPONENT = 1.15
-"""Cost may grow as this power at most; 1 is linear, the rest is for caches and the machine."""
+"""Largest allowed exponent. It is above 1, which is linear, because of caches and noise."""
 
 _BYTES_AN_ELEMENT = 32
 _COUNTED = ("gtc_s", "gtc_bytes", "bmuf_s", "bmuf_bytes")
@@ -39,10 +40,10 @@ Curves = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
-    """The power with which the second number grows: the slope where both axes are logarithmic.
+    """Return the slope of the regression line of log y on log x: the exponent of a power law.
 
     Raises:
-        ValueError: fewer than two different first numbers, or a number that is not above 0.
+        ValueError: there are fewer than two different x, or a number is not positive.
 
     """
     logs = [(math.log(x), math.log(y)) for x, y in points]
@@ -54,7 +55,7 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
 
 
 def points_by_ranks(available_bytes: int) -> dict[int, list[Point]]:
-    """What is measured with how many ranks; sizes that memory does not hold are left out."""
+    """Return the points to measure for each number of ranks, without those that exceed memory."""
     largest = available_bytes / (2 * _BYTES_AN_ELEMENT)
     sizes = [Point(elements=n, density=0.01) for n in ELEMENTS if n <= largest]
     densities = [Point(elements=10**7, density=density) for density in DENSITIES]
@@ -63,52 +64,52 @@ def points_by_ranks(available_bytes: int) -> dict[int, list[Point]]:
 
 
 def measure(store: Store, folder: Path) -> None:
-    """Measure what the store lacks, write the table and the plots, and check the exponents.
+    """Measure the points missing in the store, write table and plots, and check the exponents.
 
     Raises:
-        SystemExit: something grows faster than linearly.
+        SystemExit: a cost grows faster than linearly.
 
     """
     for ranks, points in points_by_ranks(_available_bytes()).items():
         for point in points:
             key = f"{ranks}/{point.elements}/{point.density}"
             if key not in store:
-                found = _measured(ranks, point)
-                store.add(key, {"ranks": ranks, **point.told(), **found})
-                print(f"{ranks} ranks, {point.elements:,} elements, {point.density:.2%}: {found}")
-    found_curves = curves(store.lines())
-    table, faults = growth_table(found_curves)
+                costs = _measure_point(ranks, point)
+                store.add(key, {"ranks": ranks, **asdict(point), **costs})
+                print(f"{ranks} ranks, {point.elements:,} elements, {point.density:.2%}: {costs}")
+    measured = curves(store.lines())
+    table, faults = growth_table(measured)
     (folder / "growth.md").write_text(table + "\n")
-    plots.draw_growth(found_curves, folder)
+    plots.draw_growth(measured, folder)
     print(table)
     if faults:
         raise SystemExit("faster than linear: " + ", ".join(faults))
 
 
 def curves(lines: Sequence[dict[str, Any]]) -> Curves:
-    """By what grows, then by what is counted."""
+    """Return the measured curves, by the quantity that grows and the cost."""
 
     def points(
         cause: str, less: float = 0.0, **fixed: float
     ) -> dict[str, list[tuple[float, float]]]:
-        own = [line for line in lines if all(line[name] == value for name, value in fixed.items())]
+        chosen = [line for line in lines if all(line[name] == fixed[name] for name in fixed)]
         return {
-            _TITLES[counted]: sorted({(line[cause] - less, line[counted]) for line in own})
+            _TITLES[counted]: sorted({(line[cause] - less, line[counted]) for line in chosen})
             for counted in _COUNTED
         }
 
     return {
         "elements": points("elements", ranks=2, density=0.01),
-        # Whom a rank has to send to; from 2 ranks to 4 they are three times as many.
+        # A rank sends to all others, whose number triples from 2 ranks to 4.
         "other ranks": points("ranks", less=1.0, elements=10**6, density=0.01),
         "density": points("density", elements=10**7, ranks=2),
     }
 
 
-def growth_table(found: Curves) -> tuple[str, list[str]]:
-    """Exponents as Markdown, and which are too large."""
+def growth_table(measured: Curves) -> tuple[str, list[str]]:
+    """Return the exponents as a Markdown table, and a list of those that are too large."""
     rows, faults = [], []
-    for cause, named in found.items():
+    for cause, named in measured.items():
         for name, points in named.items():
             if len(points) < 2:
                 continue
@@ -122,14 +123,14 @@ def growth_table(found: Curves) -> tuple[str, list[str]]:
     ), faults
 
 
-def _measured(ranks: int, point: Point) -> dict[str, float]:
+def _measure_point(ranks: int, point: Point) -> dict[str, float]:
     network = Network(hosts=1, ranks_per_host=ranks, rate=None, loopback=True)
-    found = ranks_do(
+    readings = run_ranks(
         network,
         "benchmarks.performance.growth_ranks",
-        lambda folder: json.dumps(point.told() | {"folder": folder}),
+        lambda folder: json.dumps(asdict(point) | {"folder": folder}),
     )
-    return {name: max(own[name] for own in found) for name in _COUNTED}
+    return {name: max(reading[name] for reading in readings) for name in _COUNTED}
 
 
 def _available_bytes() -> int:

@@ -1,6 +1,7 @@
-"""What a rank does to show how cost grows: steps of GTC and synchronisations of BMUF, alone.
+"""Steps of GTC and synchronisations of BMUF on one rank, without Lightning and DDP.
 
-One tensor, no Lightning and no DDP: what is measured is ours. Run by torchrun.
+torchrun starts this module on every rank. The model is one tensor, so that only the code of this
+package is measured.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -33,20 +34,16 @@ _SIGMA = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size.
+    """Settings of one measurement.
 
     Attributes:
-        elements: of the tensor.
-        density: of GTC.
+        elements: number of elements of the tensor.
+        density: density of GTC.
 
     """
 
     elements: int
     density: float
-
-    def told(self) -> dict[str, float]:
-        """For the store, and for the ranks."""
-        return asdict(self)
 
 
 def _communicators(group_size: int) -> Communicators:
@@ -58,32 +55,32 @@ def _communicators(group_size: int) -> Communicators:
     )
 
 
-def _least(act: Callable[[], object], prepare: Callable[[], object]) -> float:
-    """Processor seconds of the whole process, the least of some repetitions."""
-    taken = []
+def _shortest(act: Callable[[], object], prepare: Callable[[], object]) -> float:
+    """Return the processor time of ``act`` in seconds, all threads, minimum of the repetitions."""
+    seconds = []
     for _ in range(_REPETITIONS + 1):
         prepare()
         dist.barrier()
         begun = time.process_time()
         act()
-        taken.append(time.process_time() - begun)
-    return min(taken[1:])
+        seconds.append(time.process_time() - begun)
+    return min(seconds[1:])
 
 
 def gtc(point: Point) -> dict[str, float]:
-    """A step of GTC in one group of all ranks, in the middle of a run."""
+    """Measure a step of GTC in one group of all ranks, with residuals as after many steps."""
     communicators = _communicators(dist.get_world_size())
     threshold = _SIGMA / point.density**0.5
     generator = torch.Generator().manual_seed(dist.get_rank())
     residual = torch.rand(point.elements, generator=generator)
     residual.add_(torch.rand(point.elements, generator=generator)).sub_(1.0).mul_(threshold)
     flat = torch.empty(point.elements)
-    parameter = Parameter(flat)  # of which only the length is read
+    parameter = Parameter(flat)  # GTC reads only its length
     memory = GradientMemory({parameter: TensorMemory(residual, threshold)})
     config = GTC(threshold=threshold, density=point.density)
     reducer = GTCReducer(communicators.group, config, [memory])
     bucket = GradientBucket([parameter], [flat], [()])
-    seconds = _least(
+    seconds = _shortest(
         lambda: reducer.reduce(bucket).wait(),
         lambda: flat.normal_(0.0, _SIGMA, generator=generator),
     )
@@ -95,12 +92,12 @@ def gtc(point: Point) -> dict[str, float]:
 
 
 def bmuf(point: Point) -> dict[str, float]:
-    """A synchronisation of BMUF, every rank a worker."""
+    """Measure a synchronisation of BMUF with groups of one rank."""
     communicators = _communicators(1)
     module = nn.ParameterList([torch.zeros(point.elements)])
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     synchroniser = open_blocks(module, optimizer, BMUF(block_size=1), communicators)
-    seconds = _least(lambda: synchroniser.after_step(0), lambda: None)
+    seconds = _shortest(lambda: synchroniser.after_step(0), lambda: None)
     calls = _REPETITIONS + 1
     return {
         "bmuf_s": seconds,
@@ -109,10 +106,10 @@ def bmuf(point: Point) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure the point that the first argument tells."""
-    told = json.loads(sys.argv[1])
-    point = Point(elements=told["elements"], density=told["density"])
-    report(told["folder"], lambda: gtc(point) | bmuf(point))
+    """Measure the point of the first argument."""
+    settings = json.loads(sys.argv[1])
+    point = Point(elements=settings["elements"], density=settings["density"])
+    report(settings["folder"], lambda: gtc(point) | bmuf(point))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the ranks of one run are told, and how long it takes: by the rate of the links."""
+"""Settings of one run: the system, the work, the network and the number of steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Network:
     """Hosts and the links between them.
 
     Attributes:
-        hosts: how many.
-        ranks_per_host: likewise.
-        rate: of every link in each direction, as ``tc`` reads it; None as fast as they are.
-        loopback: whether the hosts are so in name only.
+        hosts: number of hosts.
+        ranks_per_host: number of ranks on each host.
+        rate: rate of every link in each direction, in the notation of ``tc``. None for no limit.
+        loopback: whether all ranks communicate over the loopback, without emulated hosts.
 
     """
 
@@ -30,10 +30,15 @@ class Network:
 
     @classmethod
     def read(cls, layout: str, rate: str, *, loopback: bool = False) -> Network:
-        """``"2x2"`` are 2 hosts of 2 ranks each; the rate ``"none"`` leaves the links alone.
+        """Parse a layout and a rate.
+
+        Args:
+            layout: such as ``"2x3"`` for 2 hosts of 3 ranks each.
+            rate: such as ``"1gbit"``, or ``"none"`` for no limit.
+            loopback: whether all ranks communicate over the loopback, where the rate is ignored.
 
         Raises:
-            ValueError: a layout that can't be read.
+            ValueError: the layout is invalid.
 
         """
         try:
@@ -47,23 +52,23 @@ class Network:
 
     @property
     def ranks(self) -> int:
-        """Of all hosts."""
+        """Number of ranks on all hosts."""
         return self.hosts * self.ranks_per_host
 
     def __str__(self) -> str:
-        """As in tables."""
+        """Return the name of the network in tables and keys."""
         links = "loopback" if self.loopback else self.rate or "unshaped"
         return f"{self.hosts} x {self.ranks_per_host}, {links}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How many steps are taken.
+    """Numbers of steps.
 
     Attributes:
-        control: without communication, before and after those of the system.
-        warm_up: of the system, before the window.
-        window: those that are measured: whole blocks.
+        control: steps without communication, before the system's steps and again after them.
+        warm_up: steps of the system before the window.
+        window: steps that are measured, whole blocks.
 
     """
 
@@ -77,13 +82,13 @@ class Job:
     """One start of the ranks.
 
     Attributes:
-        work: computation of a step.
+        work: computation of each rank.
         network: hosts and links.
-        goodput_bytes: bytes sent over a bare socket to measure the link.
-        folder: folder of the results of all ranks.
-        systems: names of the systems that are measured one after the other.
-        blocks: number of blocks that are measured of systems with blocks.
-        steps: number of steps, if the rank's module does not compute it.
+        goodput_bytes: bytes that are sent over a plain socket to measure the link.
+        folder: folder into which every rank writes its result.
+        systems: names of the systems, which are measured one after the other.
+        blocks: number of measured blocks, for systems with blocks.
+        steps: numbers of steps, unless the module of the ranks computes them.
 
     """
 
@@ -96,46 +101,46 @@ class Job:
     steps: Steps = field(default_factory=Steps)
 
     def encoded(self) -> str:
-        """As one argument of a command."""
+        """Encode the job as one argument of a command."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decoded(cls, text: str) -> Job:
-        """What :meth:`encoded` has given."""
-        told = json.loads(text)
+        """Decode the result of :meth:`encoded`."""
+        values = json.loads(text)
         return cls(
             **{
-                **told,
-                "work": Work(**told["work"]),
-                "network": Network(**told["network"]),
-                "steps": Steps(**told["steps"]),
+                **values,
+                "work": Work(**values["work"]),
+                "network": Network(**values["network"]),
+                "steps": Steps(**values["steps"]),
             }
         )
 
 
-_SLOWEST = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
+_UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
 
 
 def bits_per_second(rate: str | None) -> float:
-    """Of a rate as ``tc`` reads it; infinite without one.
+    """Convert a rate in the notation of ``tc``. The result for None is infinite.
 
     Raises:
-        ValueError: another unit than kbit, mbit or gbit.
+        ValueError: the unit is not kbit, mbit or gbit.
 
     """
     if rate is None:
         return float("inf")
-    for unit, factor in _SLOWEST.items():
+    for unit, factor in _UNITS.items():
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * factor
     raise ValueError(f"a rate ends in kbit, mbit or gbit, got {rate!r}")
 
 
 def steps_for(system: System, work: Work, network: Network, *, blocks: int) -> Steps:
-    """As many as give stable figures in bounded time.
+    """Return numbers of steps that give stable figures in bounded time.
 
-    A block system is warm after its first synchronisation, and measured over whole blocks. What
-    sends whole gradients takes 1.5 models' wire time a step or less: few steps suffice.
+    A system with blocks is measured over whole blocks, after its first synchronisation. A step that
+    sends whole gradients takes up to 1.5 times the wire time of a model, so a few are enough.
     """
     control = 10
     if system.block > 1:
@@ -147,12 +152,12 @@ def steps_for(system: System, work: Work, network: Network, *, blocks: int) -> S
 
 
 def goodput_bytes(network: Network) -> int:
-    """Half a second's worth of a shaped link."""
+    """Return the number of bytes that a rate-limited link carries in half a second."""
     rate = bits_per_second(network.rate)
     return 1 << 28 if rate == float("inf") else round(rate / 8 / 2)
 
 
 def key_of(network: Network, work: Mapping[str, Any] | Work) -> str:
-    """Under which results of the same kind are stored together."""
+    """Return the key under which the results of a network and a work are stored."""
     kind = work.kind if isinstance(work, Work) else work["kind"]
     return f"{network}, {kind}"

@@ -1,4 +1,4 @@
-"""What a link carries, and what that makes of bytes: measured goodput and the wire time."""
+"""Measured goodput of a link, and the wire time of a number of bytes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LIMIT_S = 120.0
 
 
 def bytes_to_send(model_bytes: int, hosts: int) -> float:
-    """The fewest bytes that a host must send for a model to be averaged over hosts.
+    """Return the smallest number of bytes that a host must send to average a model over hosts.
 
-    Each host sums a share of 1/H that all others send to it, and hands the mean of it round:
-    ``2 (H - 1) / H`` models, whatever the number of ranks on a host.
+    With H hosts, each one receives 1/H of the model from all others, and sends them the mean of it.
+    It sends ``2 (H - 1) / H`` models, for any number of ranks on a host.
     """
     return 2 * (hosts - 1) / hosts * model_bytes
 
 
 def wire_seconds(nbytes: float, goodput: float) -> float:
-    """How long a link that carries so many payload bytes a second needs at least.
+    """Return the seconds that a link with this goodput, in bytes per second, needs at least.
 
     Raises:
-        ValueError: a goodput that is not above 0.
+        ValueError: the goodput is not positive.
 
     """
     if not goodput > 0:
@@ -37,43 +37,43 @@ def wire_seconds(nbytes: float, goodput: float) -> float:
 
 
 def measure_goodput(nbytes: int, source: int, target: int) -> float:
-    """Payload bytes per second over a bare TCP socket, from rank ``source`` to ``target``.
+    """Measure payload bytes per second over a TCP socket, from rank ``source`` to ``target``.
 
-    A collective of the world: the others wait. The clock is the receiver's, from its first chunk to
-    its last, so that neither the connection nor what the link lets through at once counts.
+    All ranks must call it. The receiver measures the time from the end of the first chunk to the
+    last byte, which excludes the connection and the burst that the token bucket allows.
     """
     rank = dist.get_rank()
-    found = 0.0
+    goodput = 0.0
     with socket.socket() as listener:
-        place = ["", 0]
+        endpoint = ["", 0]
         if rank == target:
             listener.bind((interface_address(os.environ["GLOO_SOCKET_IFNAME"]), 0))
             listener.listen(1)
             listener.settimeout(_LIMIT_S)
-            place = list(listener.getsockname())
-        address, port = gathered(place)[target]
+            endpoint = list(listener.getsockname())
+        address, port = gathered(endpoint)[target]
         if rank == source:
             with socket.create_connection((address, port), timeout=_LIMIT_S) as sender:
                 sender.sendall(bytes(_CHUNK + nbytes))
         elif rank == target:
-            found = _receive(listener, nbytes)
-    return float(gathered(found)[target])
+            goodput = _receive(listener, nbytes)
+    return float(gathered(goodput)[target])
 
 
 def _receive(listener: socket.socket, nbytes: int) -> float:
-    memory = bytearray(_CHUNK)
+    buffer = bytearray(_CHUNK)
     connection, _ = listener.accept()
     with connection:
         connection.settimeout(_LIMIT_S)
-        _read(connection, memory, _CHUNK)
+        _read(connection, buffer, _CHUNK)
         begun = time.perf_counter()
-        _read(connection, memory, nbytes)
+        _read(connection, buffer, nbytes)
         return nbytes / (time.perf_counter() - begun)
 
 
-def _read(connection: socket.socket, memory: bytearray, nbytes: int) -> None:
+def _read(connection: socket.socket, buffer: bytearray, nbytes: int) -> None:
     while nbytes > 0:
-        read = connection.recv_into(memory, min(len(memory), nbytes))
+        read = connection.recv_into(buffer, min(len(buffer), nbytes))
         if not read:
-            raise ConnectionError(f"the sender left with {nbytes} bytes to come")
+            raise ConnectionError(f"the sender closed the connection, {nbytes} bytes missing")
         nbytes -= read

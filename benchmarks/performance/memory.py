@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux counts it, and what its tensors hold."""
+"""Memory of this process as counted by Linux, and memory of its tensors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch.distributed.tensor import DTensor
 _PROCESS = Path("/proc/self")
 
 
-def forget_peak() -> None:
-    """Let the peak begin anew from what is held now."""
+def reset_peak() -> None:
+    """Reset the peak of resident memory to its present value."""
     gc.collect()
     (_PROCESS / "clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The most that was resident since :func:`forget_peak`."""
+    """Return the peak of resident memory since :func:`reset_peak`."""
     return _status("VmHWM")
 
 
 def resident_bytes() -> int:
-    """What is resident now."""
+    """Return the resident memory."""
     return _status("VmRSS")
 
 
 def tensor_bytes() -> int:
-    """What all tensors that Python knows of hold; storage that several share counts once."""
+    """Return the memory of all CPU tensors of this process. Shared storage counts once."""
     gc.collect()
     storages = {}
-    for found in gc.get_objects():
-        # A DTensor has no storage of its own; the tensor that it holds is found by itself.
-        if isinstance(found, DTensor):
+    for item in gc.get_objects():
+        # The local tensor of a DTensor is another object of this list.
+        if isinstance(item, DTensor):
             continue
-        if isinstance(found, torch.Tensor) and found.device.type == "cpu":
-            storage = found.untyped_storage()
+        if isinstance(item, torch.Tensor) and item.device.type == "cpu":
+            storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 

@@ -1,4 +1,4 @@
-"""What every module does that runs on a rank: it joins the others, measures, and writes a file."""
+"""Entry point of benchmarks on a rank: join the process group, measure, and write the result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from examples.quiet import silence_lightning
 
 @record
 def report(folder: str, measure: Callable[[], Any]) -> None:
-    """Write what ``measure`` finds as ``rank<number>.json``. Every rank must call it.
+    """Write the result of ``measure`` into ``rank<number>.json``. All ranks must call it.
 
     Args:
-        folder: of the files of all ranks.
-        measure: called when all ranks have met; what it returns goes into JSON.
+        folder: folder of the files of all ranks.
+        measure: called in an initialised process group. Its result is written as JSON.
 
     """
     silence_lightning()
     torch.set_num_threads(1)
     with joined():
-        found = json.dumps(measure())
-        (Path(folder) / f"rank{dist.get_rank()}.json").write_text(found)
+        result = json.dumps(measure())
+        (Path(folder) / f"rank{dist.get_rank()}.json").write_text(result)

@@ -1,7 +1,7 @@
-"""The page of the documentation: remarks by hand, between them tables that the command writes.
+"""Page of the documentation with generated tables between paragraphs written by hand.
 
-A table stands between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. Results and
-pictures lie in a folder beside the page, so that anyone can make its tables again.
+A table is between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. Results and
+pictures are in a folder beside the page, so that the tables can be generated again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from benchmarks.performance.table import tables
 
 PAGE = REPORTED.with_suffix(".md")
 
-_PLACE = re.compile(
+_TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<name>[^\n]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL
 )
 
 
 def publish(out: Path) -> None:
-    """Bring results of an output folder, and the pictures shown, beside the page; renew its tables.
+    """Copy results and pictures of an output folder beside the page, and replace its tables.
 
-    Nothing is changed where a table has no place.
+    An error leaves all files unchanged.
 
     Args:
-        out: what it has replaces what is beside the page.
+        out: output folder. Its files replace those beside the page.
 
     Raises:
-        ValueError: the page lacks a table that was measured, or has the place of one that was not.
+        ValueError: the tables of the page are not exactly those that were measured.
 
     """
     page = PAGE.read_text()
@@ -42,37 +42,36 @@ def publish(out: Path) -> None:
         for file in (*REPORTED.iterdir(), *out.glob("*.jsonl"), *out.glob("*.png")):
             if file.name in page:
                 shutil.copyfile(file, staged / file.name)
-        PAGE.write_text(renewed(page, measured(staged)))
+        PAGE.write_text(replace_tables(page, measured_tables(staged)))
         shutil.copytree(staged, REPORTED, dirs_exist_ok=True)
     print(f"wrote {PAGE}")
 
 
-def measured(folder: Path) -> dict[str, str]:
-    """All tables of what was measured, by the names under which the page has them."""
-    found = tables(Results.of(folder))
+def measured_tables(folder: Path) -> dict[str, str]:
+    """Return the tables of the results in ``folder``, by their names on the page."""
     growth, _ = growth_table(curves(Store(folder / "growth.jsonl").lines()))
-    return found | {"growth": growth}
+    return tables(Results.of(folder)) | {"growth": growth}
 
 
-def renewed(page: str, found: Mapping[str, str]) -> str:
-    """The page with these tables in the place of those that it has.
+def replace_tables(page: str, new_tables: Mapping[str, str]) -> str:
+    """Return the page with its tables replaced.
 
     Args:
         page: Markdown.
-        found: tables by name.
+        new_tables: tables by name.
 
     Raises:
-        ValueError: the page lacks one of them, or has the place of another.
+        ValueError: the names of the tables on the page are not those of ``new_tables``.
 
     """
-    places = [place["name"] for place in _PLACE.finditer(page)]
-    if sorted(places) != sorted(found):
-        lacking = sorted(set(found) - set(places))
-        unknown = sorted(set(places) - set(found))
+    names = [match["name"] for match in _TABLE.finditer(page)]
+    if sorted(names) != sorted(new_tables):
+        lacking = sorted(set(new_tables) - set(names))
+        unknown = sorted(set(names) - set(new_tables))
         raise ValueError(
-            f"a page has one place for every table that was measured and for no other: lacking "
-            f"{lacking}, not measured {unknown}, all places {places}"
+            f"the page must contain every measured table exactly once, and no other: missing on "
+            f"the page {lacking}, not measured {unknown}, tables of the page {names}"
         )
-    return _PLACE.sub(
-        lambda place: f"{place['begin']}\n{found[place['name']]}\n\n{place['end']}", page
+    return _TABLE.sub(
+        lambda match: f"{match['begin']}\n{new_tables[match['name']]}\n\n{match['end']}", page
     )

@@ -1,7 +1,7 @@
-"""The peers: what else a user of Lightning or PyTorch would take.
+"""Comparable strategies of Lightning, PyTorch and torchft.
 
-Each function gives the strategy and the callbacks of a Trainer. Where the strategy is None, the
-Trainer trains each rank by itself and a callback does what the peer does around its optimizer.
+Each function returns the strategy and the callbacks of a Trainer. If the strategy is None, the
+Trainer trains each rank independently, and a callback communicates after steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Peer = tuple[Strategy | None, list[pl.Callback]]
 
 
 class HookedDDP(DDPStrategy):
-    """Lightning's DDP whose communication hook also runs on the CPU.
+    """Lightning's DDPStrategy with a communication hook on the CPU.
 
-    Lightning registers hooks on CUDA only and leaves them out without a word elsewhere.
+    Lightning registers communication hooks on CUDA only, and ignores them on other devices.
     """
 
     def _register_ddp_hooks(self) -> None:
@@ -41,49 +41,49 @@ class HookedDDP(DDPStrategy):
 
 
 class HierarchicalPostLocalSGD(HookedDDP):
-    """PostLocalSGD with averages inside groups, and now and then over all ranks.
+    """PostLocalSGD that averages frequently over groups, and rarely over all ranks.
 
-    Lightning would make a PeriodicModelAverager; its optimizer step averages with whatever is here.
+    Lightning creates a PeriodicModelAverager by default. Its optimizer step calls any averager.
     """
 
     def _enable_model_averaging(self) -> None:
         periods = OrderedDict([(_GROUP_PERIOD, _GROUP_SIZE), (_BLOCK, dist.get_world_size())])
         averager = HierarchicalModelAverager(period_group_size_dict=periods)
-        # It counts from 0 and would average after the first step; ours do after the fiftieth.
+        # With 0, it would average after the first step. Ours average after the fiftieth.
         averager.step = 1
         self._model_averager = averager
 
 
 def missing(package: str) -> str | None:
-    """That a peer's package is not installed, and how it would be; or None."""
+    """Return how to install ``package``, or None if it is installed."""
     if find_spec(package) is not None:
         return None
     return f"{package} is not installed: pip install -c constraints.txt '.[peers]'"
 
 
 def ddp() -> Peer:
-    """Lightning's DDP as it is."""
+    """Lightning's DDP with defaults."""
     return DDPStrategy(process_group_backend="gloo"), []
 
 
 def ddp_fp16() -> Peer:
-    """Gradients travel as float16."""
+    """DDP with gradients communicated as float16."""
     return HookedDDP(ddp_comm_hook=default_hooks.fp16_compress_hook), []
 
 
 def ddp_bf16() -> Peer:
-    """Gradients travel as bfloat16."""
+    """DDP with gradients communicated as bfloat16."""
     return HookedDDP(ddp_comm_hook=default_hooks.bf16_compress_hook), []
 
 
 def power_sgd(**ddp_arguments: Any) -> Peer:
-    """Low-rank gradients of rank 1, compressed from the third step on."""
+    """DDP with PowerSGD of matrix rank 1, from the third step on."""
     state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     return HookedDDP(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook, **ddp_arguments), []
 
 
 def post_local_sgd() -> Peer:
-    """Ranks train by themselves; averages in groups every 10 steps and over all every 50."""
+    """Local SGD that averages over groups every 10 steps, and over all ranks every 50 steps."""
     state = PostLocalSGDState(
         process_group=None,
         subgroup=dist.new_subgroups(_GROUP_SIZE)[0],
@@ -97,21 +97,21 @@ def post_local_sgd() -> Peer:
 
 
 def torchft_local_sgd() -> Peer:
-    """Models are averaged every 50 steps by torchft's manager."""
+    """LocalSGD of torchft, which averages models every 50 steps."""
     from benchmarks.performance.torchft_peers import TorchftAverager
 
     return None, [TorchftAverager("local_sgd", _BLOCK)]
 
 
 def torchft_diloco() -> Peer:
-    """An outer SGD with Nesterov momentum moves the model every 50 steps, in torchft."""
+    """DiLoCo of torchft: an outer step by SGD with Nesterov momentum every 50 steps."""
     from benchmarks.performance.torchft_peers import TorchftAverager
 
     return None, [TorchftAverager("diloco", _BLOCK)]
 
 
 def torchft_streaming() -> Peer:
-    """The same in five fragments, each of which arrives nine steps after it is sent."""
+    """DiLoCo of torchft in five fragments, each applied nine steps after it is sent."""
     from benchmarks.performance.torchft_peers import TorchftAverager
 
     return None, [TorchftAverager("diloco", _BLOCK, fragments=5, delay=9)]

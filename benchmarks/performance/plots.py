@@ -1,4 +1,4 @@
-"""Plots of the report; left out with a word where matplotlib is not installed."""
+"""Plots of the report. Without matplotlib, a message is printed instead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.performance.systems import SYSTEMS
 
 Points = Sequence[tuple[float, float]]
 
-# What links carry besides, such as ARP, is no row's.
+# Less is not shown, because links also carry packets of the system, such as ARP.
 _LEAST_MB = 0.01
 
 _COLOURS = {"limit": "#7f7f7f", "peer": "#4c78a8", "ours": "#e45756"}
 
 
 def draw(results: Results, folder: Path) -> None:
-    """One picture for each network and work: how long a step takes, and how much it sends."""
+    """Plot the time and the bytes of a step, one picture for each network and work."""
     if not _can_draw():
         return
     for kind in results.kinds:
@@ -31,11 +31,11 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def draw_growth(curves: Mapping[str, Mapping[str, Points]], folder: Path) -> None:
-    """One picture for each thing that grows: its curves with both axes logarithmic.
+    """Plot cost on logarithmic axes, one picture for each quantity that grows.
 
     Args:
-        curves: by what grows, then by what is counted, the points.
-        folder: where the pictures go.
+        curves: points of each curve, by the quantity that grows and the cost.
+        folder: output folder.
 
     """
     if not _can_draw():
@@ -56,20 +56,23 @@ def draw_growth(curves: Mapping[str, Mapping[str, Points]], folder: Path) -> Non
 
 def _draw_kind(results: Results, kind: str, path: Path) -> None:
     plt = _pyplot()
-    found = {
-        system: list(own.values())
+    measured = {
+        system: list(by_run.values())
         for system in SYSTEMS
-        if (own := results.figures(kind, system.name))
+        if (by_run := results.figures(kind, system.name))
     }
-    if not found:
+    if not measured:
         return
-    titles = [system.title.replace("`", "") for system in found]
-    colours = [_COLOURS[system.family] for system in found]
+    titles = [system.title.replace("`", "") for system in measured]
+    colours = [_COLOURS[system.family] for system in measured]
     values = (
-        ("ms a step", [[1e3 * own.step_s for own in runs] for runs in found.values()]),
-        ("MB a host and step", [[own.host_bytes / 1e6 for own in runs] for runs in found.values()]),
+        ("ms a step", [[1e3 * run.step_s for run in runs] for runs in measured.values()]),
+        (
+            "MB a host and step",
+            [[run.host_bytes / 1e6 for run in runs] for runs in measured.values()],
+        ),
     )
-    figure, both = plt.subplots(1, 2, figsize=(12, 0.36 * len(found) + 1.2), sharey=True)
+    figure, both = plt.subplots(1, 2, figsize=(12, 0.36 * len(measured) + 1.2), sharey=True)
     for axes, (label, rows) in zip(both, values, strict=True):
         middles = [statistics.median(row) for row in rows]
         ranges = [

@@ -1,6 +1,7 @@
-"""Trains with the systems of a job one after the other, each between steps without communication.
+"""Training with the systems of a job one after the other, with control steps between them.
 
-Run by torchrun on every host. Each rank writes its readings into the folder of the job.
+torchrun starts this module on every host. Each rank writes its readings into the folder of the job.
+The control steps are those of the same ranks without communication.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,12 +29,16 @@ from benchmarks.quiet_trainer import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 
 
-class Watch(pl.Callback):
-    """The time at the end of every step, and counters at both ends of a window.
+class StepRecorder(pl.Callback):
+    """Record times and counters at the end of every step, and return those of a window.
 
     Args:
-        first: steps before the window.
-        last: steps at its end.
+        first: number of steps before the window.
+        last: number of steps at the end of the window.
+
+    Attributes:
+        ended_s: time at the end of each step.
+        metrics: metrics of the strategy at the end of the window.
 
     """
 
@@ -53,36 +59,35 @@ class Watch(pl.Callback):
             self.metrics = trainer.strategy.metrics()
 
     def steps_s(self) -> list[float]:
-        """How long each step of the window took."""
+        """Return the time of each step of the window."""
         return self._differences(self.ended_s)
 
     def processor_s(self) -> list[float]:
-        """Processor time of each step of the window, all threads of this rank together."""
+        """Return the processor time of each step of the window, all threads of this rank."""
         return self._differences(self._processor_s)
 
     def sent_bytes(self) -> list[float]:
-        """What the host sent over its link in each step of the window."""
+        """Return the bytes that the host sent over its link in each step of the window."""
         return self._differences(self._sent)
 
     def _differences(self, ends: list[float]) -> list[float]:
         first, last = self._marks
-        own = ends[first - 1 : last]
-        return [end - begun for begun, end in zip(own, own[1:], strict=False)]
+        return [end - begun for begun, end in pairwise(ends[first - 1 : last])]
 
 
-def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> Watch:
-    """Train, and give what was seen in the window. Every rank takes part."""
-    watch = Watch(warm_up, warm_up + window)
+def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> StepRecorder:
+    """Train, and return the recorder of the window. All ranks must call it."""
+    recorder = StepRecorder(warm_up, warm_up + window)
     module = WorkModule(job.work, dist.get_rank(), adam=adam)
-    # One more than the window, so that the end of the epoch is not in it.
+    # One more batch, so that the end of the epoch is not in the window.
     empty: Any = [torch.zeros(1)] * (warm_up + window + 1)
     dist.barrier()
     trainer = quiet_trainer(
-        callbacks=[watch, *setup.callbacks],
+        callbacks=[recorder, *setup.callbacks],
         **setup.trainer_settings(job.network.hosts, job.network.ranks_per_host),
     )
     trainer.fit(module, DataLoader(empty, batch_size=None))
-    return watch
+    return recorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +105,24 @@ class Control:
 
 
 def control(job: Job, steps: int, *, adam: bool) -> Control:
-    """Train for so many steps without communication."""
-    memory.forget_peak()
-    watch = train(job, without_communication(), warm_up=2, window=steps, adam=adam)
-    return Control(steps_s=watch.steps_s(), peak_bytes=memory.peak_bytes())
+    """Train for ``steps`` steps without communication. All ranks must call it."""
+    memory.reset_peak()
+    recorder = train(job, without_communication(), warm_up=2, window=steps, adam=adam)
+    return Control(steps_s=recorder.steps_s(), peak_bytes=memory.peak_bytes())
 
 
 def run(job: Job) -> list[dict[str, Any]]:
-    """Measure all systems of the job in turn. A collective of the world."""
+    """Measure all systems of the job, one after the other. All ranks must call it."""
     readings = []
-    before: dict[bool, Control] = {}  # of the latest system, for the optimizer that it has used
+    before: dict[bool, Control] = {}  # of the latest system, by whether it has used Adam
     for name in job.systems:
         system, adam = named(name), named(name).adam
         steps = steps_for(system, job.work, job.network, blocks=job.blocks)
         before = {adam: before.get(adam) or control(job, steps.control, adam=adam)}
-        memory.forget_peak()
+        memory.reset_peak()
         reading = measure(job, system, steps)
         peak = memory.peak_bytes()
-        if len(job.systems) == 1:  # others leave memory that is resident and free
+        if len(job.systems) == 1:  # memory of earlier systems may still be resident
             reading["extra_peak_bytes"] = peak - before[adam].peak_bytes
         after = control(job, steps.control, adam=adam)
         reading["control_s"] = [*before[adam].steps_s, *after.steps_s]
@@ -129,20 +134,20 @@ def run(job: Job) -> list[dict[str, Any]]:
 
 
 def measure(job: Job, system: System, steps: Steps) -> dict[str, Any]:
-    """Train with one system, and return the readings of this rank. A collective of the world."""
-    # A host by itself has no link.
+    """Train with one system, and return the readings of this rank. All ranks must call it."""
+    # A single host has no link.
     goodput = None
     if job.network.hosts > 1:
         goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
     setup = set_up(system)
-    watch = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
+    recorder = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
     return {
         "rank": dist.get_rank(),
         "host": dist.get_rank() // job.network.ranks_per_host,
         "goodput": goodput,
-        "steps_s": watch.steps_s(),
-        "sent_bytes": watch.sent_bytes(),
-        "metrics": watch.metrics,
+        "steps_s": recorder.steps_s(),
+        "sent_bytes": recorder.sent_bytes(),
+        "metrics": recorder.metrics,
     }
 
 

@@ -1,4 +1,4 @@
-"""What the store holds, by run: ratios are formed within a run, and then the runs are compared."""
+"""Results in the store, by run. Ratios are computed within a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.performance.store import Line, Store
 Section = dict[str, Any]
 
 REPORTED = Path(__file__).resolve().parents[2] / "docs" / "reports" / "performance"
-"""Where what the report was made of lies, beside its page."""
+"""Folder of the results from which the committed report was generated."""
 
 
 class Results:
-    """The lines of a store, sorted.
+    """Access to the lines of a store.
 
     Args:
-        lines: as :meth:`~benchmarks.performance.store.Store.lines` gives them.
+        lines: result of :meth:`~benchmarks.performance.store.Store.lines`.
 
     """
 
@@ -28,7 +28,7 @@ class Results:
 
     @classmethod
     def of(cls, folder: Path) -> Results:
-        """Those that lie in a folder."""
+        """Read the results in ``folder``."""
         return cls(Store(folder / "results.jsonl").lines())
 
     @property
@@ -37,7 +37,7 @@ class Results:
         return list(dict.fromkeys(line["kind"] for line in self._lines if "system" in line))
 
     def figures(self, kind: str, system: str) -> dict[int, Figures]:
-        """Of the runs that have them."""
+        """Return the figures of a system, by run. Runs without figures are left out."""
         return {
             line["run"]: Figures(**line["figures"])
             for line in self._rows(kind, system)
@@ -45,24 +45,24 @@ class Results:
         }
 
     def failure(self, kind: str, system: str) -> str | None:
-        """Why there are none, where a run was tried."""
+        """Return the error of a system that failed, or None."""
         return next((row["failed"] for row in self._rows(kind, system) if "failed" in row), None)
 
     def section(self, name: str) -> dict[int, Any]:
-        """What was found of something that is no row of the table of systems, by run."""
-        own = (line for line in self._lines if line.get("section") == name)
-        return {line["run"]: line["found"] for line in own}
+        """Return the results of a section other than the systems, by run."""
+        lines = (line for line in self._lines if line.get("section") == name)
+        return {line["run"]: line["found"] for line in lines}
 
     def against(
         self, kind: str, system: str, other: str, value: Callable[[Figures], float]
     ) -> list[float]:
-        """A value of a system over that of another, in each run that has both."""
-        above, below = self.figures(kind, system), self.figures(kind, other)
-        return [value(above[run]) / value(below[run]) for run in sorted(set(above) & set(below))]
+        """Return a value of a system relative to another one, in each run that has both."""
+        these, others = self.figures(kind, system), self.figures(kind, other)
+        return [value(these[run]) / value(others[run]) for run in sorted(set(these) & set(others))]
 
     def to_limit(self, kind: str, system: str) -> list[float]:
-        """A step against one of the same ranks without communication, in each run."""
-        return [own.ratio for _, own in sorted(self.figures(kind, system).items())]
+        """Return the time of a step relative to one without communication, in each run."""
+        return [figures.ratio for _, figures in sorted(self.figures(kind, system).items())]
 
     def _rows(self, kind: str, system: str) -> list[Line]:
         return [

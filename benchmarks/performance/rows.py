@@ -1,7 +1,7 @@
-"""Runs of the systems in one network, one after the other in one start of the ranks.
+"""Measurement of the systems in one network, one after the other in one launch of the ranks.
 
-A start takes longer than the steps of many systems. Where ranks fail, each system is measured in a
-start of its own, so that only those that fail have no figures.
+A launch takes longer than the steps of many systems. If ranks fail, each system is measured in a
+separate launch, so that only those that fail have no figures.
 """
 
 from __future__ import annotations
@@ -19,50 +19,52 @@ from benchmarks.launch import run_module
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Job, Network, goodput_bytes, key_of
 from benchmarks.performance.store import Store
-from benchmarks.performance.systems import System, obstacle
+from benchmarks.performance.systems import System, unavailable_reason
 from benchmarks.performance.work import Work
 
 _LIMIT_S = 900.0
-# Of a row that is known to fail: it may do so by waiting for ever.
+# Limit for a system that is expected to fail, because it may hang.
 _FAILURE_LIMIT_S = 180.0
-_WORTH_READING = 400
+_LONGEST_MESSAGE = 400
 
 
 @contextmanager
 def network_up(network: Network) -> Iterator[list[Host]]:
-    """Its hosts; removed at the end."""
+    """Create the hosts of a network, and remove them at the end."""
     if network.loopback:
         yield loopback_hosts(network.hosts)
         return
-    with hosts(network.hosts, network.rate) as found:
-        yield found
+    with hosts(network.hosts, network.rate) as emulated:
+        yield emulated
 
 
-def ranks_do(
+def run_ranks(
     network: Network,
     module: str,
     argument: Callable[[str], str],
     *further: str,
     limit_s: float = _LIMIT_S,
 ) -> list[Any]:
-    """Run a module on all ranks of a network of its own, and give what each has written.
+    """Run a module on all ranks of a new network, and return the results of the ranks.
 
     Args:
         network: hosts and links.
-        module: writes ``rank<number>.json`` into the folder that it is told.
-        argument: makes the module's first argument, given that folder.
-        *further: arguments of the module.
-        limit_s: after which ranks are ended that came to no end.
+        module: module that writes ``rank<number>.json`` into the folder in its first argument.
+        argument: function that returns the first argument for that folder.
+        *further: further arguments of the module.
+        limit_s: seconds after which the run is stopped.
 
     Raises:
-        RuntimeError: a rank failed; the end of what its host has put out.
-        TimeoutError: the ranks came to no end.
+        RuntimeError: a rank failed. The message contains the end of the output of each host.
+        TimeoutError: the run was not complete within the limit.
 
     """
-    with tempfile.TemporaryDirectory() as name, network_up(network) as found:
+    with tempfile.TemporaryDirectory() as name, network_up(network) as emulated:
         folder = Path(name)
-        told = (argument(name), *further)
-        run_module(found, network.ranks_per_host, module, *told, folder=folder, limit_s=limit_s)
+        arguments = (argument(name), *further)
+        run_module(
+            emulated, network.ranks_per_host, module, *arguments, folder=folder, limit_s=limit_s
+        )
         return [
             json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(network.ranks)
         ]
@@ -71,7 +73,7 @@ def ranks_do(
 def measure_systems(
     systems: Sequence[System], work: Work, network: Network, *, blocks: int
 ) -> dict[System, dict[str, Any]]:
-    """Measure systems in one start of the ranks.
+    """Measure systems in one launch of the ranks.
 
     Returns:
         For each system its figures, or the reason why there are none.
@@ -92,12 +94,13 @@ def measure_systems(
     known = systems[0].expected_failure if len(systems) == 1 else ""
     limit_s = _FAILURE_LIMIT_S if known else _LIMIT_S * len(systems)
     try:
-        ranks = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
+        ranks = run_ranks(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
     except (RuntimeError, TimeoutError) as error:
+        failure = summary(error)
         if len(systems) == 1:
-            return {systems[0]: {"failed": why(error) + (f" (known: {known})" if known else "")}}
-        print(f"{why(error)}; each system is measured in a start of its own", flush=True)
-        alone = (measure_systems([own], work, network, blocks=blocks) for own in systems)
+            return {systems[0]: {"failed": failure + (f" (known: {known})" if known else "")}}
+        print(f"{failure}; each system is measured in a separate launch", flush=True)
+        alone = (measure_systems([system], work, network, blocks=blocks) for system in systems)
         return {system: row for rows in alone for system, row in rows.items()}
     return {
         system: {"figures": asdict(figures(readings, system.block))}
@@ -119,31 +122,32 @@ def measure_rows(
     keys = {system: f"row/{kind}/{system.name}/{run}" for system in systems}
     wanted = []
     for system in systems:
-        missing = obstacle(system)
+        missing = unavailable_reason(system)
         if missing is not None:
-            print(f"{system.title}: left out, {missing}")  # not stored: a later start may have it
+            # Not stored, because the next call may be able to run it.
+            print(f"{system.title}: skipped, {missing}")
         elif keys[system] not in store:
             wanted.append(system)
     together = [system for system in wanted if not system.expected_failure]
-    starts = [[system] for system in wanted if system.expected_failure]
-    for start in [together, *starts] if together else starts:
-        for system, row in measure_systems(start, work, network, blocks=blocks).items():
+    launches = [[system] for system in wanted if system.expected_failure]
+    for launch in [together, *launches] if together else launches:
+        for system, row in measure_systems(launch, work, network, blocks=blocks).items():
             store.add(keys[system], {"kind": kind, "system": system.name, "run": run, **row})
-            print(f"{kind}, run {run}, {system.title}: {_in_short(row)}", flush=True)
+            print(f"{kind}, run {run}, {system.title}: {_text(row)}", flush=True)
 
 
-def _in_short(found: dict[str, Any]) -> str:
-    if "failed" in found:
-        return f"failed, {found['failed']}"
-    own = found["figures"]
-    ratio = own["step_s"] / own["control_s"]
-    return f"{1e3 * own['step_s']:.0f} ms a step, {ratio:.2f} of the limit"
+def _text(row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"failed, {row['failed']}"
+    measured = row["figures"]
+    ratio = measured["step_s"] / measured["control_s"]
+    return f"{1e3 * measured['step_s']:.0f} ms a step, {ratio:.2f} of the limit"
 
 
-def why(error: RuntimeError | TimeoutError) -> str:
-    """The line that says most of a failure: the last that names an error."""
+def summary(error: RuntimeError | TimeoutError) -> str:
+    """Return the most informative line of a failure: the last one that names an error."""
     text = str(error)
     if isinstance(error, TimeoutError):
         return text.partition("\n")[0]
     named = [line.strip() for line in text.splitlines() if "Error: " in line]
-    return (named or text.splitlines() or ["no word"])[-1][:_WORTH_READING]
+    return (named or text.splitlines() or ["no output"])[-1][:_LONGEST_MESSAGE]

@@ -1,4 +1,4 @@
-"""The measurements beside the table of systems: each is one line in the store for a run."""
+"""Measurements other than the table of systems. Each is one line of the store for a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import encoding
 from benchmarks.performance.between import Pair, processor_ratio, ratio
 from benchmarks.performance.job import Job, Network, Steps, goodput_bytes
 from benchmarks.performance.link import bytes_to_send, wire_seconds
-from benchmarks.performance.rows import ranks_do
+from benchmarks.performance.rows import run_ranks
 from benchmarks.performance.synchronisation import Synchronisations, Variant
 from benchmarks.performance.work import Work
 
@@ -21,13 +21,13 @@ from benchmarks.performance.work import Work
 def synchronisations(
     network: Network, work: Work, chosen: Sequence[Variant], *, repetitions: int = 5
 ) -> dict[str, dict[str, float]]:
-    """Every variant's time against the wire time of float32, its bytes and its memory, by name.
+    """Measure time, bytes and memory of a synchronisation for all variants, by name.
 
-    The time is that of the slowest rank, median of the repetitions; memory is that of the rank
-    that needs most, in models.
+    Times are relative to the wire time of float32, for the slowest rank, median of the repetitions.
+    Memory is that of the rank with the largest, as a multiple of the model's.
     """
     nbytes = goodput_bytes(network)
-    readings = ranks_do(
+    readings = run_ranks(
         network,
         "benchmarks.performance.synchronisation",
         lambda folder: Synchronisations(
@@ -39,15 +39,19 @@ def synchronisations(
             folder=folder,
         ).encoded(),
     )
-    found = {variant.name: [own[variant.name] for own in readings] for variant in chosen}
-    return {name: synchronisation_figures(own, network, work) for name, own in found.items()}
+    return {
+        variant.name: synchronisation_figures(
+            [reading[variant.name] for reading in readings], network, work
+        )
+        for variant in chosen
+    }
 
 
 def synchronisation_figures(
     ranks: Sequence[dict[str, Any]], network: Network, work: Work
 ) -> dict[str, float]:
-    """Of one variant, out of what all ranks have measured."""
-    slowest = [max(taken) for taken in zip(*(own["seconds"] for own in ranks), strict=True)]
+    """Compute the figures of one variant from the readings of all ranks."""
+    slowest = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     seconds = statistics.median(slowest)
     wire_s = wire_seconds(bytes_to_send(work.model_bytes, network.hosts), ranks[0]["goodput"])
     return {
@@ -55,10 +59,10 @@ def synchronisation_figures(
         "wire_s": wire_s,
         "ratio": seconds / wire_s,
         "least_ratio": min(slowest) / wire_s,
-        "host_models": max(statistics.median(own["sent_bytes"]) for own in ranks)
+        "host_models": max(statistics.median(rank["sent_bytes"]) for rank in ranks)
         / work.model_bytes,
-        "extra_models": max(own["extra_tensor_bytes"] for own in ranks) / work.model_bytes,
-        "extra_resident_models": max(own["extra_resident_bytes"] for own in ranks)
+        "extra_models": max(rank["extra_tensor_bytes"] for rank in ranks) / work.model_bytes,
+        "extra_resident_models": max(rank["extra_resident_bytes"] for rank in ranks)
         / work.model_bytes,
     }
 
@@ -66,7 +70,10 @@ def synchronisation_figures(
 def between(
     work: Work, *, loopback: bool, ranks: int = 2, pairs: int = 8, window: int = 20
 ) -> dict[str, float]:
-    """A step of BMUF that ends no block against the bare local step: mean of the ranks' ratios."""
+    """Measure a step of BMUF between synchronisations relative to a plain local step.
+
+    Ratios are means over the ranks.
+    """
     network = Network(hosts=ranks, ranks_per_host=1, rate=None, loopback=loopback)
     steps = Steps(window=window)
 
@@ -75,22 +82,24 @@ def between(
             work=work, network=network, steps=steps, goodput_bytes=0, folder=folder
         ).encoded()
 
-    readings = ranks_do(network, "benchmarks.performance.between", argument, str(pairs))
-    found = [[Pair(**pair) for pair in own] for own in readings]
-    every = [pair for own in found for pair in own]
+    readings = run_ranks(network, "benchmarks.performance.between", argument, str(pairs))
+    by_rank = [[Pair(**pair) for pair in reading] for reading in readings]
+    added_s = [pair.ours_s - pair.bare_s for of_rank in by_rank for pair in of_rank]
     return {
-        "ratio": statistics.fmean(ratio(own, work.step_s) for own in found),
-        "processor_ratio": statistics.fmean(processor_ratio(own, work.step_s) for own in found),
-        "added_ms": 1e3 * statistics.median(pair.ours_s - pair.bare_s for pair in every),
+        "ratio": statistics.fmean(ratio(of_rank, work.step_s) for of_rank in by_rank),
+        "processor_ratio": statistics.fmean(
+            processor_ratio(of_rank, work.step_s) for of_rank in by_rank
+        ),
+        "added_ms": 1e3 * statistics.median(added_s),
     }
 
 
 def encodings(sizes: Sequence[int], densities: Sequence[float]) -> list[dict[str, Any]]:
-    """Of every size at every density, on one core of this process."""
+    """Measure the encoding of all sizes at all densities, on one core of this process."""
     torch.set_num_threads(1)
-    found = [
+    measured = [
         encoding.measure(size, density, repetitions=encoding.repetitions_for(size))
         for size in sizes
         for density in densities
     ]
-    return [asdict(own) | {"ratio": own.ratio} for own in found]
+    return [asdict(one) | {"ratio": one.ratio} for one in measured]

@@ -1,4 +1,4 @@
-"""What a rank does in the short form: all of it in one start of the ranks."""
+"""Measurements of the short benchmark on one rank, in one launch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _SYNCHRONISATIONS = 7
 
 
 def sent_bytes(job: Job, name: str) -> float:
-    """Bytes that this rank's host sends in a step."""
+    """Measure the bytes that the host of this rank sends in a step."""
     system = named(name)
     steps = steps_for(system, job.work, job.network, blocks=1)
     warm_up = min(steps.warm_up, 6) if system.block == 1 else steps.warm_up
-    watch = train(job, set_up(system), warm_up=warm_up, window=steps.window, adam=False)
-    return sum(watch.sent_bytes()) / steps.window
+    recorder = train(job, set_up(system), warm_up=warm_up, window=steps.window, adam=False)
+    return sum(recorder.sent_bytes()) / steps.window
 
 
 def run(job: Job) -> dict[str, Any]:
-    """All that the short form needs from the ranks."""
+    """Run all measurements of the short benchmark."""
     variant = Variant(group_size=job.network.ranks_per_host)
-    told = Synchronisations(
+    settings = Synchronisations(
         work=job.work,
         variants=[variant],
         repetitions=_SYNCHRONISATIONS,
@@ -43,13 +43,13 @@ def run(job: Job) -> dict[str, Any]:
     steps = Steps(window=_PAIR_STEPS)
     return {
         "sent_bytes": {name: sent_bytes(job, name) for name in SENDERS},
-        "synchronisation": synchronisation.measure(variant, told),
-        "between": [asdict(own) for own in between.measure(replace(job, steps=steps), _PAIRS)],
+        "synchronisation": synchronisation.measure(variant, settings),
+        "between": [asdict(pair) for pair in between.measure(replace(job, steps=steps), _PAIRS)],
     }
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Run the job of the first argument."""
     job = Job.decoded(sys.argv[1])
     report(job.folder, lambda: run(job))
 

@@ -1,4 +1,4 @@
-"""Results, one line of JSON each: a command that was cut off goes on where it stopped."""
+"""File of results, one line of JSON each, so that an interrupted command can continue."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Line = dict[str, Any]
 
 
 class Store:
-    """A file of lines; each has a ``key`` by which it is found again.
+    """File of JSON lines, each of which has a ``key``.
 
     Args:
-        path: made with its folder when the first line is added.
+        path: path of the file. It is created, with its folder, when the first line is added.
 
     """
 
@@ -22,10 +22,10 @@ class Store:
         self._path = path
 
     def lines(self) -> list[Line]:
-        """All that are whole: the last one may have been cut off.
+        """Return all lines, without an incomplete last one.
 
         Raises:
-            ValueError: a line before the last can't be read.
+            ValueError: a line before the last one is not valid JSON.
 
         """
         return list(self._read()) if self._path.exists() else []
@@ -38,19 +38,19 @@ class Store:
             except json.JSONDecodeError:
                 if number < len(rows):
                     raise ValueError(
-                        f"{self._path}, line {number} is no JSON: remove it, or take another file"
+                        f"{self._path}, line {number} is not JSON: remove it, or use another file"
                     ) from None
 
     def __contains__(self, key: str) -> bool:
-        """Whether a line of this key is there."""
+        """Whether there is a line with this key."""
         return any(line["key"] == key for line in self.lines())
 
     def add(self, key: str, line: Line) -> None:
-        """Keep a line; it is on the disk when this returns."""
+        """Append a line to the file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+") as file:
             file.seek(0)
-            whole = file.read()
-            if whole and not whole.endswith("\n"):
-                file.truncate(len(whole[: whole.rfind("\n") + 1].encode()))
+            text = file.read()
+            if text and not text.endswith("\n"):
+                file.truncate(len(text[: text.rfind("\n") + 1].encode()))
             file.write(json.dumps({"key": key, **line}) + "\n")

@@ -1,7 +1,7 @@
-"""One block synchronisation by itself: its time, its bytes and the memory that it needs.
+"""Time, bytes and memory of a block synchronisation without training.
 
-As a module it is what a rank does. Ranks meet before each synchronisation, so that its time holds
-no waiting for a rank whose steps took longer.
+torchrun starts this module on every rank. A barrier before each synchronisation excludes the time
+of waiting for slower ranks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LIMIT = timedelta(seconds=300)
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Who carries the model, and how.
+    """Settings of BMUF.
 
     Attributes:
-        group_size: 1 makes every rank a worker.
-        across: ``"leader"`` or ``"sharded"``; the same for groups of one rank.
-        across_dtype: of what travels; ``"float32"`` as the parameters are.
+        group_size: ranks in a group.
+        across: ``"leader"`` or ``"sharded"``, without effect for groups of one rank.
+        across_dtype: dtype of the updates that are sent. That of the parameters is ``"float32"``.
 
     """
 
@@ -50,19 +50,19 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As in tables and keys."""
+        """Name in tables and keys."""
         who = f"groups of {self.group_size}, {self.across}"
         return f"{'every rank a worker' if self.group_size == 1 else who}, {self.across_dtype}"
 
     def config(self) -> BMUF:
-        """The setting of ours."""
+        """Return the configuration of the block synchronisation."""
         dtype: Any = "same" if self.across_dtype == "float32" else self.across_dtype
         across: Any = self.across
         return BMUF(block_size=1, across=across, across_dtype=dtype)
 
 
 def variants(ranks_per_host: int) -> list[Variant]:
-    """All of them on such hosts."""
+    """Return all variants for hosts with this number of ranks."""
     placements = [(1, "leader")]
     if ranks_per_host > 1:
         placements += [(ranks_per_host, "leader"), (ranks_per_host, "sharded")]
@@ -75,15 +75,15 @@ def variants(ranks_per_host: int) -> list[Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronisations:
-    """What the ranks are told.
+    """Settings of the measurement.
 
     Attributes:
-        work: whose model.
-        variants: one after the other.
-        repetitions: of each, after one that warms up.
-        goodput_bytes: sent over a bare socket before each variant.
-        ranks_per_host: likewise, of every host.
-        folder: where every rank writes what it has found.
+        work: work whose model is synchronised.
+        variants: variants to measure, one after the other.
+        repetitions: synchronisations of each variant, after one that is not measured.
+        goodput_bytes: bytes that are sent over a plain socket before each variant.
+        ranks_per_host: number of ranks on each host.
+        folder: folder into which every rank writes its result.
 
     """
 
@@ -95,26 +95,26 @@ class Synchronisations:
     folder: str
 
     def encoded(self) -> str:
-        """As one argument of a command."""
+        """Encode the settings as one argument of a command."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decoded(cls, text: str) -> Synchronisations:
-        """What :meth:`encoded` has given."""
-        told = json.loads(text)
-        found = [Variant(**own) for own in told["variants"]]
-        return cls(**{**told, "work": Work(**told["work"]), "variants": found})
+        """Decode the result of :meth:`encoded`."""
+        values = json.loads(text)
+        decoded = [Variant(**variant) for variant in values["variants"]]
+        return cls(**{**values, "work": Work(**values["work"]), "variants": decoded})
 
 
-def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
-    """Seconds of each synchronisation, bytes that the host sent, and memory, of this rank."""
-    goodput = measure_goodput(told.goodput_bytes, 0, told.ranks_per_host)
-    module = WorkModule(told.work, dist.get_rank())
+def measure(variant: Variant, settings: Synchronisations) -> dict[str, Any]:
+    """Measure time, bytes sent by the host, and memory of this rank. All ranks must call it."""
+    goodput = measure_goodput(settings.goodput_bytes, 0, settings.ranks_per_host)
+    module = WorkModule(settings.work, dist.get_rank())
     held, resident = memory.tensor_bytes(), memory.resident_bytes()
-    synchroniser = _open(module, variant, told.ranks_per_host)
+    synchroniser = _open(module, variant, settings.ranks_per_host)
     extra_tensors = memory.tensor_bytes() - held
     seconds, sent = [], []
-    for _ in range(told.repetitions + 1):
+    for _ in range(settings.repetitions + 1):
         module.drift()
         dist.barrier()
         before = link_bytes(os.environ["GLOO_SOCKET_IFNAME"])[0]
@@ -134,7 +134,7 @@ def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
 
 
 def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> BlockSynchroniser:
-    """Blocks of one step around the module, with groups of their own."""
+    """Create the synchroniser of the module, with blocks of one step, and its process groups."""
     ranks = dist.get_world_size()
     communicators = Communicators.build(
         RankLayout.two_tiers(variant.group_size, ranks),
@@ -148,9 +148,9 @@ def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> BlockSyn
 
 
 def main() -> None:
-    """Do what the first argument says."""
-    told = Synchronisations.decoded(sys.argv[1])
-    report(told.folder, lambda: {own.name: measure(own, told) for own in told.variants})
+    """Measure with the settings of the first argument."""
+    settings = Synchronisations.decoded(sys.argv[1])
+    report(settings.folder, lambda: {one.name: measure(one, settings) for one in settings.variants})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The systems that are compared: a table, and how a row of it becomes a Trainer's strategy."""
+"""Compared systems, and the strategies and callbacks of their Trainers."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ Family = Literal["limit", "ours", "peer"]
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One row.
+    """One system.
 
     Attributes:
-        name: by which it is asked for and stored.
-        title: in tables.
-        family: ``"limit"`` is the same ranks without communication.
-        made_by: the class of ours, or the function of `benchmarks.performance.peers`.
-        arguments: of that.
-        block: steps between two synchronisations; 1 where every step communicates.
-        dense: whether every step sends whole gradients, so that few steps take long enough.
+        name: name on the command line and in keys.
+        title: name in tables.
+        family: ``"ours"``, ``"peer"``, or ``"limit"`` for training without communication.
+        factory: name of a class of this package, or of a function of
+            `benchmarks.performance.peers`.
+        arguments: keyword arguments of the factory.
+        block: steps between two synchronisations, or 1 if every step communicates.
+        dense: whether every step sends whole gradients, so that few steps are enough.
         adam: whether the optimizer is Adam.
-        needs: the package that it comes from, if that is an extra's.
-        expected_failure: why it can't run, where that is known.
+        needs: optional package that it needs.
+        expected_failure: reason of a known failure.
 
     """
 
     name: str
     title: str
     family: Family
-    made_by: str = ""
+    factory: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     block: int = BLOCK
     dense: bool = False
@@ -53,12 +54,12 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a Trainer is given.
+    """Settings of a Trainer.
 
     Attributes:
-        strategy: its strategy.
-        callbacks: its callbacks.
-        alone: whether the Trainer is to think that there is one rank only.
+        strategy: strategy of the Trainer.
+        callbacks: callbacks of the Trainer.
+        alone: whether the Trainer is configured for one rank.
 
     """
 
@@ -67,32 +68,32 @@ class Setup:
     alone: bool = False
 
     def trainer_settings(self, hosts: int, ranks_per_host: int) -> dict[str, Any]:
-        """Arguments for the Trainer."""
+        """Return the arguments of the Trainer."""
         single = {"devices": 1, "num_nodes": 1, "plugins": [LightningEnvironment()]}
         every = {"devices": ranks_per_host, "num_nodes": hosts}
         return {"strategy": self.strategy, **(single if self.alone else every)}
 
 
-def _ours(name: str, title: str, made_by: str, *, block: int = BLOCK, adam: bool = False,
+def _ours(name: str, title: str, factory: str, *, block: int = BLOCK, adam: bool = False,
           **arguments: Any) -> System:  # fmt: skip
     arguments["warmup_steps"] = 0
     if block > 1:
         arguments["block_size"] = block
-    return System(name=name, title=title, family="ours", made_by=made_by, arguments=arguments,
+    return System(name=name, title=title, family="ours", factory=factory, arguments=arguments,
                   block=block, adam=adam)  # fmt: skip
 
 
-def _peer(name: str, title: str, made_by: str, **rest: Any) -> System:
-    return System(name=name, title=title, family="peer", made_by=made_by, **rest)
+def _peer(name: str, title: str, factory: str, **rest: Any) -> System:
+    return System(name=name, title=title, family="peer", factory=factory, **rest)
 
 
 def _diloco(name: str, title: str, *, fragments: int = 5, overlap: int = 9,
             **arguments: Any) -> System:  # fmt: skip
-    """Every rank a group, in fragments that are applied some steps after they are sent."""
+    """DiLoCo with groups of one rank and fragments, applied ``overlap`` steps after sending."""
     sync = lightning_hier.DiLoCo(
         block_size=BLOCK, fragments=fragments, overlap=overlap, **arguments
     )
-    return System(name=name, title=title, family="ours", made_by="HierarchicalStrategy",
+    return System(name=name, title=title, family="ours", factory="HierarchicalStrategy",
                   arguments={"group_size": 1, "block_sync": sync, "warmup_steps": 0})  # fmt: skip
 
 
@@ -135,14 +136,14 @@ SYSTEMS = (
     _diloco("diloco_streaming_sparse", "`diloco`, 5 fragments, delay 9, int4, density 2%",
             across_dtype="int4", across_density=0.02),
 )  # fmt: skip
-"""Every row, in the order in which they run; the peers' rows lie close to the limit's."""
+"""All systems, in the order in which they run: peers run soon after the limit."""
 
 
 def named(name: str) -> System:
-    """The system of this name.
+    """Return the system with this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such system.
 
     """
     system: System = by_name(name, SYSTEMS)
@@ -150,40 +151,42 @@ def named(name: str) -> System:
 
 
 def by_name(name: str, systems: Sequence[Any]) -> Any:
-    """The one of ``systems`` that has this name.
+    """Return the element of ``systems`` with this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such system.
 
     """
-    found = {system.name: system for system in systems}
-    if name not in found:
-        raise ValueError(f"no system is named {name!r}; there are {', '.join(found)}")
-    return found[name]
+    known = {system.name: system for system in systems}
+    if name not in known:
+        raise ValueError(f"unknown system {name!r}: choose from {', '.join(known)}")
+    return known[name]
 
 
-def obstacle(system: System) -> str | None:
-    """Why a row can't run here, or None: a package that is missing, an argument not taken yet."""
+def unavailable_reason(system: System) -> str | None:
+    """Return why a system cannot run, such as a missing package, or None if it can."""
     if system.family == "limit":
         return None
     if system.family == "peer":
         return peers.missing(system.needs) if system.needs else None
-    strategy = getattr(lightning_hier, system.made_by, None)
+    strategy = getattr(lightning_hier, system.factory, None)
     if strategy is None:
-        return f"lightning_hier has no {system.made_by}"
-    # By name: what a strategy does not know it would hand on to DDP.
+        return f"lightning_hier has no {system.factory}"
+    # The constructor would pass unknown arguments to DDP instead of raising an error.
     unknown = set(system.arguments) - set(inspect.signature(strategy).parameters)
-    return f"{system.made_by} takes no {', '.join(sorted(unknown))}" if unknown else None
+    if not unknown:
+        return None
+    return f"{system.factory} has no argument {', '.join(sorted(unknown))}"
 
 
 def set_up(system: System) -> Setup:
-    """What the Trainer of this rank is given. A collective of the world for some peers."""
+    """Create strategy and callbacks of a Trainer. All ranks must call it."""
     if system.family == "limit":
         return without_communication()
     if system.family == "ours":
-        strategy = getattr(lightning_hier, system.made_by)(**system.arguments)
+        strategy = getattr(lightning_hier, system.factory)(**system.arguments)
         return Setup(strategy=strategy, callbacks=[AgedResiduals()])
-    make: Callable[..., tuple[Strategy | None, list[pl.Callback]]] = getattr(peers, system.made_by)
+    make: Callable[..., tuple[Strategy | None, list[pl.Callback]]] = getattr(peers, system.factory)
     strategy, callbacks = make(**system.arguments)
     if strategy is None:
         return Setup(strategy=_one_device(), callbacks=callbacks, alone=True)
@@ -191,7 +194,7 @@ def set_up(system: System) -> Setup:
 
 
 def without_communication() -> Setup:
-    """Each rank by itself: the limit."""
+    """Return the settings of a Trainer that trains each rank independently: the limit."""
     return Setup(strategy=_one_device(), alone=True)
 
 

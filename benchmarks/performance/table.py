@@ -1,4 +1,4 @@
-"""The report's tables, as Markdown."""
+"""Tables of the report as Markdown."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from examples.tables import markdown
 from lightning_hier import __version__
 
 _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
-    ("ms a step", lambda own: 1e3 * own.step_s, 0),
-    ("of the limit", lambda own: own.ratio, 2),
-    ("communication %", lambda own: 100 * own.communication_share, 0),
-    ("link, ms", lambda own: 1e3 * own.link_s, 0),
-    ("ms between", lambda own: 1e3 * own.between_s, 0),
-    ("synchronisation s", lambda own: own.synchronisation_s, 2),
-    ("MB a host and step", lambda own: own.host_bytes / 1e6, 2),
-    ("MB in the largest step", lambda own: _megabytes(own.peak_bytes), 2),
-    ("memory, models", lambda own: _models(own.extra_bytes), 1),
-    ("density %", lambda own: None if own.density is None else 100 * own.density, 2),
+    ("ms a step", lambda figures: 1e3 * figures.step_s, 0),
+    ("of the limit", lambda figures: figures.ratio, 2),
+    ("communication %", lambda figures: 100 * figures.communication_share, 0),
+    ("link, ms", lambda figures: 1e3 * figures.link_s, 0),
+    ("ms between", lambda figures: 1e3 * figures.between_s, 0),
+    ("synchronisation s", lambda figures: figures.synchronisation_s, 2),
+    ("MB a host and step", lambda figures: figures.host_bytes / 1e6, 2),
+    ("MB in the largest step", lambda figures: _megabytes(figures.peak_bytes), 2),
+    ("memory, models", lambda figures: _models(figures.extra_bytes), 1),
+    ("density %", lambda figures: None if figures.density is None else 100 * figures.density, 2),
 )
 
 
@@ -45,7 +45,7 @@ def _megabytes(nbytes: float | None) -> float | None:
 
 
 def report(results: Results) -> str:
-    """Everything that has been measured."""
+    """Return the report of all results as Markdown."""
     parts = [_heading(results)]
     for name, table in tables(results).items():
         parts += [f"## {name[0].upper()}{name[1:]}", table]
@@ -53,68 +53,68 @@ def report(results: Results) -> str:
 
 
 def tables(results: Results) -> dict[str, str]:
-    """All tables, each by its name: targets, then every network and work, then the other parts."""
-    found = {"targets": targets_table(results)}
-    found |= {kind: systems_table(results, kind) for kind in results.kinds}
-    found |= _synchronisations(results)
+    """Return all tables by name: targets, systems on each network and work, other sections."""
+    named = {"targets": targets_table(results)}
+    named |= {kind: systems_table(results, kind) for kind in results.kinds}
+    named |= _synchronisations(results)
     between = list(results.section("between").values())
     if between:
-        found["step between synchronisations"] = _between_table(between)
+        named["step between synchronisations"] = _between_table(between)
     encodings = list(results.section("encoding").values())
     if encodings:
-        found["encoding"] = _encodings(encodings)
-    return found
+        named["encoding"] = _encodings(encodings)
+    return named
 
 
 def systems_table(results: Results, kind: str) -> str:
-    """All systems on one network and work; those that failed say why."""
+    """Return the table of all systems on one network and work, with the reasons of failures."""
     rows = []
     failures = []
     for system in SYSTEMS:
-        found = list(results.figures(kind, system.name).values())
-        if found:
-            rows.append((system.title, str(len(found)), *_cells(found), _largest(found)))
+        runs = list(results.figures(kind, system.name).values())
+        if runs:
+            rows.append((system.title, str(len(runs)), *_cells(runs), _largest(runs)))
             continue
         failure = results.failure(kind, system.name)
         if failure is not None:
             failures.append(f"- {system.title}: {system.expected_failure or failure}")
     header = ("system", "runs", *(name for name, _, _ in _COLUMNS), "largest to median")
-    shown = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    shown = [column for column in range(len(header)) if any(row[column] for row in rows)]
     table = markdown(
-        [header[place] for place in shown], [[row[place] for place in shown] for row in rows]
+        [header[column] for column in shown], [[row[column] for column in shown] for row in rows]
     )
     return "\n\n".join([table, "\n".join(failures)]) if failures else table
 
 
-def _cells(found: Sequence[Figures]) -> list[str]:
+def _cells(runs: Sequence[Figures]) -> list[str]:
     cells = []
     for _, value, digits in _COLUMNS:
-        values = [read for own in found if (read := value(own)) is not None]
+        values = [number for run in runs if (number := value(run)) is not None]
         cells.append(spread(values, digits) if values else "")
     return cells
 
 
 def _largest(runs: Sequence[Figures]) -> str:
-    """The longest synchronisation of all runs relative to their median."""
-    taken = [seconds for own in runs for seconds in own.synchronisations_s]
-    return f"{max(taken) / statistics.median(taken):.2f}" if taken else ""
+    """Return the time of the longest synchronisation relative to their median."""
+    seconds = [s for run in runs for s in run.synchronisations_s]
+    return f"{max(seconds) / statistics.median(seconds):.2f}" if seconds else ""
 
 
 def _synchronisations(results: Results) -> dict[str, str]:
-    found = {}
+    named = {}
     for layout in ("2x1", "2x2", "4x1"):
         for rate in ("1gbit", "100mbit"):
             name = synchronisation_name(Network.read(layout, rate))
             runs = list(results.section(name).values())
             if runs:
-                found[name] = _synchronisation_table(runs)
-    return found
+                named[name] = _synchronisation_table(runs)
+    return named
 
 
 def _synchronisation_table(runs: Sequence[dict[str, dict[str, float]]]) -> str:
     columns = (("seconds", 3), ("wire_s", 3), ("ratio", 2), ("host_models", 2),
                ("extra_models", 2), ("extra_resident_models", 2))  # fmt: skip
-    header = ("who carries the model", "seconds", "wire time, float32", "ratio",
+    header = ("variant", "seconds", "wire time, float32", "ratio",
               "models a host sends", "extra memory, models", "resident")  # fmt: skip
     rows = [
         (name, *(spread([run[name][key] for run in runs if name in run], digits)
@@ -136,8 +136,8 @@ def _between_table(runs: Sequence[dict[str, float]]) -> str:
 def _encodings(runs: Sequence[Sequence[dict[str, Any]]]) -> str:
     return encoding_table(
         [
-            [Encoding(**{k: v for k, v in own.items() if k != "ratio"}) for own in found]
-            for found in runs
+            [Encoding(**{k: v for k, v in fields.items() if k != "ratio"}) for fields in run]
+            for run in runs
         ]
     )
 

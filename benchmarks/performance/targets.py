@@ -1,8 +1,9 @@
-"""As fast as the network allows: the limits that were set, what was measured, and whether it holds.
+"""Target values of performance, compared with the results.
 
-Every measured value is a ratio within one run; of several runs the median counts, to two digits (to
-three below 0.1). Times of a synchronisation are set against the wire time of float32, that is the
-fewest bytes that a host must send over what its link carried in the same run.
+Every measured value is a ratio within one run. The median of the runs counts, to two digits after
+the point, or to three for limits below 0.1. Times of a synchronisation are relative to the wire
+time of float32: the smallest number of bytes that a host must send, divided by the goodput of its
+link in the same run.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ GROUP_SIZE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One row.
+    """One target.
 
     Attributes:
-        name: what is compared with what.
-        limit: what the ratio may be at most.
-        measured: the ratio of each run; empty where it has not been measured.
-        least: what the link allows, likewise; None where it is not the link that decides.
+        name: description of the ratio.
+        limit: largest allowed ratio.
+        measured: function that returns the ratio of each run, without runs that did not measure it.
+        least: function that returns the smallest ratio that the link allows, for each run. None if
+            the link does not limit it.
 
     """
 
@@ -42,32 +44,32 @@ class Target:
     least: Callable[[Results], Sequence[float]] | None = None
 
     def met(self, values: Sequence[float]) -> bool:
-        """Whether the median of the runs keeps the limit."""
+        """Whether the median of the runs is within the limit."""
         return round(statistics.median(values), self.digits) <= self.limit
 
     @property
     def digits(self) -> int:
-        """After the point, that count."""
+        """Number of digits after the point."""
         return 3 if self.limit < 0.1 else 2
 
 
 def synchronisation_name(network: Network) -> str:
-    """Of the section of a network."""
+    """Return the name of the section with the synchronisations on a network."""
     return f"synchronisation, {network}"
 
 
 def _between(results: Results) -> list[float]:
-    return [own["ratio"] for _, own in sorted(results.section("between").items())]
+    return [run["ratio"] for _, run in sorted(results.section("between").items())]
 
 
 def _encoding(results: Results) -> list[float]:
-    """At 1% of 10 million elements, larger than caches."""
+    """Return the ratios for 1% of 10 million elements, which exceed the caches."""
     wanted = (10**7, 0.01)
     return [
-        own["ratio"]
-        for _, found in sorted(results.section("encoding").items())
-        for own in found
-        if (own["elements"], own["wanted_density"]) == wanted
+        encoding["ratio"]
+        for _, run in sorted(results.section("encoding").items())
+        for encoding in run
+        if (encoding["elements"], encoding["wanted_density"]) == wanted
     ]
 
 
@@ -77,21 +79,23 @@ def _variant(
     name = Variant(**settings).name  # type: ignore[arg-type]
     section = synchronisation_name(Network.read(layout, "1gbit"))
     return lambda results: [
-        found[name][value] for _, found in sorted(results.section(section).items()) if name in found
+        run[name][value] for _, run in sorted(results.section(section).items()) if name in run
     ]
 
 
 def _to(layout: str, system: str, other: str) -> Callable[[Results], list[float]]:
     kind = key_of(Network.read(layout, "1gbit"), Work())
-    return lambda results: results.against(kind, system, other, lambda own: own.step_s)
+    return lambda results: results.against(kind, system, other, lambda figures: figures.step_s)
 
 
 def _to_ddp(kind: str, system: str) -> Callable[[Results], list[float]]:
-    return lambda results: results.against(kind, system, "ddp", lambda own: own.step_s)
+    return lambda results: results.against(kind, system, "ddp", lambda figures: figures.step_s)
 
 
 def _communication_to_ddp(kind: str, system: str) -> Callable[[Results], list[float]]:
-    return lambda results: results.against(kind, system, "ddp", lambda own: own.communication_s)
+    return lambda results: results.against(
+        kind, system, "ddp", lambda figures: figures.communication_s
+    )
 
 
 _SYNCHRONISATION = "block synchronisation, 24.3M, 1 Gbit/s, 2 x 2, to the wire time of float32"
@@ -104,8 +108,8 @@ def _whole(title: str, kind: str, system: str, limit: float) -> Target:
     overlap = bool(named(system).arguments.get("overlap"))
 
     def least(results: Results) -> list[float]:
-        found = results.figures(kind, system).values()
-        return [own.least_ratio(overlap=overlap) for own in found]
+        runs = results.figures(kind, system).values()
+        return [figures.least_ratio(overlap=overlap) for figures in runs]
 
     return Target(
         name=f"{_WHOLE}: {title}",
@@ -188,7 +192,7 @@ TARGETS = (
 
 
 def targets_table(results: Results) -> str:
-    """As Markdown; a target whose row is missing says so."""
+    """Return the table of all targets as Markdown, including those that are not measured."""
     rows = []
     for target in TARGETS:
         values = list(target.measured(results))

@@ -1,7 +1,7 @@
-"""torchft's LocalSGD and DiLoCo around the optimizer of a Trainer; needs the extra `peers`.
+"""torchft's LocalSGD and DiLoCo in a Trainer. Needs the extra `peers`.
 
-A replica group is one rank, as every rank is a worker under BMUF, or the ranks of one host that
-divide a module. The lighthouse runs in rank 0.
+A replica group is one rank, like a group of one rank of BMUF, or the ranks of one host that shard a
+module. The lighthouse runs in rank 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _LIMIT = timedelta(seconds=300)
 
 
 class _AddressedGloo(ProcessGroupGloo):
-    """Offers its store at an address: the name of this machine means nothing on another host."""
+    """ProcessGroupGloo whose store has an IP address.
+
+    Other hosts cannot resolve the name of this machine, which torchft would use.
+    """
 
     def __init__(self, address: str) -> None:
         super().__init__(timeout=_LIMIT)
@@ -43,16 +46,16 @@ class _AddressedGloo(ProcessGroupGloo):
 
 
 class TorchftAverager(pl.Callback):
-    """Lets torchft hook into the optimizer from the start of training to its end.
+    """Average models by torchft, which registers hooks of the optimizer during training.
 
-    Making it is a collective of the world.
+    All ranks must construct it together.
 
     Args:
         kind: the algorithm.
         block: steps between two synchronisations.
-        fragments: of the model, with DiLoCo.
+        fragments: number of fragments of the model, with DiLoCo.
         delay: steps between sending a fragment and applying it.
-        ranks: consecutive ranks of a replica group, which hold one model.
+        ranks: number of consecutive ranks in a replica group, which shard one model.
 
     """
 
@@ -75,25 +78,25 @@ class TorchftAverager(pl.Callback):
         if dist.get_rank() == 0:
             lighthouse = LighthouseServer(bind="[::]:0", min_replicas=replicas)
             self._close.callback(lighthouse.shutdown)
-            # What it says of its host is a name that the other hosts may not know.
+            # Only the port, because other hosts may not resolve the name in this address.
             port = int(lighthouse.address().rsplit(":", 1)[1])
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        places = gathered([address, port, self._store.port])
-        first, its_port, _ = places[0]
-        store_address, _, store_port = places[replica * ranks]
+        endpoints = gathered([address, port, self._store.port])
+        lighthouse_address, lighthouse_port, _ = endpoints[0]
+        store_address, _, store_port = endpoints[replica * ranks]
         self._manager = Manager(
             pg=_AddressedGloo(address),
             load_state_dict=None,
             state_dict=None,
             min_replica_size=replicas,
-            use_async_quorum=kind == "local_sgd",  # DiLoCo takes no other
+            use_async_quorum=kind == "local_sgd",  # DiLoCo requires False
             timeout=_LIMIT,
             quorum_timeout=_LIMIT,
             rank=rank_in_replica,
             world_size=ranks,
             store_addr=store_address,
             store_port=store_port,
-            lighthouse_addr=f"http://{first}:{its_port}",
+            lighthouse_addr=f"http://{lighthouse_address}:{lighthouse_port}",
             replica_id=f"replica_{replica}",
             hostname=address,
             init_sync=False,
@@ -107,17 +110,17 @@ class TorchftAverager(pl.Callback):
         if self._kind == "local_sgd":
             averager: Any = LocalSGD(self._manager, model, optimizer, sync_every=self._block)
         else:
-            parts = [model]
+            fragments = [model]
             if self._fragments > 1:
-                own = divide_parameters(list(model.parameters()), self._fragments)
-                parts = [nn.ParameterList(part) for part in own]
+                divided = divide_parameters(list(model.parameters()), self._fragments)
+                fragments = [nn.ParameterList(parameters) for parameters in divided]
             outer = [
                 torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-                for part in parts
+                for part in fragments
             ]
             averager = DiLoCo(
                 self._manager,
-                parts,
+                fragments,
                 optimizer,
                 outer,
                 sync_every=self._block,
@@ -126,5 +129,5 @@ class TorchftAverager(pl.Callback):
         self._close.enter_context(averager)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        dist.barrier()  # the lighthouse is needed until all have come to the end
+        dist.barrier()  # all ranks need the lighthouse until they have finished
         self._close.close()

@@ -1,17 +1,17 @@
-"""What every system trains: the papers' LSTM, computed on an emulated device or on this machine.
+"""Model that every system trains: the LSTM of the papers, on an emulated device or on the CPU.
 
-The device that is emulated takes a fixed time for a step, a third of it in the forward pass and two
-thirds spread over the backward pass, in which the gradients of the parameters come one after the
-other, the last layer's first. What the host does meanwhile (compressing a bucket, sending it)
-costs time only where it makes a gradient late, as beside a device with a queue of its own. The
-update is the optimizer's own, on the host; its time counts as part of the step's.
+A step of the emulated device takes a fixed time: one third for the forward pass, two thirds for the
+backward pass. The backward pass returns the gradients of the parameters one after the other, from
+the last layer to the first. Work of the host during it, such as compressing a bucket, takes
+additional time only if it delays a gradient, as with a device that has its own queue. The optimizer
+runs on the host. Its time is a part of the step.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,27 +23,27 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
 FORWARD_SHARE = 1 / 3
-"""Of a step; the backward pass has the rest."""
+"""Share of the forward pass in the time of a step. The rest is that of the backward pass."""
 
 _GRADIENT_SIZE = 1e-3
-_POOL_BESIDES_LARGEST = 1 << 20
+_POOL_EXTRA = 1 << 20
 _FRAMES, _SEQUENCES = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one rank computes.
+    """Computation of one rank.
 
-    The defaults are the model of two_tiered_bmuf_gtc 3.2: five LSTM layers of 768 cells over 192
-    features and 3183 senones, 24.3 million parameters; 150 ms a step, as the papers' devices take.
+    The defaults are the model of two_tiered_bmuf_gtc 3.2: five LSTM layers of 768 cells, 192
+    features and 3183 senones, 24.3 million parameters. A step takes 150 ms, as in the papers.
 
     Attributes:
-        kind: ``"emulated"`` sleeps for the time of a device; ``"computed"`` computes on the host.
-        step_s: of a step of the emulated device, update included.
-        features: inputs of the first layer.
-        cells: of each LSTM layer.
-        layers: LSTM layers.
-        senones: outputs.
+        kind: ``"emulated"`` sleeps for the time of a device, ``"computed"`` computes on the host.
+        step_s: seconds of a step of the emulated device, update included.
+        features: number of inputs of the first layer.
+        cells: number of cells of each LSTM layer.
+        layers: number of LSTM layers.
+        senones: number of outputs.
 
     """
 
@@ -56,46 +56,49 @@ class Work:
 
     @property
     def parameters(self) -> int:
-        """Elements of the model."""
+        """Number of elements of the model."""
         inputs = [self.features, *[self.cells] * (self.layers - 1)]
         lstm = sum(4 * self.cells * (width + self.cells + 2) for width in inputs)
         return lstm + self.senones * (self.cells + 1)
 
     @property
     def model_bytes(self) -> int:
-        """Of the parameters, in float32."""
+        """Bytes of the parameters in float32."""
         return 4 * self.parameters
 
 
 class Pool:
-    """Gradients of a rank: windows into random numbers, at another place for every step and tensor.
+    """Gradients of a rank: ranges of a pool of random numbers, with random starts.
 
     Args:
-        rank: whose gradients; every rank has numbers and windows of its own.
-        largest: elements of the largest tensor.
+        rank: seed of the numbers and the starts.
+        largest: number of elements of the largest tensor.
 
     """
 
     def __init__(self, rank: int, largest: int) -> None:
         generator = torch.Generator().manual_seed(rank)
-        self._values = torch.randn(largest + _POOL_BESIDES_LARGEST, generator=generator)
+        self._values = torch.randn(largest + _POOL_EXTRA, generator=generator)
         self._values.mul_(_GRADIENT_SIZE)
-        self._places = random.Random(rank)
+        self._starts = random.Random(rank)
 
     def gradient(self, shape: torch.Size) -> Tensor:
-        """A tensor of its own, of this shape."""
+        """Return a new tensor of this shape."""
         elements = shape.numel()
-        start = self._places.randrange(self._values.numel() - elements + 1)
+        start = self._starts.randrange(self._values.numel() - elements + 1)
         return self._values[start : start + elements].view(shape).clone()
 
 
 class Device:
-    """The pace of an emulated device: when each gradient of a step is there.
+    """Emulated device, which sleeps until each gradient of a step is available.
 
     Args:
-        step_s: of a whole step.
-        pool: of the gradients.
-        sizes: elements of the parameters, in the order of the forward pass.
+        step_s: seconds of a step.
+        pool: pool of the gradients.
+        sizes: numbers of elements of the parameters, in the order of the forward pass.
+
+    Attributes:
+        update_s: seconds of the last update, by which the next forward pass is shorter.
 
     """
 
@@ -109,12 +112,12 @@ class Device:
         self._backward_begun: float | None = None
 
     def forward(self) -> None:
-        """Compute the forward pass, shorter by what the update before it took of the step."""
+        """Sleep for the time of a forward pass, minus that of the last update."""
         self._backward_begun = None
         time.sleep(max(self._step_s * FORWARD_SHARE - self.update_s, 0.0))
 
     def backward(self, index: int, shape: torch.Size) -> Tensor:
-        """The gradient of one parameter, once the device has come to it."""
+        """Sleep until the gradient of one parameter is available, and return it."""
         if self._backward_begun is None:
             self._backward_begun = time.perf_counter()
         ready_at = self._backward_begun + self._shares[index] * self._backward_s
@@ -124,7 +127,7 @@ class Device:
 
 
 class _Emulated(Function):
-    """One parameter's part of an emulated pass; a chain orders the parts."""
+    """Emulated pass of one parameter. A chain through all parameters orders the passes."""
 
     @staticmethod
     def forward(ctx: Any, chain: Tensor, parameter: Tensor, device: Device, index: int) -> Tensor:
@@ -137,12 +140,12 @@ class _Emulated(Function):
 
 
 class WorkModule(pl.LightningModule):
-    """The model of a work; the optimizer is plain SGD unless ``adam``.
+    """LightningModule of a work.
 
     Args:
-        work: what to compute.
-        rank: of all ranks; gradients differ between them.
-        adam: whether the optimizer is Adam.
+        work: the computation.
+        rank: rank in the world, which is the seed of the gradients.
+        adam: whether the optimizer is Adam instead of SGD.
 
     """
 
@@ -154,25 +157,25 @@ class WorkModule(pl.LightningModule):
         self.senones = nn.Linear(work.cells, work.senones)
         parameters = list(self.parameters())
         sizes = [parameter.numel() for parameter in parameters]
-        self._pace = Device(work.step_s, Pool(rank, max(sizes)), sizes)
+        self._emulated_device = Device(work.step_s, Pool(rank, max(sizes)), sizes)
         self._update_begun = 0.0
-        # The chain must require a gradient for the parts to have a backward pass at all.
+        # Autograd calls the backward passes only if the chain requires a gradient.
         self._chain = torch.zeros((), requires_grad=True)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.work.kind == "computed":
             return self._computed()
-        self._pace.forward()
+        self._emulated_device.forward()
         chain = self._chain
         for index, parameter in enumerate(self.parameters()):
-            chain = _Emulated.apply(chain, parameter, self._pace, index)
+            chain = _Emulated.apply(chain, parameter, self._emulated_device, index)
         return chain
 
     @torch.no_grad()
     def drift(self) -> None:
-        """Move the parameters as some local steps would, without taking any."""
+        """Change the parameters as local steps would, without computing any."""
         for parameter in self.parameters():
-            parameter.add_(self._pace.pool.gradient(parameter.shape))
+            parameter.add_(self._emulated_device.pool.gradient(parameter.shape))
 
     def _computed(self) -> Tensor:
         frames = torch.randn(_FRAMES, _SEQUENCES, self.work.features)
@@ -190,9 +193,4 @@ class WorkModule(pl.LightningModule):
         self._update_begun = time.perf_counter()
 
     def _end_update(self, *_: Any) -> None:
-        self._pace.update_s = time.perf_counter() - self._update_begun
-
-
-def batches(number: int) -> Iterator[Tensor]:
-    """So many of them, all empty: the work makes its own data."""
-    return iter([torch.zeros(1)] * number)
+        self._emulated_device.update_s = time.perf_counter() - self._update_begun

@@ -11,9 +11,9 @@ from benchmarks.performance.between import Pair, processor_ratio, ratio
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Network, steps_for
 from benchmarks.performance.link import bytes_to_send, wire_seconds
-from benchmarks.performance.short import fallen_back
+from benchmarks.performance.short import regressions
 from benchmarks.performance.store import Store
-from benchmarks.performance.systems import SYSTEMS, System, named, obstacle
+from benchmarks.performance.systems import SYSTEMS, System, named, unavailable_reason
 from benchmarks.performance.work import Work
 
 
@@ -86,14 +86,14 @@ def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
 
     def ours(**arguments: Any) -> System:
         return System(
-            name="x", title="x", family="ours", made_by="BMUFStrategy", arguments=arguments
+            name="x", title="x", family="ours", factory="BMUFStrategy", arguments=arguments
         )
 
-    assert obstacle(ours(block_size=50)) is None
-    assert obstacle(ours(block_sise=50)) == "BMUFStrategy takes no block_sise"
+    assert unavailable_reason(ours(block_size=50)) is None
+    assert unavailable_reason(ours(block_sise=50)) == "BMUFStrategy has no argument block_sise"
     missing = System(name="x", title="x", family="peer", needs="no_such_package")
-    assert "no_such_package is not installed" in str(obstacle(missing))
-    with pytest.raises(ValueError, match="no system is named 'bmf'"):
+    assert "no_such_package is not installed" in str(unavailable_reason(missing))
+    with pytest.raises(ValueError, match="unknown system 'bmf'"):
         named("bmf")
 
 
@@ -108,7 +108,7 @@ def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     store.add("c", {"value": 3})
     assert [line["key"] for line in store.lines()] == ["a", "c"]
     path.write_text('broken\n{"key": "d"}\n')
-    with pytest.raises(ValueError, match="line 1 is no JSON"):
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
         store.lines()
 
 
@@ -121,5 +121,5 @@ def test_step_between_counts_all_that_ours_adds() -> None:
 
 def test_short_form_finds_what_has_fallen_back_by_more_than_a_third() -> None:
     committed = {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert fallen_back({"a": 1.3, "b": 1.4, "c": 0.2}, committed) == ["b"]
-    assert fallen_back({"new": 0.1}, committed) == ["new"]
+    assert regressions({"a": 1.3, "b": 1.4, "c": 0.2}, committed) == ["b"]
+    assert regressions({"new": 0.1}, committed) == ["new"]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.headline import LOSS_SYSTEMS, RATES, STEP_SYSTEMS, loss_ratios, step_ratios
 from benchmarks.model_parallel import page as model_parallel
-from benchmarks.performance.page import PAGE, measured, renewed
+from benchmarks.performance.page import PAGE, measured_tables, replace_tables
 from benchmarks.performance.results import REPORTED, Results
 from tests.conftest import REPOSITORY
 
@@ -26,36 +26,36 @@ What it says.
 
 
 def test_tables_are_renewed_and_remarks_stay() -> None:
-    made = renewed(_PAGE, {"slow": "| b |", "fast": r"| \1 |"})
+    made = replace_tables(_PAGE, {"slow": "| b |", "fast": r"| \1 |"})
     assert made == (
         "# Title\n\n<!-- table: fast -->\n\n| \\1 |\n\n<!-- end of table -->\n\nWhat it says.\n\n"
         "<!-- table: slow -->\n\n| b |\n\n<!-- end of table -->\n"
     )
-    assert renewed(made, {"slow": "| b |", "fast": r"| \1 |"}) == made
+    assert replace_tables(made, {"slow": "| b |", "fast": r"| \1 |"}) == made
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ({"fast": ""}, r"lacking \[\], not measured \['slow'\]"),
-        ({"fast": "", "slow": "", "new": ""}, r"lacking \['new'\], not measured \[\]"),
+        ({"fast": ""}, r"missing on the page \[\], not measured \['slow'\]"),
+        ({"fast": "", "slow": "", "new": ""}, r"missing on the page \['new'\], not measured \[\]"),
     ],
 )
 def test_what_was_measured_has_a_place_and_no_place_is_left_empty(
     found: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        renewed(_PAGE, found)
+        replace_tables(_PAGE, found)
 
 
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
     committed = PAGE.read_text()
-    assert renewed(committed, measured(REPORTED)) == committed
+    assert replace_tables(committed, measured_tables(REPORTED)) == committed
 
 
 def test_committed_page_of_divided_modules_has_the_tables_of_its_results() -> None:
     committed = model_parallel.PAGE.read_text()
-    assert renewed(committed, model_parallel.measured()) == committed
+    assert replace_tables(committed, model_parallel.measured_tables()) == committed
 
 
 def test_losses_are_compared_with_ddp_of_the_same_seed() -> None:
