@@ -1,7 +1,8 @@
-"""Network namespaces as hosts: each with its own link to a bridge, shaped if wanted, and counters.
+"""Emulated hosts: network namespaces, each with a link to a common bridge.
 
-They need root and iproute2. Where those are missing, :func:`missing_means` says so, and
-:func:`loopback_hosts` stands in: the same ranks, on the loopback of this machine.
+The rate of the links can be limited. Their counters give the bytes that a host sends. Emulated
+hosts need root and iproute2. If these are missing (:func:`missing_means`), ranks can use the
+loopback of this machine instead (:func:`loopback_hosts`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from types import FrameType
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _LINK = "eth0"
-# A packet of a veth pair may hold 64 KiB, and the bucket must take it whole.
+# A packet of a veth pair has up to 64 KiB, and the token bucket must be larger than a packet.
 _BUCKET = "256kb"
 _LONGEST_QUEUE = "50ms"
 
 
 @dataclass(frozen=True)
 class Host:
-    """One namespace with an address on the common bridge; or, without one, this machine.
+    """A network namespace, or this machine itself.
 
     Attributes:
-        namespace: its name, or None for the loopback of this machine.
-        address: by which the others reach it.
+        namespace: name of the namespace, or None for the loopback of this machine.
+        address: IP address of the host.
 
     """
 
@@ -40,30 +41,30 @@ class Host:
 
     @property
     def interface(self) -> str:
-        """The network interface that ranks of this host use."""
+        """Network interface of the ranks on this host."""
         return loopback_interface() if self.namespace is None else _LINK
 
     def start(self, command: Sequence[str], log: Path, **environment: str) -> subprocess.Popen:
-        """Start a command inside, in the current folder, with its output in `log`."""
-        inside = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
-        # This repository's modules are found from any folder.
+        """Start a command on this host, in the current folder, with its output in `log`."""
+        prefix = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
+        # The modules of this repository can be imported in any folder.
         path = os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-        own = {
+        defaults = {
             "GLOO_SOCKET_IFNAME": self.interface,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": path,
         }
         with log.open("w") as file:
             return subprocess.Popen(
-                [*inside, *command],
-                env={**os.environ, **own, **environment},
+                [*prefix, *command],
+                env={**os.environ, **defaults, **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
     def kill_all(self) -> None:
-        """Kill whatever still runs inside; torchrun's workers do not die with it."""
+        """Kill all processes of the namespace, because workers outlive a killed torchrun."""
         if self.namespace is None:
             return
         for pid in _ip("netns", "pids", self.namespace).split():
@@ -72,111 +73,114 @@ class Host:
 
 
 def needs_loopback() -> bool:
-    """Whether this machine can make no hosts, with a message that says why."""
+    """Return whether this machine cannot emulate hosts, and print the reason."""
     missing = missing_means()
     if missing is not None:
-        print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)
+        print(f"{missing}: all ranks use the loopback, whose rate is not limited", flush=True)
     return missing is not None
 
 
 def missing_means() -> str | None:
-    """What this machine lacks to make hosts, or None. Makes a namespace and removes it."""
+    """Return why this machine cannot emulate hosts, or None.
+
+    It creates a namespace and removes it.
+    """
     if os.geteuid() != 0:
         return "network namespaces need root"
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
-            return f"network namespaces need iproute2, and there is no command {tool!r}"
+            return f"network namespaces need iproute2, but the command {tool!r} is missing"
     name = f"lh{os.getpid()}probe"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return f"no network namespace can be made here: {made.stderr.strip()}"
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"network namespaces cannot be created: {done.stderr.strip()}"
     _ip("netns", "delete", name)
     return None
 
 
 def loopback_hosts(number: int) -> list[Host]:
-    """So many hosts in name only: they share the loopback of this machine, and nothing is made."""
+    """Return hosts that share the loopback of this machine. Nothing is created."""
     return [Host(None, "127.0.0.1") for _ in range(number)]
 
 
 @contextmanager
 def hosts(number: int, rate: str | None = None) -> Iterator[list[Host]]:
-    """So many hosts; all that was made is removed at the end, after an error or a signal too.
+    """Create emulated hosts, and remove them at the end, also after an error or a signal.
 
     Args:
-        number: of hosts, at most 200.
-        rate: as ``tc`` reads it, such as ``"1gbit"``; None leaves the links as fast as they are.
-            Both ends of every link are shaped, since a token bucket acts on what leaves a device:
-            the host's end on what it sends, the bridge's end on what arrives from all the others.
+        number: number of hosts, at most 200.
+        rate: rate of the links in the notation of ``tc``, such as ``"1gbit"``. None for no limit. A
+            token bucket limits outgoing packets, so there is one at both ends of a link: that of
+            the host limits what it sends, that of the bridge what it receives.
 
     Raises:
-        subprocess.CalledProcessError: no right to make namespaces, or a rate that can't be read.
+        subprocess.CalledProcessError: the user may not create namespaces, or the rate is invalid.
 
     """
     prefix = f"lh{os.getpid()}"
     undo = ExitStack()
-    with _unwound_by_sigterm():
+    with _exit_on_sigterm():
         try:
             bridge = f"{prefix}b"
-            with _undisturbed():
-                _make(undo, bridge, "type", "bridge")
+            with _signals_blocked():
+                _add_device(undo, bridge, "type", "bridge")
                 _ip("link", "set", bridge, "up")
-            found = []
+            created = []
             for index in range(number):
                 host = Host(f"{prefix}-{index}", f"10.88.0.{10 + index}")
-                with _undisturbed():
+                with _signals_blocked():
                     _connect(undo, host, bridge, f"{prefix}v{index}", rate)
-                found.append(host)
-            yield found
+                created.append(host)
+            yield created
         finally:
-            with _undisturbed():
+            with _signals_blocked():
                 undo.close()
 
 
-def _connect(undo: ExitStack, host: Host, bridge: str, outside: str, rate: str | None) -> None:
+def _connect(undo: ExitStack, host: Host, bridge: str, bridge_end: str, rate: str | None) -> None:
     namespace = str(host.namespace)
     inside = ("-n", namespace)
     _ip("netns", "add", namespace)
     undo.callback(_ip, "netns", "delete", namespace)
-    # Removed before the namespace, whose own end of the link goes some time after it is deleted.
-    _make(undo, outside, "type", "veth", "peer", "name", _LINK, "netns", namespace)
+    # Removed before the namespace, which removes its end of the link only after a delay.
+    _add_device(undo, bridge_end, "type", "veth", "peer", "name", _LINK, "netns", namespace)
     undo.callback(host.kill_all)
-    _ip("link", "set", outside, "master", bridge, "up")
+    _ip("link", "set", bridge_end, "master", bridge, "up")
     _ip(*inside, "link", "set", "lo", "up")
     _ip(*inside, "address", "add", f"{host.address}/24", "dev", _LINK)
     _ip(*inside, "link", "set", _LINK, "up")
     if rate is not None:
         bucket = ("root", "tbf", "rate", rate, "burst", _BUCKET, "latency", _LONGEST_QUEUE)
         _run("tc", *inside, "qdisc", "add", "dev", _LINK, *bucket)
-        _run("tc", "qdisc", "add", "dev", outside, *bucket)
+        _run("tc", "qdisc", "add", "dev", bridge_end, *bucket)
 
 
-def _make(undo: ExitStack, device: str, *kind: str) -> None:
+def _add_device(undo: ExitStack, device: str, *kind: str) -> None:
     _ip("link", "add", device, *kind)
     undo.callback(_ip, "link", "delete", device)
 
 
 def link_bytes(interface: str = _LINK) -> tuple[int, int]:
-    """Bytes sent and received over the link of the host that this process runs on."""
+    """Return the bytes sent and received over the link of the host of this process."""
     folder = Path("/sys/class/net") / interface / "statistics"
-    sent, received = (int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
+    sent, received = (int((folder / f"{kind}_bytes").read_text()) for kind in ("tx", "rx"))
     return sent, received
 
 
 def loopback_interface() -> str:
-    """Its name on this machine."""
+    """Return the name of the loopback interface of this machine."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
-def made_by(process: int) -> list[str]:
-    """Namespaces and devices that a process has made and not removed, as iproute2 lists them."""
+def existing_resources(process: int) -> list[str]:
+    """Return the namespaces and devices of emulated hosts of a process, as iproute2 lists them."""
     lines = _ip("netns", "list") + _ip("-brief", "link")
     return [line for line in lines.splitlines() if line.startswith(f"lh{process}")]
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let signals wait, so that whatever is made is also noted to be removed, and is removed."""
+def _signals_blocked() -> Iterator[None]:
+    """Block signals, so that every created resource is registered for removal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -185,8 +189,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextmanager
-def _unwound_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end the program as SIGINT does, through what is to be removed."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM, so that resources are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Run a module under torchrun on all hosts: it ends in time, and a failure shows what was said."""
+"""Launch of a module by torchrun on all hosts, with a time limit and the output of failures."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from benchmarks.hosts import Host
 from examples.loopback import free_port
 
 LIMIT_S = 280.0
-"""Ends a run that hangs; many times what a run of the tests takes."""
+"""Default time limit of a run, many times the duration of a run of the tests."""
 
 _EXIT_LIMIT_S = 20.0
-# Within it the others have said what the failure of the first did to them.
-_SETTLE_S = 3.0
-_LOOK_S = 0.05
+# Time for the other hosts to report their errors after the first failure.
+_AFTER_FAILURE_S = 3.0
+_POLL_S = 0.05
 _launches = itertools.count()
 
 
 @contextmanager
 def launched(
-    found: Sequence[Host],
+    hosts: Sequence[Host],
     ranks_per_host: int,
     module: str,
     *arguments: str,
     folder: Path,
     **environment: str,
 ) -> Iterator[list[subprocess.Popen]]:
-    """The agents of torchrun that run a module, one on each host; killed at the end.
+    """Start an agent of torchrun on each host, and kill them at the end.
 
-    Their output goes to `host<index>.log` in `folder`.
+    Their output is written to `host<index>.log` in `folder`.
     """
     agents = []
-    # A store of the launch before may still hold its port.
-    shared = found[0].namespace is None
+    # A new port for each launch, because the store of the last one may still be bound.
+    shared = hosts[0].namespace is None
     port = free_port() if shared else 29611 + next(_launches) % 1000
     try:
-        for index, host in enumerate(found):
+        for index, host in enumerate(hosts):
             command = [
                 *(sys.executable, "-m", "torch.distributed.run"),
-                *("--nnodes", str(len(found)), "--nproc-per-node", str(ranks_per_host)),
+                *("--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks_per_host)),
                 *("--node-rank", str(index), "--local-addr", host.address),
-                *("--master-addr", found[0].address, "--master-port", str(port)),
+                *("--master-addr", hosts[0].address, "--master-port", str(port)),
                 *("-m", module, *arguments),
             ]
             agents.append(host.start(command, folder / f"host{index}.log", **environment))
         yield agents
     finally:
-        for agent, host in zip(agents, found, strict=False):
+        for agent, host in zip(agents, hosts, strict=False):
             host.kill_all()
             _end(agent)
 
 
 def run_module(
-    found: Sequence[Host],
+    hosts: Sequence[Host],
     ranks_per_host: int,
     module: str,
     *arguments: str,
@@ -66,29 +66,29 @@ def run_module(
     limit_s: float = LIMIT_S,
     **environment: str,
 ) -> None:
-    """Run a module under torchrun on all hosts; raise with their output if one of them fails.
+    """Run a module under torchrun on all hosts.
 
-    An agent of torchrun waits five minutes for one that has failed, so the others are ended.
+    After a failure, the other agents are stopped, because they would wait five minutes for it.
 
     Raises:
-        RuntimeError: a host's agent has failed.
-        TimeoutError: they have not come to an end within the limit.
+        RuntimeError: the agent of a host has failed. The message contains the output of all hosts.
+        TimeoutError: the run was not complete within the limit.
 
     """
-    start = launched(found, ranks_per_host, module, *arguments, folder=folder, **environment)
+    start = launched(hosts, ranks_per_host, module, *arguments, folder=folder, **environment)
     with start as agents:
         in_time = _wait(lambda: _all_ended(agents) or _has_failed(agents), limit_s)
         failed = _has_failed(agents)
         if failed:
-            _wait(lambda: _all_ended(agents), _SETTLE_S)
+            _wait(lambda: _all_ended(agents), _AFTER_FAILURE_S)
     if failed:
-        raise RuntimeError(said(folder, len(found)))
+        raise RuntimeError(log_tails(folder, len(hosts)))
     if not in_time:
-        raise TimeoutError(f"came to no end within {limit_s:.0f} s\n{said(folder, len(found))}")
+        raise TimeoutError(f"not complete within {limit_s:.0f} s\n{log_tails(folder, len(hosts))}")
 
 
-def said(folder: Path, number: int) -> str:
-    """The end of what so many hosts have put out."""
+def log_tails(folder: Path, number: int) -> str:
+    """Return the last lines of output of each of ``number`` hosts."""
     logs = [folder / f"host{index}.log" for index in range(number)]
     return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
 
@@ -106,12 +106,12 @@ def _wait(done: Callable[[], bool], limit_s: float) -> bool:
     while not done():
         if time.monotonic() > deadline_s:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 
 def _end(agent: subprocess.Popen) -> None:
-    """Wait for an agent that has been killed; on the loopback have it end its workers first."""
+    """Stop an agent and wait for it. On the loopback, it stops its workers first."""
     if agent.poll() is None:
         agent.terminate()
         with suppress(subprocess.TimeoutExpired):

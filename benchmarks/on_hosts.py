@@ -1,10 +1,10 @@
-"""Run a module of yours under torchrun on emulated hosts: what would a slow network do to it?
+"""Run a module under torchrun on emulated hosts, to test it over a slow network.
 
     python -m benchmarks.on_hosts --hosts 2 --devices 2 --rate 100mbit train --strategy bmuf_gtc
 
-runs ``torchrun -m train --strategy bmuf_gtc`` on two hosts of two ranks, each behind a link that
-carries 100 Mbit/s. Hosts are network namespaces of this machine (Linux, root, iproute2); where they
-cannot be made it says so, and ranks share the loopback instead.
+runs ``torchrun -m train --strategy bmuf_gtc`` on two hosts of two ranks, with a link of 100 Mbit/s
+each. Hosts are network namespaces of this machine (Linux, root, iproute2). If they cannot be
+created, a message is printed, and ranks share the loopback.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from benchmarks.launch import run_module
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the module, and print what the first host said.
+    """Run the module, and print the output of the first host.
 
     Raises:
-        RuntimeError: a host's agent has failed; has what all hosts said.
-        TimeoutError: they have not come to an end within the limit.
+        RuntimeError: the agent of a host has failed. The message contains the output of all hosts.
+        TimeoutError: the run was not complete within the limit.
 
     """
-    asked = _parser().parse_args(args)
-    with TemporaryDirectory() as folder, _made(asked) as found:
+    options = _parser().parse_args(args)
+    with TemporaryDirectory() as folder, _emulated(options) as emulated:
         run_module(
-            found,
-            asked.devices,
-            asked.module,
-            *asked.arguments,
+            emulated,
+            options.devices,
+            options.module,
+            *options.arguments,
             folder=Path(folder),
-            limit_s=asked.limit_s,
+            limit_s=options.limit_s,
         )
         print((Path(folder) / "host0.log").read_text(), end="")
 
 
 @contextmanager
-def _made(asked: Namespace) -> Iterator[list[Host]]:
+def _emulated(options: Namespace) -> Iterator[list[Host]]:
     missing = missing_means()
     if missing is None:
-        with hosts(asked.hosts, asked.rate) as found:
-            yield found
+        with hosts(options.hosts, options.rate) as emulated:
+            yield emulated
     else:
         print(f"no emulated hosts: {missing}; ranks share the loopback", file=sys.stderr)
-        yield loopback_hosts(asked.hosts)
+        yield loopback_hosts(options.hosts)
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.on_hosts", description=__doc__)
     parser.add_argument("--hosts", type=int, default=2, help="(%(default)s)")
-    parser.add_argument("--devices", type=int, default=1, help="ranks of each (%(default)s)")
-    parser.add_argument("--rate", help="of each link, as tc reads it: 100mbit, 1gbit; default: any")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="of the run (%(default)s)")
-    parser.add_argument("module", help="what torchrun runs by -m; found in the current folder too")
-    parser.add_argument("arguments", nargs=REMAINDER, help="of the module")
+    parser.add_argument("--devices", type=int, default=1, help="ranks per host (%(default)s)")
+    parser.add_argument("--rate", help="rate of each link, such as 100mbit (default: no limit)")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="time limit (%(default)s)")
+    parser.add_argument("module", help="module to run, also from the current folder")
+    parser.add_argument("arguments", nargs=REMAINDER, help="arguments of the module")
     return parser
 
 

@@ -1,1 +1,1 @@
-"""Groups that come and go under a storm of kills, and the same by restarts of the whole job."""
+"""Benchmark of elastic training under frequent kills, compared with restarts of the whole job."""

@@ -1,13 +1,13 @@
-"""A storm of kills over groups that come and go, and over one job that is restarted as a whole.
+"""Compare elastic groups with restarts of the whole job, while ranks are killed frequently.
 
-    python -m benchmarks.elastic                      20 minutes for each of three runs, and seeds
+    python -m benchmarks.elastic                      three runs of 20 minutes, and further seeds
     python -m benchmarks.elastic --minutes 2 --short  fewer seeds and more kills, under 8 minutes
 
-Four groups of one rank train on this machine. A random one is killed by SIGKILL every 30 s, at a
-random time, and started again at once. The kills are the same in both runs that have them. The run
-without kills is as long, with the first seed. Runs with further seeds make as many steps, without
-the emulated computation. Logs and results are written into the output folder, whose content is
-removed first. The exit code is 1 if something is not as it should be.
+Four groups of one rank train on this machine. Every 30 s, a random one is killed by SIGKILL at a
+random time, and restarted at once. Both runs with kills have the same ones. The run without kills
+takes as long, with the first seed. Runs with further seeds make as many steps, without emulated
+computation. Logs and results are written into the output folder, whose content is removed first.
+The exit code is 1 if a result is not as required.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ WITHOUT, STORM, RESTARTED = "without kills", "groups that come and go", "restart
 
 
 def main() -> int:
-    """Run everything, and write the results."""
-    asked = _parser().parse_args()
+    """Run all configurations, and write the results."""
+    options = _parser().parse_args()
     setup = Setup(
-        groups=asked.groups,
-        block_size=asked.block_size,
-        step_s=asked.step_s,
-        heartbeat_timeout_s=asked.heartbeat_timeout_s,
-        join_timeout_s=asked.join_timeout_s,
+        groups=options.groups,
+        block_size=options.block_size,
+        step_s=options.step_s,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        join_timeout_s=options.join_timeout_s,
     )
-    seconds, every_s = 60 * asked.minutes, 15.0 if asked.short else asked.every_s
-    kills = draw_kills(asked.seed, seconds=seconds, every_s=every_s, groups=asked.groups)
-    shutil.rmtree(asked.out, ignore_errors=True)
-    how = setting(shlex.join(["python", "-m", "benchmarks.elastic", *sys.argv[1:]]))
+    seconds, every_s = 60 * options.minutes, 15.0 if options.short else options.every_s
+    kills = draw_kills(options.seed, seconds=seconds, every_s=every_s, groups=options.groups)
+    shutil.rmtree(options.out, ignore_errors=True)
+    environment = setting(shlex.join(["python", "-m", "benchmarks.elastic", *sys.argv[1:]]))
 
     def measured(name: str, kind: Any, setup: Setup, **values: Any) -> Measures:
         print(f"{name} ...", flush=True)
-        record = run(kind, asked.out / name.replace(" ", "_"), setup, **values)
+        record = run(kind, options.out / name.replace(" ", "_"), setup, **values)
         return measure(record, setup, independent=kind is Groups)
 
-    limits = {"seed": asked.seed, "seconds": seconds}
+    limits = {"seed": options.seed, "seconds": seconds}
     runs = {WITHOUT: measured(WITHOUT, Groups, setup, **limits)}
     seeds = [runs[WITHOUT]]
-    _write(asked.out, how, runs, seeds)
+    _write(options.out, environment, runs, seeds)
     for name, kind in ((STORM, Groups), (RESTARTED, WholeJob)):
         runs[name] = measured(name, kind, setup, kills=kills, **limits)
-        _write(asked.out, how, runs, seeds)
+        _write(options.out, environment, runs, seeds)
     steps = runs[WITHOUT].synchronisations * setup.block_size
     fast = replace(setup, step_s=0.0)
-    for seed in range(asked.seed + 1, asked.seed + (2 if asked.short else 3)):
+    for seed in range(options.seed + 1, options.seed + (2 if options.short else 3)):
         seeds.append(measured(f"seed {seed}", Groups, fast, seed=seed, steps=steps))
-        _write(asked.out, how, runs, seeds)
-    print((asked.out / "storm.md").read_text())
-    found = problems(runs[WITHOUT], runs[STORM], seeds)
-    print("\n".join(found) or "Everything is as it should be.")
-    return bool(found)
+        _write(options.out, environment, runs, seeds)
+    print((options.out / "storm.md").read_text())
+    faults = problems(runs[WITHOUT], runs[STORM], seeds)
+    print("\n".join(faults) or "All results are as required.")
+    return bool(faults)
 
 
 def _write(
-    out: Path, how: dict[str, Any], runs: dict[str, Measures], seeds: list[Measures]
+    out: Path, environment: dict[str, Any], runs: dict[str, Measures], seeds: list[Measures]
 ) -> None:
     results = {
-        "runs": {name: asdict(own) for name, own in runs.items()},
-        "losses_of_seeds": [own.loss for own in seeds],
+        "runs": {name: asdict(measures) for name, measures in runs.items()},
+        "losses_of_seeds": [measures.loss for measures in seeds],
     }
-    (out / "storm.json").write_text(json.dumps(how | results, indent=1) + "\n")
-    lines = [f"- {name}: {value}" for name, value in how.items()]
+    (out / "storm.json").write_text(json.dumps(environment | results, indent=1) + "\n")
+    lines = [f"- {name}: {value}" for name, value in environment.items()]
     parts = ["\n".join(lines), table(runs), losses(runs, seeds)]
     (out / "storm.md").write_text("\n\n".join(parts) + "\n")
 
@@ -87,10 +87,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = Setup()
-    parser.add_argument("--minutes", type=float, default=20.0, help="of each run (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="minutes of each run (%(default)s)"
+    )
     parser.add_argument("--short", action="store_true", help="a kill every 15 s, and two seeds")
-    parser.add_argument("--every_s", type=float, default=30.0, help="between kills (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of kills, model and data")
+    parser.add_argument(
+        "--every_s", type=float, default=30.0, help="seconds between kills (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of kills, model and data")
     parser.add_argument("--groups", type=int, default=default.groups)
     parser.add_argument("--block_size", type=int, default=default.block_size)
     parser.add_argument("--step_s", type=float, default=default.step_s)

@@ -1,10 +1,10 @@
-"""A group of the storm, or a rank of the job that is restarted as a whole.
+"""Training script of an elastic group, or of a rank of the job that is restarted as a whole.
 
     python -m benchmarks.elastic.job FOLDER --lighthouse http://127.0.0.1:29510 --group 0
     torchrun ... -m benchmarks.elastic.job FOLDER
 
-Both train by the same strategy with groups of one rank. The second one saves a checkpoint at the
-end of every block, and continues from the newest one in ``FOLDER``.
+Both use the same strategy with groups of one rank. The job under torchrun saves a checkpoint at the
+end of every block, and resumes from the newest one in ``FOLDER``.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ _LIMIT = timedelta(minutes=2)
 
 def main() -> None:
     """Train until the process is killed, or to the given step."""
-    asked = _parser().parse_args()
-    folder: Path = asked.folder
-    pl.seed_everything(asked.seed, verbose=False)
+    options = _parser().parse_args()
+    folder: Path = options.folder
+    pl.seed_everything(options.seed, verbose=False)
     torch.set_num_threads(1)
     train, valid = rows()
-    own = asked.group if asked.lighthouse else int(os.environ["RANK"])
-    log = StepLog(log_file(folder, own), block_size=asked.block_size, validate=ValidLoss(valid))
-    saves = ModelCheckpoint(folder, every_n_train_steps=asked.block_size)
+    group = options.group if options.lighthouse else int(os.environ["RANK"])
+    log = StepLog(log_file(folder, group), block_size=options.block_size, validate=ValidLoss(valid))
+    checkpoints = ModelCheckpoint(folder, every_n_train_steps=options.block_size)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1 if asked.lighthouse else int(os.environ["LOCAL_WORLD_SIZE"]),
-        strategy=_strategy(asked),
-        callbacks=[Pace(asked.step_s), log, *([] if asked.lighthouse else [saves])],
-        max_steps=asked.steps,
+        devices=1 if options.lighthouse else int(os.environ["LOCAL_WORLD_SIZE"]),
+        strategy=_strategy(options),
+        callbacks=[Pace(options.step_s), log, *([] if options.lighthouse else [checkpoints])],
+        max_steps=options.steps,
         max_epochs=-1,
         logger=False,
-        enable_checkpointing=not asked.lighthouse,
+        enable_checkpointing=not options.lighthouse,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    newest = None if asked.lighthouse else lh.newest_checkpoint(folder)
+    newest = None if options.lighthouse else lh.newest_checkpoint(folder)
     trainer.fit(Student(), DataLoader(train, batch_size=16, shuffle=True), ckpt_path=newest)
 
 
 def log_file(folder: Path, group: int) -> Path:
-    """Log of a group."""
+    """Return the path of the log of a group."""
     return folder / f"group_{group}.jsonl"
 
 
-def _strategy(asked: argparse.Namespace) -> lh.HierarchicalStrategy:
+def _strategy(options: argparse.Namespace) -> lh.HierarchicalStrategy:
     settings: dict[str, Any] = {
-        "block_sync": lh.DiLoCo(block_size=asked.block_size),
+        "block_sync": lh.DiLoCo(block_size=options.block_size),
         "timeout": _LIMIT,
     }
-    if not asked.lighthouse:
+    if not options.lighthouse:
         return lh.HierarchicalStrategy(group_size=1, **settings)
     membership = lh.TorchFT(
-        asked.lighthouse,
-        group=asked.group,
-        groups=asked.groups,
-        join_timeout_s=asked.join_timeout_s,
+        options.lighthouse,
+        group=options.group,
+        groups=options.groups,
+        join_timeout_s=options.join_timeout_s,
     )
     return lh.HierarchicalStrategy(membership=membership, **settings)
 
@@ -78,7 +78,7 @@ def _strategy(asked: argparse.Namespace) -> lh.HierarchicalStrategy:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lighthouse", help="of groups that come and go")
+    parser.add_argument("--lighthouse", help="address of the Lighthouse of elastic groups")
     parser.add_argument("--group", type=int, default=0)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--join_timeout_s", type=float, default=20.0)

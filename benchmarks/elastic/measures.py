@@ -1,4 +1,4 @@
-"""What a run has done, from the logs of its groups."""
+"""Results of a run, computed from the logs of its groups."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Measures:
 
     Attributes:
         seconds: from the moment at which all groups train to the end.
-        kills: number of kills that found the group in a block, in a synchronisation (and in what
-            surrounds it), and at its start, when it was not back from the one before.
-        exits: exit codes of processes that have ended without a kill.
+        kills: number of kills by the state of the group: "block", "synchronisation" (including the
+            work before and after it), and "start" if it had not restarted since the last kill.
+        exits: exit codes of processes that exited without a kill.
         synchronisations: number of synchronisations by the end of the run.
-        steps: steps of all groups that count: those of blocks that have been synchronised.
+        steps: steps of all groups in blocks that were synchronised.
         groups: mean number of groups in a synchronisation.
         different: synchronisations after which the models of the groups are not equal. None if they
             are not compared.
         back_s: for each kill, seconds until the group trains again.
-        not_back: kills of groups that were not back at the end.
+        not_back: kills of groups that did not train again before the end.
         longest_pause_s: longest time between two steps of a group that was not killed, or None.
-        longest_stop_s: longest time in which no group has made a step.
+        longest_stop_s: longest time without a step of any group.
         loss: loss on the validation data, mean of the last ten synchronisations.
 
     """
@@ -55,11 +55,11 @@ def measure(record: RunRecord, setup: Setup, *, independent: bool = True) -> Mea
     """Measure a run.
 
     Args:
-        record: what has happened.
+        record: events and logs of the run.
         setup: settings of the run.
-        independent: whether groups are jobs of their own. In one job, all ranks end with the one
-            that is killed, and every group has its own statistics of BatchNorm between
-            evaluations, so that neither pauses nor models are compared.
+        independent: whether groups are independent jobs. In one job, all ranks stop if one of them
+            is killed, and every group has its own BatchNorm statistics between evaluations.
+            Pauses and models are not compared then.
 
     Raises:
         ValueError: no block was synchronised.
@@ -67,7 +67,7 @@ def measure(record: RunRecord, setup: Setup, *, independent: bool = True) -> Mea
     """
     ends = _ends_of_blocks(record.logs)
     if not ends:
-        raise ValueError("the run has synchronised no block")
+        raise ValueError("no block of the run was synchronised")
     back = [_back_s(kill, record.logs[kill.group]) for kill in record.kills]
     count = sum(len(of_block) for of_block in ends.values())
     last = [ends[step] for step in sorted(ends)[-_LAST_BLOCKS:]]
@@ -90,32 +90,32 @@ def measure(record: RunRecord, setup: Setup, *, independent: bool = True) -> Mea
 
 
 def _ends_of_blocks(logs: Sequence[Sequence[Line]]) -> dict[int, dict[int, Line]]:
-    """Lines at the ends of blocks, by step and group. A repeated one counts once."""
-    found: dict[int, dict[int, Line]] = {}
+    """Return the lines at the ends of blocks, by step and group. A repeated line counts once."""
+    ends: dict[int, dict[int, Line]] = {}
     for group, lines in enumerate(logs):
         for line in lines:
             if line.event == "block":
-                found.setdefault(line.step, {})[group] = line
-    return found
+                ends.setdefault(line.step, {})[group] = line
+    return ends
 
 
 def _different(logs: Sequence[Sequence[Line]]) -> int:
-    """Number of ends of blocks at which two groups, or a group twice, have had other models."""
+    """Return the number of ends of blocks at which logged models differ."""
     digests: dict[int, set[str | None]] = {}
     for line in (line for lines in logs for line in lines if line.event == "block"):
         digests.setdefault(line.step, set()).add(line.digest)
-    return sum(len(own) > 1 for own in digests.values())
+    return sum(len(models) > 1 for models in digests.values())
 
 
 def _back_s(kill: Kill, lines: Sequence[Line]) -> float | None:
-    """Seconds until the first step of the group after a kill."""
+    """Return the seconds from a kill to the next step of the group, or None without one."""
     steps = (line.time_s for line in lines if line.loss is not None)
     first = next((moment for moment in steps if moment > kill.time_s), None)
     return None if first is None else first - kill.time_s
 
 
 def _kind(kill: Kill, lines: Sequence[Line], setup: Setup) -> str:
-    """Where a kill found its group: "start", "synchronisation" or "block"."""
+    """Return the state of the group at a kill: "start", "synchronisation" or "block"."""
     before = [line for line in lines if line.time_s <= kill.time_s and line.pid == kill.pid]
     if not before:
         return "start"

@@ -1,4 +1,4 @@
-"""Tables of the storm."""
+"""Tables of the results."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from benchmarks.elastic.measures import Measures
 from benchmarks.reliability.records import versions
 from examples.tables import markdown, mean_and_deviation, percent
 
-# Share of the synchronisations of the run without kills that the storm should reach.
+# Smallest allowed number of synchronisations, relative to the run without kills.
 GOAL = 0.95
 
 
 def table(runs: Mapping[str, Measures]) -> str:
-    """Results of the runs by their names. The first one is the run without kills."""
+    """Return the results of all runs as Markdown. The first one is the run without kills."""
     whole = next(iter(runs.values()))
     rows: list[tuple[str, Callable[[Measures], str]]] = [
         ("kills: in a block, in a synchronisation, at the start of a group", _kills),
-        ("synchronisations", lambda own: str(own.synchronisations)),
-        ("of those without kills", lambda own: percent(synchronised(own, whole))),
-        ("steps that count, all groups", lambda own: str(own.steps)),
-        ("of those without kills", lambda own: percent(own.steps / whole.steps)),
-        ("groups in a synchronisation, mean", lambda own: f"{own.groups:.2f}"),
+        ("synchronisations", lambda run: str(run.synchronisations)),
+        ("of those without kills", lambda run: percent(synchronised(run, whole))),
+        ("steps that count, all groups", lambda run: str(run.steps)),
+        ("of those without kills", lambda run: percent(run.steps / whole.steps)),
+        ("groups in a synchronisation, mean", lambda run: f"{run.groups:.2f}"),
         ("longest pause of a group that was not killed, s", _pause),
-        ("longest time without a step of any group, s", lambda own: f"{own.longest_stop_s:.1f}"),
+        ("longest time without a step of any group, s", lambda run: f"{run.longest_stop_s:.1f}"),
         ("s from a kill until the group trains, median (largest)", _back),
-        ("groups that were not back at the end", lambda own: str(own.not_back)),
-        ("processes that ended without a kill", lambda own: str(len(own.exits))),
+        ("groups that were not back at the end", lambda run: str(run.not_back)),
+        ("processes that ended without a kill", lambda run: str(len(run.exits))),
         ("synchronisations after which models differ", _different),
-        ("loss on validation data at the end", lambda own: f"{own.loss:.5f}"),
+        ("loss on validation data at the end", lambda run: f"{run.loss:.5f}"),
     ]
     return markdown(
-        ["", *runs], [[name, *(cell(own) for own in runs.values())] for name, cell in rows]
+        ["", *runs], [[name, *(cell(run) for run in runs.values())] for name, cell in rows]
     )
 
 
-def synchronised(own: Measures, whole: Measures) -> float:
-    """Share of the synchronisations of the run without kills, in the same time."""
-    rate = own.synchronisations / own.seconds
+def synchronised(run: Measures, whole: Measures) -> float:
+    """Return the rate of synchronisations, relative to that of the run without kills."""
+    rate = run.synchronisations / run.seconds
     return rate / (whole.synchronisations / whole.seconds)
 
 
 def losses(runs: Mapping[str, Measures], seeds: Sequence[Measures]) -> str:
-    """A sentence about the losses at the end, and those of runs without kills."""
-    found = [own.loss for own in seeds]
-    of_runs = ", ".join(f"{own.loss:.5f} ({name})" for name, own in runs.items())
+    """Return a sentence on the losses at the end, and those of all seeds without kills."""
+    of_seeds = [run.loss for run in seeds]
+    of_runs = ", ".join(f"{run.loss:.5f} ({name})" for name, run in runs.items())
     return (
-        f"Loss on validation data at the end: {of_runs}; {len(found)} seeds without kills: "
-        f"{mean_and_deviation(found, 5)}, from {min(found):.5f} to {max(found):.5f}."
+        f"Loss on validation data at the end: {of_runs}; {len(of_seeds)} seeds without kills: "
+        f"{mean_and_deviation(of_seeds, 5)}, from {min(of_seeds):.5f} to {max(of_seeds):.5f}."
     )
 
 
 def problems(whole: Measures, storm: Measures, seeds: Sequence[Measures]) -> list[str]:
-    """What is not as it should be."""
-    found = []
+    """Return the requirements that are not met."""
+    faults = []
     share = synchronised(storm, whole)
     if share < GOAL:
-        found.append(f"{percent(share)} of the synchronisations, less than {percent(GOAL)}")
+        faults.append(f"{percent(share)} of the synchronisations, less than {percent(GOAL)}")
     if storm.different:
-        found.append(f"the models differ after {storm.different} synchronisations")
+        faults.append(f"the models differ after {storm.different} synchronisations")
     if storm.exits:
-        found.append(f"{len(storm.exits)} processes have ended without a kill: {storm.exits}")
-    limits = [own.loss for own in seeds]
+        faults.append(f"{len(storm.exits)} processes exited without a kill: {storm.exits}")
+    limits = [run.loss for run in seeds]
     if storm.loss > max(limits) + (max(limits) - min(limits)):
-        found.append(f"the loss at the end is {storm.loss:.5f}, above that of all seeds")
-    return found
+        faults.append(f"the loss at the end is {storm.loss:.5f}, above that of all seeds")
+    return faults
 
 
 def setting(command: str) -> dict[str, Any]:
-    """Command, versions, commit and hardware."""
+    """Return the command, versions, commit and hardware."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
@@ -88,18 +88,18 @@ def setting(command: str) -> dict[str, Any]:
     }
 
 
-def _kills(own: Measures) -> str:
+def _kills(run: Measures) -> str:
     kinds = ("block", "synchronisation", "start")
-    return ", ".join(str(own.kills.get(kind, 0)) for kind in kinds) if own.kills else "-"
+    return ", ".join(str(run.kills.get(kind, 0)) for kind in kinds) if run.kills else "-"
 
 
-def _pause(own: Measures) -> str:
-    return "-" if own.longest_pause_s is None else f"{own.longest_pause_s:.1f}"
+def _pause(run: Measures) -> str:
+    return "-" if run.longest_pause_s is None else f"{run.longest_pause_s:.1f}"
 
 
-def _different(own: Measures) -> str:
-    return "-" if own.different is None else str(own.different)
+def _different(run: Measures) -> str:
+    return "-" if run.different is None else str(run.different)
 
 
-def _back(own: Measures) -> str:
-    return f"{median(own.back_s):.1f} ({max(own.back_s):.1f})" if own.back_s else "-"
+def _back(run: Measures) -> str:
+    return f"{median(run.back_s):.1f} ({max(run.back_s):.1f})" if run.back_s else "-"

@@ -1,24 +1,25 @@
-"""When the storm kills which group."""
+"""Random schedule of kills."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-# Of the kills, and seconds between the start of a synchronisation and the kill.
+# Share of the kills in a synchronisation, and longest time from its start to the kill.
 _AIMED, _LONGEST_DELAY_S = 1 / 3, 0.1
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill.
+    """A kill that is planned or was executed.
 
     Attributes:
-        time_s: when, in seconds after all groups train, or, of one that has happened, on the
+        time_s: seconds from the time when all groups train. After the kill, its time on the
             monotonic clock of the machine.
-        group: number of the group that is killed.
-        delay_s: None, or seconds after the start of the first synchronisation from then on.
-        pid: process that was killed, of one that has happened.
+        group: number of the group.
+        delay_s: seconds from the start of the next synchronisation after ``time_s`` to the kill.
+            None for a kill at ``time_s``.
+        pid: process that was killed, or 0 before the kill.
 
     """
 
@@ -29,9 +30,9 @@ class Kill:
 
 
 def draw_kills(seed: int, *, seconds: float, every_s: float, groups: int) -> list[Kill]:
-    """One kill of a random group in every interval, at a random time in it.
+    """Draw a kill of a random group in every interval, at a random time in it.
 
-    A synchronisation takes a small part of the time, so a third of the kills wait for one.
+    Synchronisations take a small share of the time, so a third of the kills wait for one.
     """
     draw = random.Random(seed)
     kills = []

@@ -1,4 +1,4 @@
-"""Runs of groups that are started again as soon as they have ended, and of whole jobs."""
+"""Runs under kills: groups that are restarted independently, or one job restarted as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S, _START_LIMIT_S = 0.02, 180.0
 # Seconds that a kill waits for a synchronisation of its group.
 _LONGEST_AIM_S = 10.0
 _RESTARTS = 100_000
-# Ends of groups without a kill after which a run is given up. A few are expected in a storm.
+# Exits without a kill after which a run is stopped. A few are expected.
 _MOST_EXITS = 100
 
 
@@ -32,9 +32,9 @@ class Setup:
     Attributes:
         groups: number of groups of one rank.
         block_size: steps of a block.
-        step_s: least seconds of a step.
+        step_s: minimum seconds of a step.
         heartbeat_timeout_s: seconds without a heartbeat after which a group is lost.
-        join_timeout_s: of the groups.
+        join_timeout_s: ``join_timeout_s`` of the groups.
 
     """
 
@@ -47,13 +47,13 @@ class Setup:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What has happened in a run.
+    """Events and logs of a run.
 
     Attributes:
-        begun_s: when all groups had begun to train, on the monotonic clock of the machine.
-        ended_s: when it was stopped.
-        kills: those that have happened.
-        exits: exit codes of processes that have ended without a kill.
+        begun_s: time when all groups had started to train, on the monotonic clock of the machine.
+        ended_s: time when the run was stopped.
+        kills: executed kills.
+        exits: exit codes of processes that exited without a kill.
         logs: lines of each group.
 
     """
@@ -71,10 +71,10 @@ class Processes(Protocol):
     exits: list[int]
 
     def tend(self) -> None:
-        """Start again what has ended. Raises a RuntimeError if the run cannot go on."""
+        """Restart processes that exited. Raises a RuntimeError if the run cannot continue."""
 
     def kill(self, group: int) -> int | None:
-        """Send SIGKILL to the process of a group. Returns its pid, or None if there was none."""
+        """Send SIGKILL to the process of a group. Returns its pid, or None if there is none."""
 
     @property
     def ended(self) -> bool:
@@ -82,14 +82,14 @@ class Processes(Protocol):
 
 
 class Groups:
-    """Jobs of the groups, which are started again by themselves, and a Lighthouse.
+    """Independent jobs of the groups, each of which is restarted alone, and a Lighthouse.
 
     Args:
         folder: existing folder of the run.
         setup: settings.
-        seed: of the model and of the order of the data.
+        seed: seed of the model and of the order of the data.
         steps: last step, or -1.
-        stack: ends the processes.
+        stack: stack that stops the processes when it is closed.
 
     """
 
@@ -110,9 +110,9 @@ class Groups:
         self._killed: set[int] = set()
 
     def tend(self) -> None:
-        """Start again the groups that have ended."""
+        """Restart the groups that exited."""
         if self._lighthouse.code is not None:
-            raise RuntimeError(f"the Lighthouse has ended:\n{end_of(self._lighthouse.output)}")
+            raise RuntimeError(f"the Lighthouse exited:\n{end_of(self._lighthouse.output)}")
         for group, job in enumerate(self._jobs):
             if job.code in (None, 0):
                 continue
@@ -120,8 +120,7 @@ class Groups:
                 self.exits.append(job.code)
             if len(self.exits) > _MOST_EXITS:
                 raise RuntimeError(
-                    f"groups have ended {len(self.exits)} times without a kill:\n"
-                    f"{end_of(job.output)}"
+                    f"groups exited {len(self.exits)} times without a kill:\n{end_of(job.output)}"
                 )
             self._jobs[group] = self._start(group)
 
@@ -138,17 +137,17 @@ class Groups:
         return all(job.code == 0 for job in self._jobs)
 
     def _start(self, group: int) -> Job:
-        own = ["--lighthouse", self._lighthouse.address, "--group", str(group)]
-        own += ["--groups", str(self._setup.groups)]
-        own += ["--join_timeout_s", str(self._setup.join_timeout_s)]
-        command = [JOB, str(self._folder), *own, *_pace(self._setup), *self._options]
+        membership = ["--lighthouse", self._lighthouse.address, "--group", str(group)]
+        membership += ["--groups", str(self._setup.groups)]
+        membership += ["--join_timeout_s", str(self._setup.join_timeout_s)]
+        command = [JOB, str(self._folder), *membership, *_pace(self._setup), *self._options]
         return self._stack.enter_context(Job(command, self._folder / f"group_{group}.txt"))
 
 
 class WholeJob:
-    """One job of all groups under torchrun, which starts all of it again after a fault.
+    """One job of all groups under torchrun, which restarts all ranks after a failure.
 
-    Arguments are those of :class:`Groups`.
+    The arguments are those of :class:`Groups`.
     """
 
     def __init__(
@@ -161,15 +160,15 @@ class WholeJob:
         )
 
     def tend(self) -> None:
-        """Check that torchrun has not given up."""
+        """Raise a RuntimeError if torchrun has failed."""
         if self._agent.code not in (None, 0):
-            raise RuntimeError(f"torchrun has ended:\n{end_of(self._agent.log)}")
+            raise RuntimeError(f"torchrun exited:\n{end_of(self._agent.log)}")
 
     def kill(self, group: int) -> int | None:
         """Send SIGKILL to a rank."""
         ranks = self._agent.rank_pids(JOB)
         if group >= len(ranks):
-            return None  # torchrun is just ending or starting them
+            return None  # torchrun is stopping or starting the ranks
         return ranks[group] if send(ranks[group], signal.SIGKILL) else None
 
     @property
@@ -188,15 +187,24 @@ def run(
     steps: int = -1,
     kills: Sequence[Kill] = (),
 ) -> RunRecord:
-    """Train in a new folder, for so many seconds after all groups train, or to a step.
+    """Train in a new folder, and kill groups.
+
+    Args:
+        kind: independent groups or one job.
+        folder: folder to create.
+        setup: settings.
+        seed: seed of the model and of the order of the data.
+        seconds: duration from the time when all groups train, or None for no limit.
+        steps: last step, or -1 for no limit.
+        kills: planned kills.
 
     Raises:
-        RuntimeError: the run could not go on.
+        RuntimeError: the run could not continue.
 
     """
     folder.mkdir(parents=True)
     logs = [log_file(folder, group) for group in range(setup.groups)]
-    happened, due = [], list(kills)
+    executed, planned = [], list(kills)
     with ExitStack() as stack:
         processes: Processes = kind(folder, setup, seed=seed, steps=steps, stack=stack)
         begun_s = _wait_for_all(processes, logs)
@@ -204,30 +212,31 @@ def run(
             processes.tend()
             if processes.ended:
                 break
-            if due and _is_due(due[0], time.monotonic() - begun_s, setup, logs[due[0].group]):
-                moment, pid = time.monotonic(), processes.kill(due[0].group)
+            train_s = time.monotonic() - begun_s
+            if planned and _is_due(planned[0], train_s, setup, logs[planned[0].group]):
+                time_s, pid = time.monotonic(), processes.kill(planned[0].group)
                 if pid is not None:
-                    happened.append(replace(due.pop(0), time_s=moment, pid=pid))
+                    executed.append(replace(planned.pop(0), time_s=time_s, pid=pid))
             time.sleep(_POLL_S)
         ended_s = time.monotonic()
-    return RunRecord(begun_s, ended_s, happened, processes.exits, [read_log(file) for file in logs])
+    return RunRecord(begun_s, ended_s, executed, processes.exits, [read_log(file) for file in logs])
 
 
 def _is_due(kill: Kill, now_s: float, setup: Setup, log: Path) -> bool:
-    """Whether it is time for a kill, in seconds after all groups train."""
+    """Whether a kill is due at ``now_s``, in seconds from the time when all groups train."""
     if now_s < kill.time_s or kill.delay_s is None:
         return now_s >= kill.time_s
     last = last_line(log)
     if last is None or now_s > kill.time_s + _LONGEST_AIM_S:
         return True
     since_s = time.monotonic() - last.time_s - setup.step_s
-    # A line that is older is that of a group that is not back.
+    # A group with an older line has not restarted yet.
     synchronises = (last.step + 1) % setup.block_size == 0 and since_s < _LONGEST_AIM_S / 2
     return synchronises and since_s >= kill.delay_s
 
 
 def _wait_for_all(processes: Processes, logs: Sequence[Path]) -> float:
-    """Wait until all groups train. Returns when the last one began."""
+    """Wait until all groups train. Returns the time when the last one started."""
     until = time.monotonic() + _START_LIMIT_S
     while not all(file.exists() for file in logs):
         processes.tend()

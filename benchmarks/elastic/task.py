@@ -1,4 +1,4 @@
-"""The work of the storm: a small network learns what a random one computes."""
+"""Training task: a small network learns the outputs of a random one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRAIN_ROWS, _VALID_ROWS, _NOISE = 1 << 16, 2048, 0.1
 
 
 class Student(pl.LightningModule):
-    """Regression by AdamW, with a BatchNorm, whose statistics are averaged too."""
+    """Regression with AdamW and a BatchNorm layer, whose statistics are averaged, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Student(pl.LightningModule):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs (B, 1) of inputs (B, 32)."""
+        """Compute outputs (B, 1) for inputs (B, 32)."""
         outputs: Tensor = self.network(inputs)
         return outputs
 
@@ -39,16 +39,16 @@ class Student(pl.LightningModule):
 
 
 def rows() -> tuple[TensorDataset, TensorDataset]:
-    """Training and validation data, the same for all seeds."""
+    """Return training and validation data, which do not depend on the seed."""
     generator = torch.Generator().manual_seed(1)
     first = torch.randn(_INPUTS, _UNITS, generator=generator) / _INPUTS**0.5
     second = torch.randn(_UNITS, 1, generator=generator) / _UNITS**0.5
-    found = []
+    datasets = []
     for count in (_TRAIN_ROWS, _VALID_ROWS):
         inputs = torch.randn(count, _INPUTS, generator=generator)
         noise = _NOISE * torch.randn(count, 1, generator=generator)
-        found.append(TensorDataset(inputs, (2 * inputs @ first).relu() @ second + noise))
-    return found[0], found[1]
+        datasets.append(TensorDataset(inputs, (2 * inputs @ first).relu() @ second + noise))
+    return datasets[0], datasets[1]
 
 
 class ValidLoss:
@@ -64,7 +64,7 @@ class ValidLoss:
 
     @torch.no_grad()
     def __call__(self, module: pl.LightningModule) -> float:
-        """Compute it without a change of the module."""
+        """Compute the error. The module does not change."""
         module.eval()
         loss = nn.functional.mse_loss(module(self._inputs), self._targets)
         module.train()

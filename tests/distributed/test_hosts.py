@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_hosts
-from benchmarks.hosts import hosts, loopback_hosts, made_by
+from benchmarks.hosts import existing_resources, hosts, loopback_hosts
 from benchmarks.launch import LIMIT_S, run_module
 from tests.waiting import wait_for_marks
 
@@ -19,9 +19,9 @@ from tests.waiting import wait_for_marks
 @pytest.mark.needs_netns
 def test_nothing_is_left_after_an_exception() -> None:
     with pytest.raises(KeyError, match="on purpose"), hosts(3, "1gbit"):
-        assert len(made_by(os.getpid())) >= 7  # 3 namespaces, 3 links, a bridge
+        assert len(existing_resources(os.getpid())) >= 7  # 3 namespaces, 3 links, a bridge
         raise KeyError("on purpose")
-    assert not made_by(os.getpid())
+    assert not existing_resources(os.getpid())
 
 
 @pytest.mark.needs_netns
@@ -38,11 +38,11 @@ def test_nothing_is_left_after_a_signal(number: signal.Signals, tmp_path: Path) 
     )
     program = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.PIPE)
     wait_for_marks(tmp_path, "up")
-    assert made_by(program.pid)
+    assert existing_resources(program.pid)
     program.send_signal(number)
     program.communicate(timeout=280)
     assert program.returncode != 0
-    assert not made_by(program.pid)
+    assert not existing_resources(program.pid)
 
 
 MODULE = """
@@ -81,11 +81,11 @@ _MODULE = "tests.distributed.failing_run"
 
 
 def test_first_failure_ends_the_others_too(tmp_path: Path) -> None:
-    """Left alone, rank 0 would come to no end within the limit, which is a TimeoutError."""
+    """Otherwise, rank 0 would wait until the limit, which is a TimeoutError."""
     with pytest.raises(RuntimeError, match="OSError: on purpose"):
         run_module(loopback_hosts(2), 1, _MODULE, "1", folder=tmp_path, limit_s=LIMIT_S)
 
 
 def test_ranks_that_come_to_no_end_are_ended_at_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"no end within 1 s\nhost0.log"):
+    with pytest.raises(TimeoutError, match=r"not complete within 1 s\nhost0.log"):
         run_module(loopback_hosts(2), 1, _MODULE, "none", folder=tmp_path, limit_s=1.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.hosts import hosts
-from benchmarks.launch import launched, said
+from benchmarks.launch import launched, log_tails
 from tests.waiting import wait_for_marks
 
 
@@ -25,7 +25,7 @@ def test_hosts_go_on_without_one_that_is_cut_off(name: str, tmp_path: Path) -> N
             found[2].kill_all()
             wait_for_marks(tmp_path, "saved0", "saved1")
         except AssertionError as error:
-            raise AssertionError(said(tmp_path, 3)) from error
+            raise AssertionError(log_tails(tmp_path, 3)) from error
     (first, loss, steps), (second, same_loss, same_steps) = (
         torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)
     )
