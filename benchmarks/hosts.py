@@ -1,7 +1,7 @@
 """Emulated hosts: network namespaces, each with a link to a common bridge.
 
 The rate of the links can be limited. Their counters give the bytes that a host sends. Emulated
-hosts need root and iproute2. If these are missing (:func:`missing_means`), ranks can use the
+hosts need root and iproute2. If these are missing (:func:`missing_requirement`), ranks can use the
 loopback of this machine instead (:func:`loopback_hosts`).
 """
 
@@ -74,13 +74,13 @@ class Host:
 
 def needs_loopback() -> bool:
     """Return whether this machine cannot emulate hosts, and print the reason."""
-    missing = missing_means()
+    missing = missing_requirement()
     if missing is not None:
         print(f"{missing}: all ranks use the loopback, whose rate is not limited", flush=True)
     return missing is not None
 
 
-def missing_means() -> str | None:
+def missing_requirement() -> str | None:
     """Return why this machine cannot emulate hosts, or None.
 
     It creates a namespace and removes it.

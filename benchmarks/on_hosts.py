@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.hosts import Host, hosts, loopback_hosts, missing_means
+from benchmarks.hosts import Host, hosts, loopback_hosts, missing_requirement
 from benchmarks.launch import run_module
 
 
@@ -43,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _emulated(options: Namespace) -> Iterator[list[Host]]:
-    missing = missing_means()
+    missing = missing_requirement()
     if missing is None:
         with hosts(options.hosts, options.rate) as emulated:
             yield emulated

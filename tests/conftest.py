@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from benchmarks.hosts import missing_means
+from benchmarks.hosts import missing_requirement
 
 torch.set_num_threads(1)
 
@@ -37,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"no data at {_data_root()}: set LIGHTNING_HIER_DATA")
     if item.get_closest_marker("needs_ray") and find_spec("ray") is None:
         pytest.skip("needs Ray Train: pip install -c constraints.txt '.[ray]'")
-    if item.get_closest_marker("needs_netns") and (missing := missing_means()) is not None:
+    if item.get_closest_marker("needs_netns") and (missing := missing_requirement()) is not None:
         pytest.skip(missing)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.hosts import hosts, missing_means
+from benchmarks.hosts import hosts, missing_requirement
 from benchmarks.launch import run_module as run_on_hosts
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.step_times import StepTimes, arguments, read
@@ -69,7 +69,7 @@ def times_over_links(runs: Sequence[Settings], rates: Mapping[str, float] = RATE
         rates: rate of each link in bits per second.
 
     """
-    why = missing_means()
+    why = missing_requirement()
     if why is None:
         try:
             measured = {link: _measured(runs, rate) for link, rate in rates.items()}

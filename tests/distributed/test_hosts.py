@@ -62,7 +62,7 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_means_ranks_share_the_loopback(
     users_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(on_hosts, "missing_means", lambda: "no root")
+    monkeypatch.setattr(on_hosts, "missing_requirement", lambda: "no root")
     on_hosts.main(["--hosts", "2", "mine", "--epochs", "3"])
     assert [(users_folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["--epochs 3"] * 2
     said = capfd.readouterr()

@@ -79,7 +79,7 @@ def test_both_systems_are_trained_alike() -> None:
 
 
 def test_without_namespaces_the_planner_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_times, "missing_means", lambda: "network namespaces need root")
+    monkeypatch.setattr(link_times, "missing_requirement", lambda: "network namespaces need root")
     monkeypatch.setattr(link_times, "_measured_on_one_rank", lambda settings: ALONE)
     found = times_over_links(RUNS)
     assert (found.how, found.why) == ("predicted", "network namespaces need root")
