@@ -1,1 +1,1 @@
-"""Faults on purpose: jobs that are stopped, killed and delayed, and what becomes of them."""
+"""Soak test: jobs into which faults are injected, and their recovery."""

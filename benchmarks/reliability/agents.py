@@ -1,4 +1,4 @@
-"""Starts jobs under torchrun and ends them; every wait has a limit."""
+"""Jobs under torchrun: start, wait with a time limit, and kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 _ENVIRONMENT = {
-    # Else ranks that torchrun starts again meet at a store with the keys of those before.
+    # Otherwise, restarted ranks use the same store, which has the keys of the ranks before.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -27,20 +27,18 @@ _POLL_S = 0.05
 
 
 class HangError(RuntimeError):
-    """Something did not come to pass in time."""
+    """An event did not happen within its time limit."""
 
 
 class Agent:
-    """A torchrun, as one runs on each host, and the ranks that it has started.
-
-    Leaving the context kills what is left of it.
+    """A process of torchrun and its ranks, which are killed at the end of the context.
 
     Args:
         command: module to run, and its arguments.
-        ranks: on this host.
-        restarts: how often the ranks are started again after a fault.
-        log: what they all put out is appended here.
-        meet: torchrun's arguments that say where hosts meet; none for a job on one host.
+        ranks: number of ranks on this host.
+        restarts: maximum number of restarts of the ranks.
+        log: file to which the output of all processes is appended.
+        rendezvous: arguments of torchrun for the rendezvous of hosts. The default is for one host.
 
     """
 
@@ -51,13 +49,13 @@ class Agent:
         ranks: int,
         restarts: int,
         log: Path,
-        meet: Sequence[str] = ("--standalone",),
+        rendezvous: Sequence[str] = ("--standalone",),
     ) -> None:
         self.log = log
         with log.open("a") as out:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torch.distributed.run", *meet),
+                    *(sys.executable, "-m", "torch.distributed.run", *rendezvous),
                     *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                     *("-m", *command),
                 ],
@@ -69,22 +67,22 @@ class Agent:
 
     @property
     def code(self) -> int | None:
-        """What torchrun ended with; None while it runs."""
+        """Exit code of torchrun, or None while it runs."""
         return self._process.poll()
 
     def rank_pids(self, module: str) -> list[int]:
-        """Processes of the ranks that run a module, in the order in which they were started."""
+        """Return the pids of the ranks that run ``module``, in the order in which they started."""
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._process.pid).children()
             return [child.pid for child in children if module in child.cmdline()]
-        return []  # one of them has just ended
+        return []  # one of the processes has just exited
 
     def kill_host(self) -> None:
-        """Kill it and all its ranks at once, as a power cut does."""
+        """Kill torchrun and all its ranks at once, like a power failure."""
         pids: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             agent = psutil.Process(self._process.pid)
-            # It must start no more ranks while they are counted.
+            # It must not start further ranks while they are listed.
             agent.suspend()
             pids = [agent, *agent.children(recursive=True)]
         for process in pids:
@@ -93,16 +91,16 @@ class Agent:
         self._process.wait()
 
     def wait(self, limit_s: float) -> int:
-        """Its exit code.
+        """Wait for torchrun, and return its exit code.
 
         Raises:
-            HangError: it did not end in time.
+            HangError: torchrun did not exit within the limit.
 
         """
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise HangError(f"not done after {limit_s:.0f} s\n{said(self.log)}") from None
+            raise HangError(f"not done after {limit_s:.0f} s\n{log_tail(self.log)}") from None
 
     def __enter__(self) -> Agent:
         return self
@@ -117,21 +115,21 @@ class Agent:
 
 
 def wait_until(done: Callable[[], bool], limit_s: float, what: str, log: Path) -> None:
-    """Look again and again whether something has come to pass.
+    """Poll ``done`` until it returns True.
 
     Raises:
-        HangError: it has not, in time.
+        HangError: ``done`` did not return True within the limit.
 
     """
     deadline = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > deadline:
-            raise HangError(f"{what}: not within {limit_s:.0f} s\n{said(log)}")
+            raise HangError(f"{what}: not within {limit_s:.0f} s\n{log_tail(log)}")
         time.sleep(_POLL_S)
 
 
 def send(pid: int, signum: signal.Signals) -> bool:
-    """Send a signal; tell whether the process was still there."""
+    """Send a signal. Return whether the process exists."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -139,6 +137,6 @@ def send(pid: int, signum: signal.Signals) -> bool:
     return True
 
 
-def said(log: Path) -> str:
-    """The end of a log."""
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log."""
     return log.read_text()[-4000:]

@@ -1,4 +1,4 @@
-"""One job that is disturbed while it trains, from its beginning to its end."""
+"""One job into which faults are injected while it trains."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ from typing import Any
 
 import torch
 
-from benchmarks.reliability.agents import Agent, HangError, said, send, wait_until
-from benchmarks.reliability.diary import Entry
+from benchmarks.reliability.agents import Agent, HangError, log_tail, send, wait_until
+from benchmarks.reliability.event_log import Entry
 from benchmarks.reliability.records import FaultRecord, Records
 from benchmarks.reliability.watch import Attempt, latest, reached
 
 JOB = "benchmarks.reliability.job"
-# Numbers of ranks: the one at first, then those that a job may be started again with.
+# Numbers of ranks of a job: the first one, then those with which it may restart.
 WORLDS = {"bmuf": (2, 3, 1), "bmuf_gtc": (4, 2), "bmuf_adam": (2, 3), "gtc": (2, 3)}
 KINDS = ("stop", "kill", "kill", "host", "delay")
 LONGEST_DELAY_S = 3.0
-LONGEST_PEACE_S = 4.0
+LONGEST_PAUSE_S = 4.0
 SIZE = ("--epochs", "12", "--pause-ms", "30")
 _RESTARTS = 1000
 
 
 class DisturbedRun:
-    """A job and its faults. Leaving the context kills what is left of it.
+    """A job and its faults. Its processes are killed at the end of the context.
 
     Args:
-        folder: new; gets everything that the job writes.
-        strategy: name of it.
+        folder: folder to create for all files of the job.
+        strategy: name of the strategy.
         draw: random numbers.
-        limit_s: of every wait.
+        limit_s: time limit of every wait.
+
+    Attributes:
+        worlds: successive numbers of ranks.
+        faults: number of faults.
+        log: output of all processes.
 
     """
 
@@ -49,31 +54,35 @@ class DisturbedRun:
 
     @property
     def done(self) -> bool:
-        """Whether torchrun has ended, and each rank has left the model that it ended with."""
+        """Whether torchrun has exited, and each rank has saved its final model."""
         return self._agent.code == 0 and len(list(self._folder.glob("final_*.pt"))) == self._ranks
 
     def finals(self) -> list[dict[str, Any]]:
-        """What each rank has left, in order of rank."""
+        """Return the final state of each rank, in order of rank."""
         paths = [self._folder / f"final_{rank}.pt" for rank in range(self._ranks)]
         return [torch.load(path, weights_only=True) for path in paths]
 
     def disturb(self, records: Records, until_s: float) -> None:
-        """Draw faults until the job is done, and none after a moment of the machine's clock.
+        """Inject random faults until the job is done.
+
+        Args:
+            records: results to which faults are added.
+            until_s: time on the monotonic clock after which no faults are injected.
 
         Raises:
-            HangError: something took longer than the limit, or torchrun gave up.
+            HangError: a wait exceeded its limit, or torchrun has failed.
 
         """
         while not self.done:
             self._wait(lambda: self._step_after(0.0) is not None, "training")
-            pause_s = self._draw.uniform(0.0, LONGEST_PEACE_S)
+            pause_s = self._draw.uniform(0.0, LONGEST_PAUSE_S)
             kind = self._draw.choice(KINDS)
             if time.monotonic() + pause_s > until_s:
                 self._wait(lambda: False, "the end")
                 return
             time.sleep(pause_s)
             if self._agent.code is None:
-                fault = self._strike(kind)
+                fault = self._inject(kind)
                 self.faults += 1
                 records.too_late += fault is None
                 records.faults += [] if fault is None else [fault]
@@ -82,22 +91,22 @@ class DisturbedRun:
     def _ranks(self) -> int:
         return self.worlds[-1]
 
-    def _strike(self, kind: str) -> FaultRecord | None:
-        """One fault and what became of it; None if the job was just done."""
-        struck, ranks = self._latest(), self._ranks
+    def _inject(self, kind: str) -> FaultRecord | None:
+        """Inject a fault, and wait for the recovery. None if the job had just finished."""
+        before, ranks = self._latest(), self._ranks
         begin_s = time.monotonic()
         act: Callable[[int], None] = getattr(self, f"_{kind}")
-        act(self._draw.choice(struck.pids))
-        # After a delay the same processes go on, after all else others.
+        act(self._draw.choice(before.pids))
+        # The processes survive only a delay.
         same = kind == "delay"
         since_s = time.monotonic() if same else begin_s
         self._wait(lambda: self._step_after(since_s, same=same) is not None, f"steps after {kind}")
         step = self._step_after(since_s, same=same)
         if step is None:
             return None
-        now = self._latest()
-        lost = 0 if now.pids == struck.pids else reached(self._folder, struck) - now.begun_at
-        return FaultRecord(kind, self._strategy, ranks, now.world, lost, step.time_s - begin_s)
+        after = self._latest()
+        lost = 0 if after.pids == before.pids else reached(self._folder, before) - after.begun_at
+        return FaultRecord(kind, self._strategy, ranks, after.world, lost, step.time_s - begin_s)
 
     def _stop(self, pid: int) -> None:
         send(pid, signal.SIGTERM)
@@ -132,22 +141,28 @@ class DisturbedRun:
         return Agent(command, ranks=self._ranks, restarts=_RESTARTS, log=self.log)
 
     def _latest(self) -> Attempt:
-        found = latest(self._folder)
-        assert found is not None
-        return found
+        attempt = latest(self._folder)
+        assert attempt is not None
+        return attempt
 
     def _step_after(self, time_s: float, *, same: bool = True) -> Entry | None:
-        """The first step after a moment, of the present processes or only of ones begun since."""
-        found = latest(self._folder)
-        if found is None or not (same or found.starts[0].time_s > time_s):
+        """Return the first step after ``time_s``, or None.
+
+        Args:
+            time_s: time on the monotonic clock.
+            same: whether steps of processes that started before ``time_s`` count.
+
+        """
+        attempt = latest(self._folder)
+        if attempt is None or not (same or attempt.starts[0].time_s > time_s):
             return None
-        return found.first_step_after(time_s)
+        return attempt.first_step_after(time_s)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for something, or for the end of torchrun."""
+        """Wait for an event or for the exit of torchrun."""
         wait_until(lambda: self._agent.code is not None or done(), self._limit_s, what, self.log)
         if self._agent.code not in (None, 0):
-            raise HangError(f"torchrun gave up while waiting for {what}\n{said(self.log)}")
+            raise HangError(f"torchrun failed during the wait for {what}\n{log_tail(self.log)}")
 
     def __enter__(self) -> DisturbedRun:
         return self

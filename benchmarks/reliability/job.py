@@ -1,10 +1,11 @@
-"""A rank of a job that is meant to be disturbed: a user's script, run by torchrun.
+"""Training script of the soak test, for torchrun.
 
     torchrun ... -m benchmarks.reliability.job FOLDER STRATEGY
 
-It goes on from the newest complete checkpoint in ``FOLDER``, writes down there how it gets on
-(:mod:`benchmarks.reliability.diary`), and at the end the model of each rank (``final_<rank>.pt``).
-Dropout, BatchNorm, shuffling and noise in the data make any state show that a resume forgets.
+It resumes from the newest complete checkpoint in ``FOLDER``, and logs its progress there
+(:mod:`benchmarks.reliability.event_log`). At the end, each rank saves its model
+(``final_<rank>.pt``). Dropout, BatchNorm, shuffling and noise in the data change the model if a
+resume loses any state.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import lightning_hier as lh
-from benchmarks.reliability.diary import Diary
-from benchmarks.reliability.suicide import Suicide
+from benchmarks.reliability.event_log import EventLog
+from benchmarks.reliability.random_kill import RandomKill
 
 ROWS = 2
 BATCHES = 10
@@ -46,7 +47,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class NoisyRows(Dataset[tuple[Tensor, Tensor]]):
-    """So many rows, with fresh noise each time that one is read."""
+    """Dataset that adds new noise to a row each time it is read."""
 
     def __init__(self, rows: int) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -61,7 +62,7 @@ class NoisyRows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class DropoutNet(pl.LightningModule):
-    """A small network whose steps take at least ``pause_s``, so that faults find it at work."""
+    """Small network whose steps take at least ``pause_s``, so that faults happen in training."""
 
     def __init__(self, optimizer: str, *, width: int, pause_s: float) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class DropoutNet(pl.LightningModule):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train to the end, or as far as the faults let it."""
+    """Train to the end, or until a fault stops the process."""
     options = _options(arguments)
     folder = options.folder
     world = int(os.environ["WORLD_SIZE"])
@@ -102,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         strategy=STRATEGIES[options.strategy](timeout=timedelta(seconds=LIMIT_S)),
         callbacks=[
             ModelCheckpoint(folder, every_n_train_steps=options.save_every, save_last=True),
-            Diary(folder),
-            *([] if options.kills is None else [Suicide(folder, *options.kills)]),
+            EventLog(folder),
+            *([] if options.kills is None else [RandomKill(folder, *options.kills)]),
         ],
         max_epochs=options.epochs,
         logger=False,
@@ -125,15 +126,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("strategy", choices=STRATEGIES)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--save-every", type=int, default=3, help="steps")
-    parser.add_argument("--pause-ms", type=float, default=0.0, help="least time of a step")
+    parser.add_argument("--save-every", type=int, default=3, help="steps between saves")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="minimum time of a step")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument(
         "--kills",
         type=int,
         nargs=2,
         metavar=("SEED", "NUMBER"),
-        help="kill ranks from inside, so often, at moments drawn by the seed",
+        help="kill random ranks at random times, NUMBER times in total",
     )
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""What a soak has found: written after each event, so that an end by force loses none of it."""
+"""Results of a soak test, written after each run, so that an interruption loses none of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import lightning_hier as lh
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """One fault and what became of it.
+    """One fault and its consequences.
 
     Attributes:
-        kind: of fault.
-        strategy: of the job.
-        ranks_before: number of ranks that it struck.
-        ranks_after: number of ranks that went on.
-        lost_steps: steps that had to be made again.
-        recovery_s: from the fault to the next step of training.
+        kind: kind of fault.
+        strategy: strategy of the job.
+        ranks_before: number of ranks before the fault.
+        ranks_after: number of ranks after the recovery.
+        lost_steps: steps that were repeated.
+        recovery_s: seconds from the fault to the next step.
 
     """
 
@@ -39,16 +39,17 @@ class FaultRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One job from its beginning to its end.
+    """One complete run of a job.
 
     Attributes:
-        strategy: of the job.
-        ranks: numbers of ranks that it ran on, in order, without repetition.
-        faults: that it met.
-        differences: from the run without faults, where the number of ranks stayed; else None.
-        agree: whether all ranks ended with one model.
-        incomplete: checkpoints that were recognised as cut off, and passed over.
-        seconds: that it took.
+        strategy: strategy of the job.
+        ranks: successive numbers of ranks.
+        faults: number of faults.
+        differences: tensors that differ from the run without faults. None if the number of ranks
+            changed.
+        agree: whether all ranks have the same final model.
+        incomplete: number of incomplete checkpoints that were skipped.
+        seconds: duration of the run.
 
     """
 
@@ -63,16 +64,16 @@ class RunRecord:
 
 @dataclass
 class Records:
-    """Everything that one soak has found.
+    """All results of a soak test.
 
     Attributes:
-        command: that ran it.
-        seed: of everything that was drawn.
-        faults: that struck a job at work.
-        too_late: faults that found a job just done.
-        runs: that came to their end.
-        hangs: what did not come to pass in time.
-        seconds: that the soak took.
+        command: command of the test.
+        seed: seed of all random numbers.
+        faults: faults that hit a running job.
+        too_late: number of faults that hit a job which had just finished.
+        runs: complete runs.
+        hangs: messages of waits that exceeded their time limit.
+        seconds: duration of the test.
 
     """
 
@@ -86,17 +87,17 @@ class Records:
 
     @property
     def good(self) -> bool:
-        """Whether everything ended as it should."""
+        """Whether there were no hangs, and all final models are as required."""
         return not self.hangs and all(run.agree and not run.differences for run in self.runs)
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write all results as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self) | {"versions": versions()}, indent=1) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Of what took part."""
+    """Return the versions of Python, the libraries and the system."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -107,19 +108,20 @@ def versions() -> dict[str, str]:
 
 
 def table(records: Records) -> str:
-    """Faults by kind, and runs by strategy, as Markdown."""
+    """Return tables of faults by kind, and of runs by strategy, as Markdown."""
     lines = [
-        "| fault | struck | recovered | steps lost, median (most) | seconds, median (most) |",
+        "| fault | injected | recovered | steps lost, median (maximum) "
+        "| seconds, median (maximum) |",
         "| --- | --- | --- | --- | --- |",
     ]
     for kind in sorted({fault.kind for fault in records.faults}):
-        own = [fault for fault in records.faults if fault.kind == kind]
-        lost = _spread([fault.lost_steps for fault in own], 0)
-        seconds = _spread([fault.recovery_s for fault in own], 1)
-        lines.append(f"| {kind} | {len(own)} | {len(own)} | {lost} | {seconds} |")
+        faults = [fault for fault in records.faults if fault.kind == kind]
+        lost = _median_and_maximum([fault.lost_steps for fault in faults], 0)
+        seconds = _median_and_maximum([fault.recovery_s for fault in faults], 1)
+        lines.append(f"| {kind} | {len(faults)} | {len(faults)} | {lost} | {seconds} |")
     lines += [
         "",
-        "| strategy | runs | faults | same world: every bit equal | world changed: ranks agree |",
+        "| strategy | runs | faults | same world: bit for bit equal | world changed: ranks agree |",
         "| --- | --- | --- | --- | --- |",
     ]
     for strategy in sorted({run.strategy for run in records.runs}):
@@ -134,5 +136,5 @@ def table(records: Records) -> str:
     return "\n".join(lines)
 
 
-def _spread(values: list[Any], digits: int) -> str:
+def _median_and_maximum(values: list[Any], digits: int) -> str:
     return f"{median(values):.{digits}f} ({max(values):.{digits}f})"

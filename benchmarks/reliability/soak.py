@@ -1,17 +1,17 @@
-"""Jobs that are stopped, killed, delayed and resumed at random, for so many minutes.
+"""Soak test: jobs are stopped, killed, delayed and resumed at random times.
 
     python -m benchmarks.reliability.soak --minutes 30
 
-Each job trains under torchrun by one of several strategies. While it trains, faults are drawn:
+Each job trains under torchrun with one of several strategies. Random faults are injected:
 
-- ``stop``: SIGTERM to one rank; all save and end, and the job is started again;
-- ``kill``: SIGKILL to one rank; torchrun starts all ranks again;
-- ``host``: torchrun and all of its ranks are killed, and the job is started again;
+- ``stop``: SIGTERM to one rank. All ranks save and exit, and the job is restarted.
+- ``kill``: SIGKILL to one rank. torchrun restarts all ranks.
+- ``host``: torchrun and all of its ranks are killed, and the job is restarted.
 - ``delay``: SIGSTOP to one rank, and SIGCONT within the time limit of collectives.
 
-A job that is started again may get another number of ranks. One that has kept its number must end
-with the very bits of a run without faults. Every wait has a limit; what exceeds it is a hang. The
-exit code is 0 if nothing was wrong.
+A restarted job may have a different number of ranks. With the same number, the final model must be
+bit for bit that of a run without faults. A wait that exceeds its time limit is a hang. The exit code
+is 0 if there were no errors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from benchmarks.reliability.records import Records, RunRecord, table
 State = dict[str, torch.Tensor]
 
 
-def through(folder: Path, strategy: str, limit_s: float) -> State:
-    """The model that a run comes to which nothing disturbs."""
+def run_without_faults(folder: Path, strategy: str, limit_s: float) -> State:
+    """Train without faults, and return the final model."""
     folder.mkdir()
     ranks = WORLDS[strategy][0]
     command = [JOB, str(folder), strategy, *SIZE]
@@ -48,17 +48,17 @@ def through(folder: Path, strategy: str, limit_s: float) -> State:
     return state
 
 
-def disturbed(
+def run_with_faults(
     folder: Path,
     strategy: str,
-    whole: State,
+    expected: State,
     draw: random.Random,
     records: Records,
     *,
     until_s: float,
     limit_s: float,
 ) -> RunRecord:
-    """A run with faults, and how it compares with one that had none."""
+    """Train with faults, and compare the final model with that of a run without faults."""
     begin_s = time.monotonic()
     with DisturbedRun(folder, strategy, draw, limit_s) as run:
         run.disturb(records, until_s)
@@ -67,7 +67,7 @@ def disturbed(
             strategy=strategy,
             ranks=run.worlds,
             faults=run.faults,
-            differences=_differences(whole, states[0]) if len(run.worlds) == 1 else None,
+            differences=_differences(expected, states[0]) if len(run.worlds) == 1 else None,
             agree=not any(_differences(states[0], state) for state in states),
             incomplete=run.log.read_text().count("is incomplete ("),
             seconds=time.monotonic() - begin_s,
@@ -75,7 +75,7 @@ def disturbed(
 
 
 def _differences(one: State, other: State) -> list[str]:
-    """Names of the tensors that differ in a bit, or hold what is not finite."""
+    """Return the names of tensors that differ in any bit, or are not finite."""
     return [
         name
         for name, value in one.items()
@@ -84,10 +84,10 @@ def _differences(one: State, other: State) -> list[str]:
 
 
 def soak(options: argparse.Namespace, folder: Path) -> Records:
-    """Run jobs until the time is over; the last one comes to its end without faults."""
+    """Run jobs until the time is over. The last one completes without further faults."""
     records = Records(command=shlex.join(sys.argv), seed=options.seed)
     draw = random.Random(options.seed)
-    wholes: dict[str, State] = {}
+    expected: dict[str, State] = {}
     begin_s = time.monotonic()
     until_s = begin_s + 60 * options.minutes
     for number, strategy in enumerate(itertools.cycle(options.strategies)):
@@ -95,19 +95,26 @@ def soak(options: argparse.Namespace, folder: Path) -> Records:
             return records
         limits = {"until_s": until_s, "limit_s": options.limit_s}
         with _written(records, options.out, begin_s):
-            if strategy not in wholes:
-                wholes[strategy] = through(folder / strategy, strategy, options.limit_s)
-            run = disturbed(
-                folder / f"{number}_{strategy}", strategy, wholes[strategy], draw, records, **limits
+            if strategy not in expected:
+                expected[strategy] = run_without_faults(
+                    folder / strategy, strategy, options.limit_s
+                )
+            run = run_with_faults(
+                folder / f"{number}_{strategy}",
+                strategy,
+                expected[strategy],
+                draw,
+                records,
+                **limits,
             )
             records.runs.append(run)
             print(f"{time.monotonic() - begin_s:6.0f} s: {run}", flush=True)
-    raise AssertionError("unreachable: strategies are cycled for ever")
+    raise AssertionError("unreachable: cycle() does not end")
 
 
 @contextmanager
 def _written(records: Records, path: Path, begin_s: float) -> Iterator[None]:
-    """Have records written whatever happens; a hang is recorded, and the next job begins."""
+    """Write the records at the end, also after an error. A hang is recorded and not raised."""
     try:
         yield
     except HangError as hang:
@@ -118,18 +125,18 @@ def _written(records: Records, path: Path, begin_s: float) -> Iterator[None]:
 
 
 def main() -> int:
-    """Soak, and print the tables."""
+    """Run the soak test, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strategies", nargs="+", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--limit-s", type=float, default=600.0, help="of every wait")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="limit of every wait")
     parser.add_argument("--out", type=Path, default=Path("outputs/reliability/soak.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         records = soak(options, Path(folder))
     print(table(records))
-    print(f"hangs: {len(records.hangs)}; faults that came too late: {records.too_late}")
+    print(f"hangs: {len(records.hangs)}; faults after the end of a job: {records.too_late}")
     return 0 if records.good else 1
 
 

@@ -1,12 +1,12 @@
-"""Follows a job through its diary: who runs now, how far it is, when it is at work again."""
+"""Progress of a job from its event log: its starts, processes and steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.reliability import diary
-from benchmarks.reliability.diary import Entry
+from benchmarks.reliability import event_log
+from benchmarks.reliability.event_log import Entry
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Attempt:
     """One start of all ranks of a job.
 
     Attributes:
-        starts: of each rank, in order of rank.
-        steps: that rank 0 has made since.
+        starts: start of each rank, in order of rank.
+        steps: steps of rank 0 after this start.
 
     """
 
@@ -24,7 +24,7 @@ class Attempt:
 
     @property
     def begun_at(self) -> int:
-        """Steps of the run when it began: those of the checkpoint that it goes on from."""
+        """Steps of the run at the start: those of the checkpoint from which the job resumed."""
         return self.starts[0].steps
 
     @property
@@ -34,39 +34,39 @@ class Attempt:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of its processes, in order of rank."""
+        """Processes of the ranks, in order of rank."""
         return tuple(start.pid for start in self.starts)
 
     def first_step_after(self, time_s: float) -> Entry | None:
-        """Its first step after a moment; None where there is none yet."""
+        """Return the first step after ``time_s``, or None."""
         return next((step for step in self.steps if step.time_s > time_s), None)
 
 
 def attempts(folder: Path) -> list[Attempt]:
-    """All starts of a job that came so far that rank 0 trained, in their order."""
-    entries = diary.read(folder)
-    found = []
+    """Return all starts of a job in which all ranks started to train, in order."""
+    entries = event_log.read(folder)
+    complete = []
     for first in (entry for entry in entries if entry.event == "start" and entry.rank == 0):
-        # The other ranks of this start are those nearest in time that rank 0 met.
+        # The other ranks of this start are those with the nearest times.
         starts = [first]
         for rank in range(1, first.world):
-            own = [e for e in entries if (e.event, e.rank) == ("start", rank)]
-            nearest = min(own, key=lambda e: abs(e.time_s - first.time_s), default=None)
+            of_rank = [e for e in entries if (e.event, e.rank) == ("start", rank)]
+            nearest = min(of_rank, key=lambda e: abs(e.time_s - first.time_s), default=None)
             if nearest is not None:
                 starts.append(nearest)
         steps = [e for e in entries if e.event == "step" and e.pid == first.pid]
         if len(starts) == first.world:
-            found.append(Attempt(tuple(starts), tuple(steps)))
-    return found
+            complete.append(Attempt(tuple(starts), tuple(steps)))
+    return complete
 
 
 def latest(folder: Path) -> Attempt | None:
-    """The last start of a job, or None before the first."""
-    found = attempts(folder)
-    return found[-1] if found else None
+    """Return the last start of a job, or None before the first."""
+    started = attempts(folder)
+    return started[-1] if started else None
 
 
 def reached(folder: Path, attempt: Attempt) -> int:
-    """Steps of the run at the last step that an attempt has made by now."""
-    steps = [e for e in diary.read(folder) if e.event == "step" and e.pid == attempt.pids[0]]
+    """Return the steps of the run at the last step of ``attempt``."""
+    steps = [e for e in event_log.read(folder) if e.event == "step" and e.pid == attempt.pids[0]]
     return steps[-1].steps if steps else attempt.begun_at

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.reliability import diary, job
-from benchmarks.reliability.agents import Agent, said, wait_until
+from benchmarks.reliability import event_log, job
+from benchmarks.reliability.agents import Agent, log_tail, wait_until
 from tests.ranks import run_ranks
 from tests.resume.runs import differences
 from tests.trainer.fitting import fit
@@ -43,17 +43,17 @@ def _killed(
     drawn = ["--kills", str(seed), str(kills)]
     command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
     with Agent(command, ranks=ranks, restarts=kills + _MORE, log=folder / "log") as agent:
-        assert agent.wait(LIMIT_S * (kills + 1)) == 0, said(folder / "log")
+        assert agent.wait(LIMIT_S * (kills + 1)) == 0, log_tail(folder / "log")
     return _finals(folder, ranks)
 
 
 def _check_kills(
     folder: Path, strategy: str, ranks: int, *, kills: int, seed: int, epochs: int
-) -> list[diary.Entry]:
+) -> list[event_log.Entry]:
     whole = _through(folder / "through", strategy, ranks, epochs)
     for final in _killed(folder / "killed", strategy, ranks, kills, seed, epochs):
         assert differences(whole, final) == []
-    entries = diary.read(folder / "killed")
+    entries = event_log.read(folder / "killed")
     assert sum(entry.event == "kill" for entry in entries) == kills
     starts = [entry.steps for entry in entries if entry.event == "start" and entry.rank == 0]
     assert len(starts) == kills + 1
@@ -85,7 +85,7 @@ def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     settings = "is_host=0,join_timeout=60,last_call_timeout=2,keep_alive_interval=1"
-    meet = [
+    rendezvous = [
         *("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
         *("--rdzv-endpoint", f"127.0.0.1:{store.port}", "--rdzv-conf", settings),
         *("--local-addr", "127.0.0.1"),
@@ -94,21 +94,27 @@ def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     with ExitStack() as stack:
         stays, goes = (
             stack.enter_context(
-                Agent(command, ranks=1, restarts=3, log=tmp_path / f"host{host}.log", meet=meet)
+                Agent(
+                    command,
+                    ranks=1,
+                    restarts=3,
+                    log=tmp_path / f"host{host}.log",
+                    rendezvous=rendezvous,
+                )
             )
             for host in range(2)
         )
 
         def has_saved_for_two() -> bool:
-            return any(entry.steps >= 5 and entry.world == 2 for entry in diary.read(tmp_path))
+            return any(entry.steps >= 5 and entry.world == 2 for entry in event_log.read(tmp_path))
 
         wait_until(has_saved_for_two, LIMIT_S, "the fifth step", tmp_path / "host0.log")
         goes.kill_host()
-        assert stays.wait(2 * LIMIT_S) == 0, said(stays.log)
+        assert stays.wait(2 * LIMIT_S) == 0, log_tail(stays.log)
     (final,) = _finals(tmp_path, 1)
     assert (final["world"], final["steps"]) == (1, 30)
     assert all(torch.isfinite(value).all() for value in final["state"].values())
-    last = [entry for entry in diary.read(tmp_path) if entry.event == "start"][-1]
+    last = [entry for entry in event_log.read(tmp_path) if entry.event == "start"][-1]
     assert last.world == 1
     assert last.steps >= 3
     assert "Resuming with a change: 1 groups of 1 ranks instead of 2 of 1" in stays.log.read_text()

@@ -1,4 +1,4 @@
-"""How a soak counts: starts and steps in a diary, losses, tables, and what makes it fail."""
+"""How a soak counts: starts and steps in an event log, losses, tables, and what makes it fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reliability.diary import Entry
+from benchmarks.reliability.event_log import Entry
 from benchmarks.reliability.records import FaultRecord, Records, RunRecord, table
 from benchmarks.reliability.soak import _differences
 from benchmarks.reliability.watch import attempts, reached
@@ -17,7 +17,7 @@ from benchmarks.reliability.watch import attempts, reached
 
 def _write(folder: Path, *entries: Entry, cut_off: str = "") -> None:
     lines = [json.dumps(asdict(entry)) + "\n" for entry in entries]
-    (folder / "diary.jsonl").write_text("".join(lines) + cut_off)
+    (folder / "events.jsonl").write_text("".join(lines) + cut_off)
 
 
 def _start(rank: int, pid: int, steps: int, time_s: float, world: int = 2) -> Entry:

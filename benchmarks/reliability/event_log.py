@@ -1,4 +1,4 @@
-"""What a job writes down about itself, for those who disturb it and count the losses."""
+"""Event log of a job, which gives the lost steps and the recovery time of a fault."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-_NAME = "diary.jsonl"
+_NAME = "events.jsonl"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a diary.
+    """One line of an event log.
 
     Attributes:
         event: ``start`` of training, ``step``, or ``kill``.
-        rank: who wrote it.
-        pid: of its process.
+        rank: rank that wrote the line.
+        pid: process of the rank.
         world: number of ranks.
-        steps: taken until then, since the beginning of the run.
-        time_s: by the machine's clock that no one sets.
-        where: for a kill, ``step`` or ``save``.
+        steps: steps since the beginning of the run.
+        time_s: time on the monotonic clock of the machine.
+        where: ``step`` or ``save`` for a kill, otherwise empty.
 
     """
 
@@ -40,8 +40,8 @@ class Entry:
     where: str = ""
 
 
-class Diary(Callback):
-    """Writes down when each rank starts to train, and each step of rank 0."""
+class EventLog(Callback):
+    """Log the start of training on each rank, and each step of rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class Diary(Callback):
 
 
 def write(folder: Path, event: str, trainer: pl.Trainer, where: str = "") -> None:
-    """Append an entry: one write, so that ranks do not mix theirs, and nothing is left behind."""
+    """Append an entry with one system call, so that lines of different ranks do not mix."""
     entry = Entry(
         event,
         trainer.global_rank,
@@ -73,7 +73,7 @@ def write(folder: Path, event: str, trainer: pl.Trainer, where: str = "") -> Non
 
 
 def read(folder: Path) -> list[Entry]:
-    """All entries until now, in the order in which they were written."""
+    """Return all complete entries, in the order in which they were written."""
     return list(_entries(folder / _NAME))
 
 
