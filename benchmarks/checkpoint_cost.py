@@ -1,10 +1,10 @@
-"""What a checkpoint costs: bytes of its files, memory and time of a save, over the number of ranks.
+"""Cost of a checkpoint by number of ranks: size of its files, memory and time of a save.
 
     python -m benchmarks.checkpoint_cost --ranks 1 2 4
 
-A model of 24.3 million parameters is trained for a few steps, then saved in the middle of a block.
-All bytes are in units of that model. The time of a save is divided by that of writing the module
-alone with ``torch.save`` in the same process just before, so that disk and machine fall out.
+A model of 24.3 million parameters is trained for a few steps, and saved in the middle of a block.
+Sizes are multiples of that of the model. The time of a save is relative to that of ``torch.save``
+of the module in the same process just before, so that the speed of the disk does not matter.
 """
 
 from __future__ import annotations
@@ -60,27 +60,35 @@ class Wide(pl.LightningModule):
 
 
 class Saves(pl.Callback):
-    """Saves in the middle of a block, and notes what it took."""
+    """Save in the middle of a block, and measure time and memory.
+
+    Args:
+        folder: folder of the checkpoints.
+
+    Attributes:
+        measured: relative time, and memory in bytes.
+
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found: dict[str, Any] = {}
+        self.measured: dict[str, Any] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         if trainer.global_step != 4:
             return
         ratios, peaks = [], []
         for number in range(_ROUNDS):
-            plain = _seconds(lambda: torch.save(module.state_dict(), self._own(trainer)))
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            plain = _seconds(lambda: torch.save(module.state_dict(), self._plain_file(trainer)))
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             before = status("VmRSS")
             path = self.folder / f"{number}.ckpt"
             whole = _seconds(lambda path=path: trainer.save_checkpoint(path))  # type: ignore[misc]
             peaks.append(status("VmHWM") - before)
             ratios.append(whole / plain)
-        self.found = {"ratio": statistics.median(ratios), "memory": max(peaks)}
+        self.measured = {"ratio": statistics.median(ratios), "memory": max(peaks)}
 
-    def _own(self, trainer: pl.Trainer) -> Path:
+    def _plain_file(self, trainer: pl.Trainer) -> Path:
         return self.folder / f"plain_{trainer.global_rank}.pt"
 
 
@@ -91,7 +99,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def measure(system: str, ranks: int, folder: Path) -> None:
-    """On every rank; rank 0 writes what it has found."""
+    """Train and save. Rank 0 writes the results. All ranks must call it."""
     silence_lightning()
     saves = Saves(folder)
     model = Wide(system)
@@ -109,22 +117,22 @@ def measure(system: str, ranks: int, folder: Path) -> None:
     data = TensorDataset(torch.randn(8 * ranks, 2464))
     trainer.fit(model, DataLoader(data, batch_size=1))
     if trainer.is_global_zero:
-        unit = 4 * sum(own.numel() for own in model.parameters())
-        beside = list((folder / "0.ckpt.ranks").rglob("*.pt"))
-        found = {
+        unit = 4 * sum(parameter.numel() for parameter in model.parameters())
+        rank_files = list((folder / "0.ckpt.ranks").rglob("*.pt"))
+        costs = {
             "system": system,
             "ranks": ranks,
             "file": (folder / "0.ckpt").stat().st_size / unit,
-            "group": max(x.stat().st_size for x in beside if "group" in x.name) / unit,
-            "rank": max(x.stat().st_size for x in beside if "rank" in x.name) / unit,
-            "memory": saves.found["memory"] / unit,
-            "ratio": saves.found["ratio"],
+            "group": max(x.stat().st_size for x in rank_files if "group" in x.name) / unit,
+            "rank": max(x.stat().st_size for x in rank_files if "rank" in x.name) / unit,
+            "memory": saves.measured["memory"] / unit,
+            "ratio": saves.measured["ratio"],
         }
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "costs.json").write_text(json.dumps(costs))
 
 
 def main() -> None:
-    """Measure every system on every number of ranks, and print a table."""
+    """Measure all systems with all numbers of ranks, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--systems", nargs="+", default=list(_SYSTEMS), choices=list(_SYSTEMS))
@@ -136,8 +144,8 @@ def main() -> None:
                 run_module(
                     "benchmarks.checkpoint_cost", json.dumps([system, ranks, folder]), ranks=ranks
                 )
-                found = json.loads((Path(folder) / "found.json").read_text())
-            numbers = [f"{found[key]:.2f}" for key in ("file", "group", "rank", "memory", "ratio")]
+                costs = json.loads((Path(folder) / "costs.json").read_text())
+            numbers = [f"{costs[key]:.2f}" for key in ("file", "group", "rank", "memory", "ratio")]
             rows.append([system, str(ranks), *numbers])
     header = ("system", "ranks", "file", "group's", "rank's", "memory of rank 0", "time")
     print(markdown(header, rows))

@@ -1,4 +1,4 @@
-"""What a rank trains in `benchmarks.training_cuda`: an LSTM, and the language example's models."""
+"""Models of `benchmarks.training_cuda`: an LSTM, and the models of the language example."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FRAMES, _SEQUENCES, _FEATURES, _SENONES = 20, 64, 192, 3183
 
 
 class LSTM(pl.LightningModule):
-    """The papers' acoustic model, 24.3M parameters, on random frames that lie on the card."""
+    """The papers' acoustic model, 24.3M parameters, with random frames created on the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,10 +43,10 @@ class Work:
     """A model and its batches.
 
     Attributes:
-        module: makes the module.
-        batch: of all steps, in host memory.
+        module: function that creates the module.
+        batch: batch of all steps, in host memory.
         trainer: settings of the Trainer.
-        tokens: of a step; 0 if the module is not the language example's.
+        tokens: number of tokens in a step, or 0 if the module is not a language model.
         with_moments: whether the optimizer is AdamW.
 
     """
@@ -61,7 +61,7 @@ class Work:
         return self.tokens > 0
 
     def mfu(self, step_s: float) -> float | None:
-        """Model FLOPs utilisation in bfloat16; None if Lightning does not know the card's peak."""
+        """Return the model FLOPs utilisation in bfloat16, or None if the GPU's peak is unknown."""
         module = self.module()
         assert isinstance(module, LanguageModel)
         peak = get_available_flops(torch.device("cuda", 0), torch.bfloat16)
@@ -83,7 +83,7 @@ def _language(size: Any, vocabulary: int, context: int, windows: int, **settings
 
 WORKS: dict[str, Callable[[], Work]] = {
     "lstm": lambda: Work(module=LSTM, batch=torch.zeros(1)),
-    # As in examples/language/configs, but for `compile`.
+    # As in examples/language/configs, except `compile`.
     "small": lambda: _language("small", 4096, 256, 16),
     "gpt2": lambda: _language("gpt2", 50304, 1024, 16),
 }

@@ -1,4 +1,4 @@
-"""GTC's encoding beside a plain copy of the same memory, one core, by size and density.
+"""Time of GTC's encoding relative to a copy of the same memory, on one core.
 
 python -m benchmarks.encoding
 """
@@ -31,14 +31,14 @@ _WINDOWS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What encoding a tensor and updating its residual costs.
+    """Cost of encoding a tensor and updating its residual.
 
     Attributes:
-        elements: of the tensor.
-        wanted_density: by which the threshold was set.
-        density: elements sent, of all.
-        seconds: processor time, the least of all repetitions.
-        copy_s: the least that a copy of the tensor took, between the repetitions.
+        elements: number of elements of the tensor.
+        wanted_density: density for which the threshold was set.
+        density: share of the elements that are sent.
+        seconds: processor time, minimum of the repetitions.
+        copy_s: processor time of a copy of the tensor, minimum of the repetitions.
 
     """
 
@@ -50,22 +50,20 @@ class Encoding:
 
     @property
     def ratio(self) -> float:
-        """Against one copy."""
+        """Time relative to that of a copy."""
         return self.seconds / self.copy_s
 
     @property
     def payload_bytes(self) -> float:
-        """Of the words that are sent."""
+        """Bytes of the words that are sent."""
         return _WORD_BYTES * self.density * self.elements
 
 
 def encode(flat: Tensor, memory: TensorMemory) -> int:
-    """What a rank does for one tensor at a step, but for sending: as ``GTCReducer`` does it.
-
-    The one place that knows how the reducer's parts are called.
+    """Encode and decode one tensor as ``GTCReducer`` does in a step, without communication.
 
     Returns:
-        Words to be sent.
+        Number of words to send.
 
     """
     threshold, kernels = float(memory.threshold or 0.0), kernels_for(flat, memory.residual)
@@ -74,17 +72,17 @@ def encode(flat: Tensor, memory: TensorMemory) -> int:
     return words.numel()
 
 
-class MiddleOfARun:
-    """A tensor's gradients, threshold and residuals as they are after many steps.
+class SteadyState:
+    """Gradients, threshold and residual of a tensor as after many steps.
 
     Args:
-        elements: of the tensor.
-        density: share of them that is to be sent at a step.
-        device: where all lies.
+        elements: number of elements of the tensor.
+        density: share of the elements that are sent in a step.
+        device: device of all tensors.
 
     Attributes:
-        threshold: T.
-        residual: flat.
+        threshold: threshold T.
+        residual: residual, a 1-D tensor.
 
     """
 
@@ -94,51 +92,51 @@ class MiddleOfARun:
         pool = torch.randn(elements + _WINDOWS, generator=generator, device=device)
         self._pool = pool.mul_(_SIGMA)
         self.threshold = _SIGMA / math.sqrt(density)
-        # The long-run spread of a random walk that goes back by T where it leaves [-T, T].
+        # The stationary distribution of a random walk that moves back by T when it leaves [-T, T].
         self.residual = torch.rand(elements, generator=generator, device=device)
         self.residual += torch.rand(elements, generator=generator, device=device)
         self.residual.sub_(1.0).mul_(self.threshold)
 
     def gradient(self) -> Tensor:
-        """Of the next step; not to be changed."""
+        """Return the gradient of the next step. The caller must not change it."""
         start = self._windows.randrange(_WINDOWS)
         return self._pool[start : start + self._elements]
 
 
 def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
-    """Of a tensor in the middle of a run.
+    """Measure the encoding of a tensor with residuals as after many steps.
 
-    A step and a copy take turns, in processor time, and the least of each is kept: what else the
-    machine does can only add to either. The copied memory is as warm as that which was encoded.
+    Steps and copies alternate. The minimum of the processor time counts for both, because other
+    load on the machine can only add to it. Both use the caches in the same state.
     """
-    run = MiddleOfARun(elements, density)
-    memory = TensorMemory(run.residual, run.threshold)
+    state = SteadyState(elements, density)
+    memory = TensorMemory(state.residual, state.threshold)
     flat, copied = torch.empty(elements), torch.empty(elements)
-    taken, copies, words = [], [], []
+    seconds, copies, words = [], [], []
     for _ in range(repetitions):
-        flat.copy_(run.gradient())
+        flat.copy_(state.gradient())
         begun = time.thread_time()
         words.append(encode(flat, memory))
         encoded = time.thread_time()
         copied.copy_(flat)
         copies.append(time.thread_time() - encoded)
-        taken.append(encoded - begun)
+        seconds.append(encoded - begun)
     return Encoding(
         elements=elements,
         wanted_density=density,
         density=statistics.fmean(words) / elements,
-        seconds=min(taken),
+        seconds=min(seconds),
         copy_s=min(copies),
     )
 
 
 def repetitions_for(elements: int) -> int:
-    """As many as find a quiet moment, in bounded time."""
+    """Return a number of repetitions that gives a stable minimum in bounded time."""
     return max(7, min(200, 10**8 // elements))
 
 
 def table(runs: Sequence[Sequence[Encoding]]) -> str:
-    """As Markdown; runs have the same sizes and densities, in the same order."""
+    """Return a table as Markdown. All runs have the same sizes and densities in the same order."""
     header = ("elements", "wanted density", "density", "payload bytes an element", "ns an element",
               "of a copy")  # fmt: skip
     rows = [
@@ -147,8 +145,8 @@ def table(runs: Sequence[Sequence[Encoding]]) -> str:
             f"{same[0].wanted_density:.2%}",
             f"{same[0].density:.2%}",
             f"{same[0].payload_bytes / same[0].elements:.4f}",
-            spread([1e9 * own.seconds / own.elements for own in same]),
-            spread([own.ratio for own in same]),
+            spread([1e9 * run.seconds / run.elements for run in same]),
+            spread([run.ratio for run in same]),
         )
         for same in zip(*runs, strict=True)
     ]
@@ -156,14 +154,18 @@ def table(runs: Sequence[Sequence[Encoding]]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="elements at most")
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="largest number of elements")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [size for size in SIZES if size <= options.largest]
-    pairs = [(size, density) for size in sizes for density in DENSITIES]
-    print(table([[measure(*own, repetitions=repetitions_for(own[0])) for own in pairs]]))
+    measured = [
+        measure(size, density, repetitions=repetitions_for(size))
+        for size in sizes
+        for density in DENSITIES
+    ]
+    print(table([measured]))
 
 
 if __name__ == "__main__":

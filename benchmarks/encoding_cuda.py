@@ -1,9 +1,9 @@
-"""GTC's two passes on a CUDA device beside a copy of the same memory there.
+"""Times of GTC's two passes on a CUDA device relative to a copy of the same memory.
 
 python -m benchmarks.encoding_cuda
 
-A pass reads two tensors and writes one, or the other way round; a copy reads one and writes one. So
-a pass that used the device's memory as well as a copy does would take 1.5 times as long.
+A pass reads two tensors and writes one, or reads one and writes two. A copy reads one and writes
+one. With the memory bandwidth of a copy, a pass would take 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.encoding import MiddleOfARun
+from benchmarks.encoding import SteadyState
 from examples.tables import markdown
 from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.algorithms.kernels.reference import TorchKernels
@@ -33,11 +33,11 @@ _TENSORS_OF_A_COPY = 2
 
 
 class Cost(NamedTuple):
-    """What one pass takes.
+    """Times of one pass.
 
     Attributes:
-        kernels_s: the sum of its kernels, as the profiler sees them.
-        elapsed_s: from an empty queue to its end, with what the host needs to start them.
+        kernels_s: sum of the times of its kernels, from the profiler.
+        elapsed_s: time from an empty queue to its end, including the launches.
 
     """
 
@@ -47,16 +47,16 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """What GTC's passes over one tensor cost, as medians.
+    """Median times of GTC's passes over one float32 tensor.
 
     Attributes:
-        elements: float32, of the tensor.
-        density: elements sent, of all.
-        workers: whose words are added up.
-        copy_s: a copy of the tensor.
-        encode: of ``encode_``, with the wait for the number of words.
-        decode: of ``decode_``.
-        torch_s: encoding by the reference.
+        elements: number of elements of the tensor.
+        density: share of the elements that are sent.
+        workers: number of workers whose words are added.
+        copy_s: time of a copy of the tensor.
+        encode: times of ``encode_``, including the wait for the number of words.
+        decode: times of ``decode_``.
+        torch_s: time of ``encode_`` of the reference.
 
     """
 
@@ -70,30 +70,30 @@ class Passes:
 
     @property
     def copy_bandwidth(self) -> float:
-        """Bytes a second, read and written."""
+        """Bytes per second that a copy reads and writes."""
         return _TENSORS_OF_A_COPY * 4 * self.elements / self.copy_s
 
     def share_of_copy(self, seconds: float) -> float:
-        """Bandwidth of a pass that takes so long, of that of a copy."""
+        """Return the bandwidth of a pass of this duration, relative to that of a copy."""
         return _TENSORS_OF_A_PASS / _TENSORS_OF_A_COPY * self.copy_s / seconds
 
 
 def measure(elements: int, density: float, workers: int, *, repetitions: int) -> Passes:
-    """Of a tensor in the middle of a run."""
+    """Measure the passes over a tensor with residuals as after many steps."""
     device = torch.device("cuda")
     torch.manual_seed(0)
-    run = MiddleOfARun(elements, density, "cuda")
-    residual, threshold = run.residual, run.threshold
+    state = SteadyState(elements, density, "cuda")
+    residual, threshold = state.residual, state.threshold
     flat, copied = torch.empty(2, elements, device=device)
     others = [_random_words(elements, density, device) for _ in range(workers - 1)]
     kernels, sent = kernels_for(flat, residual), []
-    found: list[tuple[float, ...]] = []
+    measured: list[tuple[float, ...]] = []
     for _ in range(repetitions):
-        flat.copy_(run.gradient())
+        flat.copy_(state.gradient())
         by_torch = _elapsed_s(lambda: TorchKernels().encode_(flat, residual, threshold))
         rounds = []
         for clock in (_elapsed_s, _kernels_s):
-            flat.copy_(run.gradient())
+            flat.copy_(state.gradient())
             words: list[Tensor] = []
             rounds.append(
                 clock(lambda: words.append(kernels.encode_(flat, residual, threshold)[0]))  # noqa: B023
@@ -103,8 +103,8 @@ def measure(elements: int, density: float, workers: int, *, repetitions: int) ->
                 clock(lambda: kernels.decode_(*arguments, [threshold / workers]))  # noqa: B023
             )
             sent.append(words[0].numel())
-        found.append((by_torch, _kernels_s(lambda: copied.copy_(flat)), *rounds))
-    medians = [statistics.median(column) for column in zip(*found, strict=True)]
+        measured.append((by_torch, _kernels_s(lambda: copied.copy_(flat)), *rounds))
+    medians = [statistics.median(column) for column in zip(*measured, strict=True)]
     by_torch, copy, encode, decode, encode_kernels, decode_kernels = medians
     return Passes(
         elements=elements, density=statistics.fmean(sent) / elements, workers=workers,
@@ -114,7 +114,7 @@ def measure(elements: int, density: float, workers: int, *, repetitions: int) ->
 
 
 def _elapsed_s(call: Callable[[], object]) -> float:
-    """On the device's own clock, from an empty queue."""
+    """Return the time by the clock of the device, from an empty queue."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     torch.cuda.synchronize()
     marks[0].record()
@@ -125,15 +125,15 @@ def _elapsed_s(call: Callable[[], object]) -> float:
 
 
 def _kernels_s(call: Callable[[], object]) -> float:
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
-    events = [event for event in seen.events() if event.device_type.name == "CUDA"]
+    events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     return 1e-6 * sum(event.device_time_total for event in events)
 
 
 def _random_words(elements: int, density: float, device: torch.device) -> Tensor:
-    """Of a worker that sends this share of its elements."""
+    """Return random words of a worker that sends this share of its elements."""
     index = (torch.rand(elements, device=device) < density).nonzero().view(-1)
     negative = torch.rand(len(index), device=device) < 0.5
     return (index - (negative.long() << 31)).int()
@@ -144,29 +144,29 @@ def _cells(passes: Passes, cost: Cost) -> tuple[str, ...]:
     return f"{1e3 * cost.kernels_s:.3f}", f"{share:.0%}", f"{1e3 * cost.elapsed_s:.3f}"
 
 
-def table(found: Sequence[Passes]) -> str:
-    """As Markdown."""
+def table(measured: Sequence[Passes]) -> str:
+    """Return the table as Markdown."""
     header = ("elements", "density", "workers", "copy ms", "copy TB/s", "encode ms",
               "of a copy's bandwidth", "elapsed ms", "decode ms", "of a copy's bandwidth",
               "elapsed ms", "encode by torch, elapsed ms")  # fmt: skip
     rows = [
         (
-            f"{own.elements:,}",
-            f"{own.density:.2%}",
-            str(own.workers),
-            f"{1e3 * own.copy_s:.3f}",
-            f"{own.copy_bandwidth / 1e12:.2f}",
-            *_cells(own, own.encode),
-            *_cells(own, own.decode),
-            f"{1e3 * own.torch_s:.3f}",
+            f"{passes.elements:,}",
+            f"{passes.density:.2%}",
+            str(passes.workers),
+            f"{1e3 * passes.copy_s:.3f}",
+            f"{passes.copy_bandwidth / 1e12:.2f}",
+            *_cells(passes, passes.encode),
+            *_cells(passes, passes.decode),
+            f"{1e3 * passes.torch_s:.3f}",
         )
-        for own in found
+        for passes in measured
     ]
     return markdown(header, rows)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repetitions", type=int, default=30)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The picture at the top of the README, drawn from the reports that are in the repository.
+"""Draw the picture at the top of the README from the committed reports.
 
 python -m benchmarks.headline
 
@@ -42,14 +42,14 @@ LOSS_SYSTEMS = {
     "bmuf_adam, groups of 2": "BMUFAdam, groups of 2",
 }
 _PEERS = ("one worker", "ddp", "ddp, first beta 0.5")
-_PEER_COLOR, _OWN_COLORS = "0.5", ("#2a7f9e", "#e07b39")
+_PEER_COLOR, _OUR_COLORS = "0.5", ("#2a7f9e", "#e07b39")
 
 
 def step_ratios(results: Results) -> dict[str, list[float]]:
-    """Duration of a step over that of the same ranks without communication.
+    """Return the time of a step relative to that of the same ranks without communication.
 
     Returns:
-        For each rate the medians over the runs, in the order of ``STEP_SYSTEMS``.
+        For each rate, the medians over the runs, in the order of ``STEP_SYSTEMS``.
 
     """
     return {
@@ -62,13 +62,13 @@ def step_ratios(results: Results) -> dict[str, list[float]]:
 
 
 def loss_ratios(runs: Sequence[Mapping[str, object]]) -> dict[str, list[float]]:
-    """Validation loss over DDP's with the same seed.
+    """Return the validation loss relative to that of DDP with the same seed.
 
     Args:
         runs: lines of the report's ``runs.jsonl``.
 
     Returns:
-        For each of ``LOSS_SYSTEMS`` one ratio for each seed.
+        For each of ``LOSS_SYSTEMS``, the ratio for each seed.
 
     """
     losses = {
@@ -84,7 +84,7 @@ def loss_ratios(runs: Sequence[Mapping[str, object]]) -> dict[str, list[float]]:
 
 
 def draw(steps: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> Figure:
-    """Both panels."""
+    """Draw both panels."""
     figure = Figure(figsize=(11.0, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -96,8 +96,8 @@ def draw(steps: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[flo
 def _draw_steps(axes: Axes, steps: Mapping[str, Sequence[float]]) -> None:
     height = 0.38
     for number, (rate, ratios) in enumerate(steps.items()):
-        places = [place + (number - 0.5) * height for place in range(len(ratios))]
-        bars = axes.barh(places, ratios, height, color=_OWN_COLORS[number], label=RATES[rate])
+        positions = [index + (number - 0.5) * height for index in range(len(ratios))]
+        bars = axes.barh(positions, ratios, height, color=_OUR_COLORS[number], label=RATES[rate])
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize="small")
     axes.set_yticks(range(len(STEP_SYSTEMS)), list(STEP_SYSTEMS.values()))
     axes.invert_yaxis()
@@ -110,12 +110,14 @@ def _draw_steps(axes: Axes, steps: Mapping[str, Sequence[float]]) -> None:
 
 
 def _draw_losses(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
-    for place, (system, ratios) in enumerate(losses.items()):
+    for position, (system, ratios) in enumerate(losses.items()):
         mean = statistics.mean(ratios)
-        color = _PEER_COLOR if system in _PEERS else _OWN_COLORS[0]
-        axes.errorbar(mean, place, xerr=statistics.stdev(ratios), fmt="o", color=color, capsize=3)
+        color = _PEER_COLOR if system in _PEERS else _OUR_COLORS[0]
+        axes.errorbar(
+            mean, position, xerr=statistics.stdev(ratios), fmt="o", color=color, capsize=3
+        )
         axes.annotate(
-            f"{mean:.3f}", (mean, place), (0, 7), textcoords="offset points", ha="center",
+            f"{mean:.3f}", (mean, position), (0, 7), textcoords="offset points", ha="center",
             fontsize="small",
         )  # fmt: skip
     axes.axvline(1.0, color="0.7", linewidth=0.8)
@@ -126,7 +128,7 @@ def _draw_losses(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
 
 
 def main() -> None:
-    """Draw the picture into the documentation."""
+    """Draw the picture, and save it in the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--picture", type=Path, default=PICTURE)
     picture = parser.parse_args().picture

@@ -1,4 +1,4 @@
-"""What `import lightning_hier` takes beyond torch and Lightning."""
+"""Time of `import lightning_hier` in addition to that of torch and Lightning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-# In one process, in the order in which a user's script comes to them.
+# In one process, in the order in which a user's script imports the packages.
 CODE = """
 import json, time
 def clocks(): return time.perf_counter(), time.process_time()
@@ -30,18 +30,19 @@ COLUMNS = (
 
 
 def measure(runs: int) -> list[list[float]]:
-    """Seconds by the columns, once for each new process."""
+    """Measure the times of ``COLUMNS``, in a new process for each run."""
     command: list[Any] = [sys.executable, "-c", CODE]
-    subprocess.run(command, check=True, capture_output=True)  # byte code and disk cache
-    found = []
+    # Write byte code and fill the disk cache.
+    subprocess.run(command, check=True, capture_output=True)
+    measured = []
     for _ in range(runs):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found.append(json.loads(done.stdout))
-    return found
+        measured.append(json.loads(done.stdout))
+    return measured
 
 
 def main() -> None:
-    """Print the median, the least and the most of each column."""
+    """Print the median and the range of each column."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=7)
     columns = zip(*measure(parser.parse_args().runs), strict=True)

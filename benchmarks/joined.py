@@ -1,4 +1,4 @@
-"""A job that a bare rank joins and leaves, and values that its ranks exchange."""
+"""Default process group of a rank without a Trainer, and an exchange of Python values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 @contextmanager
 def joined(backend: str = "gloo") -> Iterator[None]:
-    """Be in a job, and leave it when all ranks are done. Every rank must call it.
+    """Initialise the default process group, and destroy it at the end. All ranks must call it.
 
-    gloo's threads may end by an abort a process that leaves its groups to the interpreter's end.
-    After an error the groups are left, since destroying one waits for what it is waiting for.
+    Without this, threads of gloo may abort the process at the exit of the interpreter. After an
+    error, the group is not destroyed, because this would wait for pending collectives.
     """
     dist.init_process_group(backend)
     yield
@@ -23,7 +23,7 @@ def joined(backend: str = "gloo") -> Iterator[None]:
 
 
 def gathered(value: Any) -> list[Any]:
-    """The value of every rank, in order of rank. A collective of the world."""
+    """Return the value of every rank, in order of rank. All ranks must call it."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -1,4 +1,4 @@
-"""Blocks around a module, without a Trainer."""
+"""Block synchronisation of a module without a Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_hier.comm.worker import Worker
 def open_blocks(
     module: nn.Module, optimizer: Optimizer, config: BlockSync, communicators: Communicators
 ) -> BlockSynchroniser:
-    """Start the first block of the module's only optimizer. A collective of the world."""
+    """Create the synchroniser of a module with one optimizer. All ranks must call it."""
     worker = Worker()
     worker.count_optimizers(1)
     synchroniser = BlockSynchroniser(

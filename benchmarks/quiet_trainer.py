@@ -1,4 +1,4 @@
-"""A Trainer that goes once through its data and leaves nothing behind."""
+"""Trainer for benchmarks: one epoch, without output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 
 
 def quiet_trainer(**settings: Any) -> pl.Trainer:
-    """One epoch on the CPU without logs, checkpoints, bars and sampler; ``settings`` add to it."""
+    """Create a Trainer for the CPU without logs, checkpoints, progress bar and sampler."""
     return pl.Trainer(
         accelerator="cpu",
         max_epochs=1,

@@ -1,8 +1,8 @@
-"""Times an exchange of short rows of all ranks: by an all-gather, by a gather and a broadcast.
+"""Time of an exchange of short rows: by an all-gather, or by a gather and a broadcast.
 
     torchrun --nproc-per-node 16 -m benchmarks.small_gathers
 
-A rank waits for the last one, so the median over repetitions of rank 0 counts.
+Times are those of rank 0. The median over the repetitions counts, because of slow ranks.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from benchmarks.joined import joined
 from lightning_hier.comm.channel import gather_rows
 
 _ELEMENTS = 9
-"""Of float64: a health report of one rank."""
+"""Number of float64 values in the health report of a rank."""
 
-_REPETITIONS, _TURNS = 20, 5
-
-
-def _all_gather(own: torch.Tensor) -> None:
-    dist.all_gather_into_tensor(own.new_empty(dist.get_world_size() * own.numel()), own)
+_REPETITIONS, _ROUNDS = 20, 5
 
 
-def _gather_and_broadcast(own: torch.Tensor) -> None:
+def _all_gather(row: torch.Tensor) -> None:
+    dist.all_gather_into_tensor(row.new_empty(dist.get_world_size() * row.numel()), row)
+
+
+def _gather_and_broadcast(row: torch.Tensor) -> None:
     world: Any = dist.group.WORLD
-    gather_rows(own, world)
+    gather_rows(row, world)
 
 
 def main() -> None:
-    """Print the median of each turn, in milliseconds."""
+    """Print the median time of an exchange in milliseconds, and its range over the rounds."""
     torch.set_num_threads(1)
-    own = torch.zeros(_ELEMENTS, dtype=torch.float64)
+    row = torch.zeros(_ELEMENTS, dtype=torch.float64)
     with joined():
         for exchange in (_all_gather, _gather_and_broadcast):
             medians = []
-            for _ in range(_TURNS):
+            for _ in range(_ROUNDS):
                 seconds = []
                 for _ in range(_REPETITIONS):
                     dist.barrier()
                     begun = time.perf_counter()
-                    exchange(own)
+                    exchange(row)
                     seconds.append(time.perf_counter() - begun)
                 medians.append(1e3 * statistics.median(seconds))
             if dist.get_rank() == 0:

@@ -1,10 +1,10 @@
-"""What a step between two synchronisations costs the processor: Lightning's part, and ours.
+"""Overhead of a step between two synchronisations: Lightning's, and that of this package.
 
     python -m benchmarks.step_overhead
 
-Short fits of Lightning's strategy for one device and of ours take turns in one process, with 60
-small parameter tensors, so that the step is nearly all overhead. With torchrun, every rank is a
-group. Times are processor time, so waiting for other ranks and programs hardly counts.
+Short fits of Lightning's strategy for one device and of ours alternate in one process. The model
+has 60 small parameter tensors, so that nearly all of a step is overhead. With torchrun, every rank
+is a group. Times are processor time, which hardly depends on other ranks and programs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,7 +32,7 @@ _STEPS = 250
 
 
 class Small(pl.LightningModule):
-    """30 layers of 8 x 8 weights, as deep in other modules as those of a Transformer."""
+    """30 layers of 8 x 8 weights, as deeply nested as in a Transformer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,16 +47,16 @@ class Small(pl.LightningModule):
 
 
 class Clock(pl.Callback):
-    """Notes the processor time of every step, or counts the calls of Python functions."""
+    """Record the processor time of every step, or count the calls of Python functions."""
 
     def __init__(self, *, counts: bool) -> None:
-        self.at: list[float] = []
+        self.begun: list[float] = []
         self.calls = 0
         self._counts = counts
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self.at.append(time.process_time())
-        if self._counts and len(self.at) == _SKIPPED:
+        self.begun.append(time.process_time())
+        if self._counts and len(self.begun) == _SKIPPED:
             sys.setprofile(self._count)
 
     def on_train_end(self, *_: Any) -> None:
@@ -66,13 +67,13 @@ class Clock(pl.Callback):
 
 
 def calls_added() -> float:
-    """Calls of Python functions that ours adds to a step, relative to those of Lightning's."""
+    """Return the calls of Python functions that ours adds to a step, relative to Lightning's."""
     theirs, ours = (_fit(ours=ours, counts=True) for ours in (False, True))
     return (ours - theirs) / theirs
 
 
 def _fit(*, ours: bool, counts: bool = False) -> float:
-    """Function calls of a step, or the microseconds that the quickest tenth of steps take."""
+    """Return the function calls of a step, or the 10th percentile of its time in microseconds."""
     clock, steps = Clock(counts=counts), _SKIPPED + _STEPS
     strategy: pl.strategies.Strategy = SingleDeviceStrategy("cpu")
     if ours:
@@ -87,15 +88,15 @@ def _fit(*, ours: bool, counts: bool = False) -> float:
     trainer.fit(Small(), DataLoader(TensorDataset(torch.randn(steps, 8)), batch_size=1))
     if counts:
         return clock.calls / _STEPS
-    taken = [after - before for before, after in zip(clock.at, clock.at[1:], strict=False)]
-    # Other programs use the caches, so the median varies more.
-    return 1e6 * statistics.quantiles(taken[_SKIPPED:], n=10)[0]
+    seconds = [after - before for before, after in pairwise(clock.begun)]
+    # The median varies more, because other programs use the caches.
+    return 1e6 * statistics.quantiles(seconds[_SKIPPED:], n=10)[0]
 
 
 def main() -> None:
-    """Print Lightning's part, and what ours adds: median and quartiles of the turns."""
+    """Print the overhead of Lightning and the one that ours adds: median and quartiles."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--turns", type=int, default=25)
+    parser.add_argument("--turns", type=int, default=25, help="pairs of fits")
     turns = parser.parse_args().turns
     silence_lightning()
     torch.set_num_threads(1)

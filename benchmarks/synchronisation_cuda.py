@@ -1,13 +1,12 @@
-"""What a synchronisation of models costs on a CUDA device, apart from the network.
+"""Time of a block synchronisation on a CUDA device, without communication.
 
     python -m benchmarks.synchronisation_cuda
 
 One process is the first of two groups of one rank. Its collectives copy its own values or return at
-once, so what is measured is the work of the host and of the device. *Elapsed* is the time from an
+once, so that only the work of the host and of the device is measured. *Elapsed* is the time from an
 empty queue to the end. *Kernels* is the sum of the times of all kernels and copies on the device,
-and their number. *Least traffic* is the time of a copy of as many bytes as BMUF has to move: the
-model is read and written (4 tensors), and the outer step reads and writes the mean, W and Delta
-(6 tensors).
+and their number. *Least traffic* is the time of a copy of as many bytes as BMUF must read and
+write: the model (4 tensors), and the mean, W and Delta in the outer step (6 tensors).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SYSTEMS: dict[str, BlockSync] = {
 
 
 class _Echo(Channel):
-    """A channel between hosts that receives what it sends."""
+    """A channel between hosts that receives the data that it sends."""
 
     def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
         output.copy_(rows.view_as(output))
@@ -59,7 +58,15 @@ class _Echo(Channel):
 
 
 class Cost(NamedTuple):
-    """Medians of one synchronisation, in seconds, and the times of its kernels by name."""
+    """Cost of one synchronisation.
+
+    Attributes:
+        elapsed_s: median time from an empty queue to the end.
+        kernels_s: sum of the times of all kernels.
+        kernels: number of kernels.
+        by_name: time of the kernels, by name.
+
+    """
 
     elapsed_s: float
     kernels_s: float
@@ -68,12 +75,12 @@ class Cost(NamedTuple):
 
 
 def lstm() -> nn.Module:
-    """The papers' acoustic model, 24.3M parameters."""
+    """Return the papers' acoustic model, 24.3M parameters."""
     return nn.ModuleList([nn.LSTM(192, 768, 5), nn.Linear(768, 3183)])
 
 
 def transformer(layers: int, width: int) -> nn.Module:
-    """The matrices and vectors of a transformer's layers."""
+    """Return the matrices and vectors of the layers of a transformer."""
     shapes: list[tuple[int, ...]] = [
         (3 * width, width),
         (width, width),
@@ -81,8 +88,7 @@ def transformer(layers: int, width: int) -> nn.Module:
         (width, 4 * width),
     ]
     shapes += [(width,)] * 4
-    own = [torch.zeros(shape) for _ in range(layers) for shape in shapes]
-    return nn.ParameterList(own)
+    return nn.ParameterList([torch.zeros(shape) for _ in range(layers) for shape in shapes])
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -92,7 +98,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def blocks_of(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
-    """Blocks of one step around a module, with this process as the first of two groups."""
+    """Create a synchroniser with blocks of one step. This process is the first of two groups."""
     kind = torch.optim.AdamW if isinstance(config, lh.BMUFAdam) else torch.optim.SGD
     optimizer = kind(module.parameters(), lr=1e-4)
     for parameter in module.parameters():
@@ -113,18 +119,18 @@ def blocks_of(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
 
 
 def measure(module: nn.Module, config: BlockSync, repetitions: int) -> Cost:
-    """Of a module on a CUDA device."""
+    """Measure the synchronisation of a module on a CUDA device."""
     blocks, parameters = blocks_of(module, config), list(module.parameters())
     elapsed = []
     for _ in range(_WARM_UP + repetitions):
-        with torch.no_grad():  # as if it had been trained
+        with torch.no_grad():  # a change in place of a training step
             for parameter in parameters:
                 parameter.add_(1e-3)
         elapsed.append(_elapsed_s(lambda: blocks.after_step(0)))
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         blocks.after_step(0)
         torch.cuda.synchronize()
-    events = [event for event in seen.events() if event.device_type.name == "CUDA"]
+    events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     by_name: dict[str, float] = defaultdict(float)
     for event in events:
         by_name[event.name] += 1e-6 * event.device_time_total
@@ -141,23 +147,23 @@ def _elapsed_s(call: Callable[[], object]) -> float:
 
 
 def _print_longest(title: str, cost: Cost) -> None:
-    longest = sorted(cost.by_name.items(), key=lambda own: -own[1])[:8]
+    longest = sorted(cost.by_name.items(), key=lambda item: -item[1])[:8]
     print(title, *(f"{1e3 * seconds:8.3f} ms {name[:120]}" for name, seconds in longest), sep="\n")
 
 
 def _copy_s(numel: int, repetitions: int) -> float:
-    """A copy of so many float32 on the device."""
+    """Return the time of a copy of ``numel`` float32 values on the device."""
     source, target = torch.ones(2, numel, device="cuda")
     return statistics.median(_elapsed_s(lambda: target.copy_(source)) for _ in range(repetitions))
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--kernels", action="store_true", help="print the longest kernels, too")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     dist.init_process_group(
         "fake", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=2
     )
@@ -166,14 +172,14 @@ def main() -> None:
     header = ("model", "synchronisation", "elapsed ms", "kernels ms", "kernels",
               "least traffic of bmuf ms", "elapsed of it")  # fmt: skip
     rows = []
-    for name in asked.models:
+    for name in options.models:
         make = MODELS[name]
         numel = sum(parameter.numel() for parameter in make().parameters())
-        least_s = _TENSORS_OF_BMUF / 2 * _copy_s(numel, asked.repetitions)
+        least_s = _TENSORS_OF_BMUF / 2 * _copy_s(numel, options.repetitions)
         for system, config in SYSTEMS.items():
             torch.manual_seed(0)
-            cost = measure(make().cuda(), config, asked.repetitions)
-            if asked.kernels:
+            cost = measure(make().cuda(), config, options.repetitions)
+            if options.kernels:
                 _print_longest(f"{name}, {system}", cost)
             rows.append(
                 (

@@ -1,16 +1,16 @@
-"""What a step costs on a CUDA card, all of it really computed.
+"""Time of a training step on a CUDA device, without emulation.
 
     python -m benchmarks.training_cuda                          the papers' LSTM, 24.3M parameters
     python -m benchmarks.training_cuda --work gpt2 --ranks 1    the language example's model
 
-One rank trains over NCCL, several that share the card, each a host of its own, over gloo on
-loopback. In one process after the other::
+One rank uses NCCL. Several ranks share one GPU and use gloo on the loopback, each as a host. The
+systems are::
 
     alone       the same ranks without communication
-    between     ours, blocks longer than the run: a step between two synchronisations
-    the others  blocks of 50 steps, the run over whole blocks
+    between     model averaging with blocks longer than the run: no synchronisation
+    the others  blocks of 50 steps, measured over whole blocks
 
-All runs of a rank are in one process, the runs of one kind spread over it.
+All systems run alternately in one process of each rank.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _LIMIT_S = 1800.0
 
 
 def _systems(backend: str, work: Work) -> dict[str, Callable[[], Strategy]]:
-    own: dict[str, Any] = {"process_group_backend": backend, "warmup_steps": 0}
-    block = {"block_size": _BLOCK, **own}
+    common: dict[str, Any] = {"process_group_backend": backend, "warmup_steps": 0}
+    block = {"block_size": _BLOCK, **common}
     systems: dict[str, Callable[[], Strategy]] = {
         "alone": lambda: SingleDeviceStrategy(device="cuda:0"),
-        "between": lambda: lh.ModelAveragingStrategy(block_size=10**6, **own),
+        "between": lambda: lh.ModelAveragingStrategy(block_size=10**6, **common),
         "ddp": lambda: DDPStrategy(process_group_backend=backend),
-        "gtc": lambda: lh.GTCStrategy(density=0.01, **own),
+        "gtc": lambda: lh.GTCStrategy(density=0.01, **common),
         "diloco": lambda: lh.DiLoCoStrategy(**block),
         "diloco, int8, overlap": lambda: lh.DiLoCoStrategy(
             across_dtype="int8", overlap=True, **block
@@ -70,7 +70,7 @@ def _systems(backend: str, work: Work) -> dict[str, Callable[[], Strategy]]:
 
 
 class _Window(pl.Callback):
-    """Seconds of the steps between warm-up and end, with the card's queue empty at both."""
+    """Measure the steps from the warm-up to the end, both with an empty queue of the GPU."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -83,13 +83,13 @@ class _Window(pl.Callback):
 
     @property
     def step_s(self) -> float:
-        """Of a step."""
+        """Mean seconds of a step."""
         begun, ended = self._marks
         return (ended - begun) / self.steps
 
 
 def _run(name: str, strategy: Strategy, work: Work, steps: int) -> float:
-    """Seconds of a step."""
+    """Train, and return the seconds of a step."""
     window = _Window(steps)
     alone: dict[str, Any] = {"num_nodes": 1, "plugins": [LightningEnvironment()]}
     trainer = pl.Trainer(
@@ -104,22 +104,22 @@ def _run(name: str, strategy: Strategy, work: Work, steps: int) -> float:
 
 
 def rank(work: Work, steps: int, repetitions: int) -> dict[str, list[float]]:
-    """All systems by turns; seconds of a step of each."""
+    """Run all systems in turn, and return the seconds of a step of each."""
     silence_lightning()
     backend = "nccl" if os.environ["WORLD_SIZE"] == "1" else "gloo"
     systems = _systems(backend, work)
-    found: dict[str, list[float]] = {name: [] for name in systems}
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
     with joined(backend):
-        _run("alone", systems["alone"](), work, steps)  # what is made at the first use of the card
+        _run("alone", systems["alone"](), work, steps)  # initialise the GPU
         for _ in range(repetitions):
             for name, strategy in systems.items():
-                found[name].append(_run(name, strategy(), work, steps))
-    return found
+                seconds[name].append(_run(name, strategy(), work, steps))
+    return seconds
 
 
-def table(found: dict[str, list[float]], work: Work) -> str:
-    """As Markdown."""
-    alone = statistics.median(found["alone"])
+def table(by_system: dict[str, list[float]], work: Work) -> str:
+    """Return the table as Markdown."""
+    alone = statistics.median(by_system["alone"])
     rows = [
         (
             name,
@@ -128,7 +128,7 @@ def table(found: dict[str, list[float]], work: Work) -> str:
             f"{statistics.median(seconds) / alone:.3f}",
             *_of_language(statistics.median(seconds), work),
         )
-        for name, seconds in found.items()
+        for name, seconds in by_system.items()
     ]
     header = ["system", "ms a step", "spread", "of alone"]
     return markdown([*header, *(["tokens/s", "MFU"] if work.tokens else [])], rows)
@@ -141,41 +141,43 @@ def _of_language(step_s: float, work: Work) -> tuple[str, ...]:
     return f"{work.tokens / step_s:,.0f}", "unknown" if mfu is None else f"{mfu:.1%}"
 
 
-def _ranks(number: int, own: Sequence[str]) -> dict[str, list[float]]:
-    """Start the ranks with these arguments, a host each; what the first has found."""
+def _run_ranks(number: int, arguments: Sequence[str]) -> dict[str, list[float]]:
+    """Run this module on all ranks, and return the result of the first one."""
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
+        out = Path(folder) / "seconds.json"
         run_module(
-            loopback_hosts(number), 1, "benchmarks.training_cuda", *own, "--as-rank", str(out),
-            folder=Path(folder), limit_s=_LIMIT_S,
+            loopback_hosts(number), 1, "benchmarks.training_cuda", *arguments,
+            "--as-rank", str(out), folder=Path(folder), limit_s=_LIMIT_S,
         )  # fmt: skip
-        found: dict[str, list[float]] = json.loads(out.read_text())
-    return found
+        seconds: dict[str, list[float]] = json.loads(out.read_text())
+    return seconds
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--work", choices=WORKS, default="lstm")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=100, help="whole blocks of 50")
+    parser.add_argument("--steps", type=int, default=100, help="a multiple of 50")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--as-rank", type=Path, help="be a rank; the first writes this file")
+    parser.add_argument(
+        "--as-rank", type=Path, help="run as a rank; the first one writes this file"
+    )
     options = parser.parse_args()
     work = WORKS[options.work]()
     if options.as_rank:
-        found = rank(work, options.steps, options.repetitions)
+        seconds = rank(work, options.steps, options.repetitions)
         if os.environ["RANK"] == "0":
-            options.as_rank.write_text(json.dumps(found))
+            options.as_rank.write_text(json.dumps(seconds))
         return
     print(
         f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, Lightning {lightning.__version__}"
     )
     for number in options.ranks:
-        name = "one rank, NCCL" if number == 1 else f"{number} ranks on one card, gloo"
-        found = _ranks(number, sys.argv[1:])
-        print(f"\n## {options.work}, {name}\n\n{table(found, work)}", flush=True)
+        name = "one rank, NCCL" if number == 1 else f"{number} ranks on one GPU, gloo"
+        seconds = _run_ranks(number, sys.argv[1:])
+        print(f"\n## {options.work}, {name}\n\n{table(seconds, work)}", flush=True)
 
 
 if __name__ == "__main__":

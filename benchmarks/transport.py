@@ -1,8 +1,8 @@
-"""Throughput of the ports of the parameter servers beside bare sockets, in one run.
+"""Throughput of the ports of the parameter servers, compared with plain sockets.
 
-A push of 90 MB goes from one process to another, which acknowledges it; the time is that from the
-push to its acknowledgement. The ways take turns within every repetition, so that whatever else the
-machine does meets all of them, and every ratio is one of two times in the same repetition.
+A process pushes 90 MB to another one, which acknowledges them. The time is that from the push to
+the acknowledgement. The transports alternate within every repetition, so that other load on the
+machine affects all of them. Every ratio is that of two times of the same repetition.
 
     python -m benchmarks.transport
 """
@@ -43,24 +43,24 @@ _ACKNOWLEDGED = b"!"
 Exchange = Callable[[Any], list[Any]]
 
 
-class Way(ABC):
-    """One way from the client, rank 0, to the server, rank 1; both ends make it together."""
+class Transport(ABC):
+    """A transport from the client, rank 0, to the server, rank 1. Both create it together."""
 
     @abstractmethod
     def push(self, payload: Tensor) -> None:
-        """Send and wait for the acknowledgement. In the client."""
+        """Send a push, and wait for the acknowledgement. Called by the client."""
 
     @abstractmethod
     def serve(self) -> None:
-        """Receive one push and acknowledge it. In the server."""
+        """Receive one push, and acknowledge it. Called by the server."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
-class BareSocket(Way):
-    """A stream socket; the server reads into memory that it keeps."""
+class PlainSocket(Transport):
+    """A stream socket. The server reads all pushes into the same buffer."""
 
     def __init__(self, rank: int, exchange: Exchange, family: int, nbytes: int) -> None:
         with tempfile.TemporaryDirectory() as folder, socket.socket(family) as listener:
@@ -70,7 +70,7 @@ class BareSocket(Way):
                 listener.listen(1)
                 address = exchange(listener.getsockname())[1]
                 self._socket, _ = listener.accept()
-                self._memory = memoryview(bytearray(nbytes))
+                self._buffer = memoryview(bytearray(nbytes))
             else:
                 address = exchange(None)[1]
                 self._socket = socket.socket(family)
@@ -84,16 +84,16 @@ class BareSocket(Way):
 
     def serve(self) -> None:
         read = 0
-        while read < len(self._memory):
-            read += self._socket.recv_into(self._memory[read:])
+        while read < len(self._buffer):
+            read += self._socket.recv_into(self._buffer[read:])
         self._socket.sendall(_ACKNOWLEDGED)
 
     def close(self) -> None:
         self._socket.close()
 
 
-class OurPorts(Way):
-    """The ports as a strategy has them: ipc on one host, tcp with CURVE on two."""
+class OurPorts(Transport):
+    """The ports as strategies use them: ipc on one host, tcp with CURVE between hosts."""
 
     def __init__(self, rank: int, exchange: Exchange, *, one_host: bool) -> None:
         host = "host" if one_host else f"host {rank}"
@@ -122,8 +122,8 @@ class OurPorts(Way):
         self._ports.close()
 
 
-class PlainTcp(Way):
-    """The same messages over tcp without encryption, which the ports do not offer."""
+class PlainTcp(Transport):
+    """The messages of the ports over tcp without encryption, which the ports do not support."""
 
     def __init__(self, rank: int, exchange: Exchange) -> None:
         limits = Limits()
@@ -161,11 +161,11 @@ class PlainTcp(Way):
         self._context.term()
 
 
-def _ways(rank: int, exchange: Exchange, nbytes: int) -> dict[str, Way]:
+def _transports(rank: int, exchange: Exchange, nbytes: int) -> dict[str, Transport]:
     return {
-        "bare unix socket": BareSocket(rank, exchange, socket.AF_UNIX, nbytes),
+        "bare unix socket": PlainSocket(rank, exchange, socket.AF_UNIX, nbytes),
         "ports, ipc": OurPorts(rank, exchange, one_host=True),
-        "bare tcp socket": BareSocket(rank, exchange, socket.AF_INET, nbytes),
+        "bare tcp socket": PlainSocket(rank, exchange, socket.AF_INET, nbytes),
         "ports without encryption, tcp": PlainTcp(rank, exchange),
         "ports, tcp with CURVE": OurPorts(rank, exchange, one_host=False),
     }
@@ -185,41 +185,41 @@ def _exchange(pipe: Pipe, rank: int, value: Any) -> list[Any]:
 
 
 def _order(names: Sequence[str], repetition: int) -> list[str]:
-    """Another way goes first every time, so that none profits from what another leaves behind."""
+    """Rotate the order, so that each transport runs after different ones."""
     first = repetition % len(names)
     return [*names[first:], *names[:first]]
 
 
 def _serve(pipe: Pipe, nbytes: int, repetitions: int) -> None:
     torch.set_num_threads(1)
-    ways = _ways(1, partial(_exchange, pipe, 1), nbytes)
+    transports = _transports(1, partial(_exchange, pipe, 1), nbytes)
     for repetition in range(repetitions):
-        for name in _order(list(ways), repetition):
-            ways[name].serve()
+        for name in _order(list(transports), repetition):
+            transports[name].serve()
     pipe.recv()
-    for way in ways.values():
-        way.close()
+    for transport in transports.values():
+        transport.close()
 
 
 def measure(nbytes: int, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every push, by way and in order of repetition; the first one is left out."""
+    """Return the seconds of the pushes, by transport, without the first repetition."""
     context = multiprocessing.get_context("spawn")
-    pipe, far_end = context.Pipe()
-    server = context.Process(target=_serve, args=(far_end, nbytes, repetitions + 1), daemon=True)
+    pipe, server_end = context.Pipe()
+    server = context.Process(target=_serve, args=(server_end, nbytes, repetitions + 1), daemon=True)
     server.start()
-    ways = _ways(0, partial(_exchange, pipe, 0), nbytes)
+    transports = _transports(0, partial(_exchange, pipe, 0), nbytes)
     payload = torch.ones(nbytes // 4)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in transports}
     for repetition in range(repetitions + 1):
-        for name in _order(list(ways), repetition):
+        for name in _order(list(transports), repetition):
             begun = time.perf_counter()
-            ways[name].push(payload)
+            transports[name].push(payload)
             seconds[name].append(time.perf_counter() - begun)
     pipe.send("end")
-    for way in ways.values():
-        way.close()
+    for transport in transports.values():
+        transport.close()
     server.join(_LIMIT_S)
-    return {name: taken[1:] for name, taken in seconds.items()}
+    return {name: times[1:] for name, times in seconds.items()}
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -228,18 +228,19 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def table(seconds: dict[str, list[float]], nbytes: int) -> str:
-    """Median and quartiles of GB/s, and of the ratio to the bare socket, as Markdown."""
+    """Return a table of GB/s and of the ratio to the plain socket, as Markdown."""
     rows = [
-        "| way | GB/s, median (quartiles) | of the bare socket, median (quartiles) |",
+        "| transport | GB/s, median (quartiles) | of the bare socket, median (quartiles) |",
         "| --- | --- | --- |",
     ]
-    for name, taken in seconds.items():
-        low, middle, high = _quartiles([nbytes / 1e9 / s for s in taken])
+    for name, times in seconds.items():
+        low, middle, high = _quartiles([nbytes / 1e9 / s for s in times])
         share = ""
         if name in _BASELINES:
-            bare = seconds[_BASELINES[name]]
-            a, b, c = _quartiles([base / own for base, own in zip(bare, taken, strict=True)])
-            share = f"{b:.2f} ({a:.2f} to {c:.2f})"
+            plain = seconds[_BASELINES[name]]
+            ratios = [p / t for p, t in zip(plain, times, strict=True)]
+            first, median, third = _quartiles(ratios)
+            share = f"{median:.2f} ({first:.2f} to {third:.2f})"
         rows.append(f"| {name} | {middle:.2f} ({low:.2f} to {high:.2f}) | {share} |")
     return "\n".join(rows)
 
@@ -249,16 +250,16 @@ def _loopback() -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=90, help="of one push")
-    parser.add_argument("--repetitions", type=int, default=30, help="of every way")
+    parser.add_argument("--megabytes", type=int, default=90, help="size of a push")
+    parser.add_argument("--repetitions", type=int, default=30)
     arguments = parser.parse_args()
     nbytes = arguments.megabytes * 10**6
     seconds = measure(nbytes, arguments.repetitions)
     cpu = Path("/proc/cpuinfo").read_text().count("processor\t")
     print(
-        f"Pushes of {arguments.megabytes} MB, {arguments.repetitions} repetitions of every way.\n"
+        f"Pushes of {arguments.megabytes} MB, {arguments.repetitions} repetitions.\n"
         f"Python {platform.python_version()}, torch {torch.__version__}, pyzmq "
         f"{zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}, {platform.machine()}, {cpu} cores\n"
     )

@@ -1,8 +1,8 @@
-"""Memory of every rank under two-stage ASGD and DDP, in units of the model.
+"""Memory of every rank under two-stage ASGD and DDP, as a multiple of the model's.
 
-Four ranks on one host, two groups of two: rank 0 is master, node and device, rank 1 a device, rank
-2 node and device, rank 3 a device. Each system runs in processes of its own, because memory that a
-process has had once it may keep. What a rank held before it made the model is taken off.
+There are four ranks on one host in two groups of two. Rank 0 is master, node and device, rank 1 a
+device, rank 2 node and device, rank 3 a device. Each system runs in new processes, because a
+process may keep memory that it has freed. The memory before the model is created is subtracted.
 
     python -m benchmarks.two_stage_memory
 """
@@ -40,7 +40,7 @@ _ROLES = ("rank 0: master, node, device", "1: device", "2: node, device", "3: de
 
 
 class SharedMemory(pl.Callback):
-    """How many bytes of shared memory this rank has mapped and used, when training ends."""
+    """Measure the bytes of shared memory that this rank has used at the end of training."""
 
     used = 0
 
@@ -50,32 +50,32 @@ class SharedMemory(pl.Callback):
 
 
 def status(name: str) -> int:
-    """Bytes of a line of this process's status, such as ``VmHWM``, its peak resident set."""
+    """Return a value of ``/proc/self/status`` in bytes, such as ``VmHWM``, the peak memory."""
     line = next(x for x in Path("/proc/self/status").open() if x.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])
 
 
 def strategy_of(system: str) -> Strategy:
-    """What to pass to the Trainer."""
+    """Return the strategy of the Trainer."""
     if system == "ddp":
         return DDPStrategy(process_group_backend="gloo")
     return TwoStageASGDStrategy(group_size=2, push_period=4, double_buffering=system == "on")
 
 
 def measure(system: str, width: int, out: Path) -> None:
-    """Train for some steps; rank 0 writes what all ranks have measured. On every rank."""
-    # Libraries, sockets and threads are there after a small model, and not counted.
+    """Train, and let rank 0 write the results of all ranks. All ranks must call it."""
+    # A small model first, so that libraries, sockets and threads do not count.
     _train(DNN(8), system, SharedMemory())
     before = status("VmRSS")
     shared, model = SharedMemory(), DNN(width)
     _train(model, system, shared)
     model_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    found = {"peak": status("VmHWM") - before, "shared": shared.used, "model": model_bytes}
-    rows = gathered(found)
+    reading = {"peak": status("VmHWM") - before, "shared": shared.used, "model": model_bytes}
+    rows = gathered(reading)
     if dist.get_rank() == 0:
         out.write_text(json.dumps(rows))
     if system == "ddp":
-        # Lightning's DDP leaves it there, and gloo's threads may then end the process by an abort.
+        # Lightning's DDP does not destroy it, and threads of gloo may then abort the process.
         dist.destroy_process_group()
 
 
@@ -84,16 +84,16 @@ def _train(model: DNN, system: str, shared: SharedMemory) -> None:
     train(model, _FRAMES, _STEPS, **settings)
 
 
-def table(found: dict[str, list[list[dict[str, int]]]]) -> str:
-    """Median and range over the runs of each system, in models, by rank.
+def table(by_system: dict[str, list[list[dict[str, int]]]]) -> str:
+    """Return a table of the memory of each rank in models, median and range over the runs.
 
-    The shared memory of a node counts in the resident set of every rank that has used it, so it is
-    taken off there and shown by itself.
+    The shared memory of a node is in the resident set of every rank that uses it. It is subtracted
+    there, and has a column of its own.
     """
     rows = []
-    for system, runs in found.items():
-        own = [[(rank["peak"] - rank["shared"]) / rank["model"] for rank in run] for run in runs]
-        cells = [_range([run[rank] for run in own]) for rank in range(_RANKS)]
+    for system, runs in by_system.items():
+        memory = [[(rank["peak"] - rank["shared"]) / rank["model"] for rank in run] for run in runs]
+        cells = [_range([run[rank] for run in memory]) for rank in range(_RANKS)]
         node = [run[0]["shared"] / run[0]["model"] for run in runs]
         rows.append((_SYSTEMS[system], *cells, _range(node)))
     return markdown(("system", *_ROLES, "shared by a node"), rows)
@@ -104,28 +104,28 @@ def _range(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Run every system some times, in turns, and print; or be one of the ranks."""
+    """Run all systems several times, and print the table. With JSON as argument, run as a rank."""
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         silence_lightning()
         torch.set_num_threads(1)
-        told = json.loads(sys.argv[1])
-        measure(told["system"], told["width"], Path(told["out"]))
+        settings = json.loads(sys.argv[1])
+        measure(settings["system"], settings["width"], Path(settings["out"]))
         return
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repetitions", type=int, default=3, help="of every system")
-    parser.add_argument("--width", type=int, default=1280, help="of the hidden layers")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of every system")
+    parser.add_argument("--width", type=int, default=1280, help="width of the hidden layers")
     options = parser.parse_args()
-    found: dict[str, list[list[dict[str, int]]]] = {system: [] for system in _SYSTEMS}
+    results: dict[str, list[list[dict[str, int]]]] = {system: [] for system in _SYSTEMS}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         for _ in range(options.repetitions):
-            for system, runs in found.items():
-                told = {"system": system, "width": options.width, "out": str(out)}
-                run_module("benchmarks.two_stage_memory", json.dumps(told), ranks=_RANKS)
+            for system, runs in results.items():
+                settings = {"system": system, "width": options.width, "out": str(out)}
+                run_module("benchmarks.two_stage_memory", json.dumps(settings), ranks=_RANKS)
                 runs.append(json.loads(out.read_text()))
-    size = found["ddp"][0][0]["model"] / 1e6
+    size = results["ddp"][0][0]["model"] / 1e6
     print(f"Model of {size:.1f} MB; median (range) of {options.repetitions} runs, in models.\n")
-    print(table(found))
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Frame errors of two-stage ASGD with each of its techniques switched off, on synthesised speech.
+"""Frame errors of two-stage ASGD without each of its techniques, on synthesised speech.
 
-Four ranks on one host in two groups of two, the DNN of ``examples/acoustic`` in small, the same
-number of epochs for every system. Each chooses its learning rate by the frame errors of the valid
-split with seed 0, then trains with every seed and is scored on the test split.
+Four ranks on one host form two groups of two. They train a small version of the DNN of
+``examples/acoustic``. All systems train for the same number of epochs. The learning rate of each
+system is the one with the fewest frame errors on the validation split with seed 0. The system is
+then trained with all seeds, and evaluated on the test split.
 
     python -m benchmarks.two_stage_quality
 """
@@ -44,18 +45,18 @@ _SYSTEMS = [_ONE, "DDP", *_SWITCHES]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all ranks of one start are told.
+    """Settings of one launch.
 
     Attributes:
-        systems: to train, names of this module.
-        seeds: of the model and of the order of batches, counted from 0.
+        systems: names of the systems to train.
+        seeds: number of seeds of the model and of the order of batches, which start at 0.
         rates: learning rates to choose from.
-        epochs: of every run.
-        decay_epochs: so many of them, at the end, each halve the rate.
-        batch_frames: most frames in a mini-batch of a rank.
-        push_period: N.
-        warmup_steps: of two-stage ASGD, made together.
-        out: file to which rank 0 adds a line, a row of the table, for each system.
+        epochs: number of epochs of a run.
+        decay_epochs: number of epochs at the end, each of which halves the learning rate.
+        batch_frames: largest number of frames in a mini-batch of a rank.
+        push_period: push period N.
+        warmup_steps: synchronous warm-up steps of two-stage ASGD.
+        out: file to which rank 0 appends a row of the table for each system.
 
     """
 
@@ -71,27 +72,27 @@ class Job:
 
 
 class FixedScheduleDNN(DNNAcousticModel):
-    """The DNN under a schedule that does not depend on the loss, so that all train equally long."""
+    """The DNN with a schedule that does not depend on the loss, so that all train equally long."""
 
     schedule: tuple[int, int] = (1, 0)
 
     def configure_optimizers(self) -> Any:
-        """SGD with momentum; the rate is held, then halved in each of the last epochs."""
+        """Return SGD with momentum. The learning rate is halved in each of the last epochs."""
         optimizer = torch.optim.SGD(
             self.parameters(), lr=self.learning_rate, momentum=self.momentum
         )
         epochs, decay_epochs = self.schedule
-        held = epochs - decay_epochs
-        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - held))
+        constant_epochs = epochs - decay_epochs
+        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - constant_epochs))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """None: nothing stops early."""
+        """Return no callbacks, so that there is no early stopping."""
         return []
 
 
 def strategy_of(system: str, job: Job) -> Strategy:
-    """What to pass to the Trainer."""
+    """Return the strategy of the Trainer."""
     if system == _ONE:
         return SingleDeviceStrategy(device="cpu")
     if system == "DDP":
@@ -109,7 +110,7 @@ def _ranks(system: str) -> int:
 
 
 def errors(system: str, rate: float, seed: int, job: Job) -> dict[str, float]:
-    """Percent of wrong frames of both splits after training. Every rank must call it."""
+    """Train, and return the frame errors of both splits in percent. All ranks must call it."""
     pl.seed_everything(seed, verbose=False)
     data = AcousticDataModule(
         corpus="synthetic",
@@ -146,27 +147,26 @@ def errors(system: str, rate: float, seed: int, job: Job) -> dict[str, float]:
 
 
 def study(job: Job) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each system. Every rank must."""
-
+    """Yield a row of the table for each system. All ranks must iterate over it."""
     for system in job.systems:
         tried = {rate: errors(system, rate, 0, job) for rate in job.rates}
         best = min(tried, key=lambda rate: tried[rate]["valid"])
         runs = [tried[best], *(errors(system, best, seed, job) for seed in range(1, job.seeds))]
-        cells = [[own[split] for own in runs] for split in ("test", "valid")]
-        others = ", ".join(f"{rate:g}: {own['valid']:.1f}" for rate, own in tried.items())
+        cells = [[run[split] for run in runs] for split in ("test", "valid")]
+        others = ", ".join(f"{rate:g}: {run['valid']:.1f}" for rate, run in tried.items())
         yield (system, f"{best:g}", *(mean_and_deviation(values) for values in cells), others)
 
 
 def main() -> None:
-    """Start the ranks and print the table; or be one of the ranks."""
+    """Launch the ranks and print the table. With JSON as argument, run as a rank."""
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        _be_a_rank(Job(**json.loads(sys.argv[1])))
+        _run_rank(Job(**json.loads(sys.argv[1])))
         return
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=9)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4])
-    parser.add_argument("--out", type=Path, help="file of the rows; those in it are kept")
+    parser.add_argument("--out", type=Path, help="file of the rows; existing rows are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out: Path = options.out or Path(folder) / "rows.jsonl"
@@ -194,7 +194,7 @@ def _rows(out: Path) -> list[list[str]]:
     return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
-def _be_a_rank(job: Job) -> None:
+def _run_rank(job: Job) -> None:
     silence_lightning()
     torch.set_num_threads(1)
     for row in study(job):

@@ -1,6 +1,6 @@
-"""What a rank does in the speed benchmark of two-stage ASGD: train in every way, and take the time.
+"""Training of one rank in the speed benchmark of two-stage ASGD, with all configurations.
 
-All ways take turns within a repetition, in the same processes. See `benchmarks.two_stage_speed`.
+All configurations run alternately in the same processes. See `benchmarks.two_stage_speed`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FEATURES, SENONES = 660, 1500
 """Inputs of the paper's DNN (11 frames of 60 features), and fewer outputs than its 6245."""
 
 NEVER = 10**6
-"""A push period after which no push falls into a run."""
+"""A push period that is longer than a run, so that there are no pushes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to train for some steps.
+    """One training configuration.
 
     Attributes:
-        system: ``"alone"``: rank 0 by itself while the other one sleeps; ``"apart"``: both ranks,
-            each by itself; ``"ddp"``; ``"two_stage"``.
+        system: ``"ddp"``, ``"two_stage"``, ``"alone"`` if only rank 0 trains, or ``"apart"`` if
+            both ranks train independently.
         device: ``"core"`` computes a mini-batch on a core of the host. ``"waiting"`` computes a few
-            frames and then sleeps, as a rank does whose accelerator computes.
-        push_period: N of two-stage ASGD.
-        double_buffering: likewise.
+            frames and then sleeps, like a rank that waits for its accelerator.
+        push_period: push period N of two-stage ASGD.
+        double_buffering: whether two-stage ASGD uses double buffering.
 
     """
 
@@ -55,16 +55,16 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all ranks are told.
+    """Settings of the benchmark.
 
     Attributes:
-        ways: taken in turns.
-        repetitions: of all of them.
-        width: units of each of the 5 hidden layers.
-        frames: of a mini-batch.
-        computed_frames: of them, those that a waiting device computes itself.
-        pause_s: how long a waiting device sleeps in a mini-batch.
-        out: file to which rank 0 adds a line for each way and repetition.
+        ways: configurations.
+        repetitions: number of repetitions of all configurations.
+        width: number of units of each of the 5 hidden layers.
+        frames: number of frames of a mini-batch.
+        computed_frames: number of frames of a mini-batch that a waiting device computes.
+        pause_s: seconds that a waiting device sleeps in a mini-batch.
+        out: file to which rank 0 appends a line for each configuration and repetition.
 
     """
 
@@ -78,7 +78,7 @@ class Job:
 
 
 class DNN(pl.LightningModule):
-    """The paper's kind of model: 5 hidden layers, softmax over senones, plain SGD."""
+    """A model like the paper's: 5 hidden layers, softmax over senones, SGD."""
 
     def __init__(self, width: int, pause_s: float = 0.0) -> None:
         super().__init__()
@@ -96,12 +96,12 @@ class DNN(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-class Stopwatch(pl.Callback):
-    """Time, processor time and counters between the ends of two steps of this rank.
+class WindowRecorder(pl.Callback):
+    """Measure time, processor time and counters between the ends of two steps of this rank.
 
     Args:
-        first: steps before the watch starts.
-        last: steps when it stops.
+        first: number of steps at the start of the window.
+        last: number of steps at the end of the window.
 
     """
 
@@ -115,19 +115,24 @@ class Stopwatch(pl.Callback):
         if trainer.global_step in self._marks:
             strategy = trainer.strategy
             counted = strategy.metrics() if isinstance(strategy, TwoStageASGDStrategy) else {}
-            own = {"seconds": time.perf_counter(), "cpu_seconds": time.process_time()}
-            own["steps"] = float(trainer.global_step)
-            kept = {name.removeprefix("hier/two_stage/"): n for name, n in counted.items()}
-            self._readings.append(own | {k: v for k, v in kept.items() if not k.startswith("hier")})
+            times = {"seconds": time.perf_counter(), "cpu_seconds": time.process_time()}
+            steps = {"steps": float(trainer.global_step)}
+            prefix = "hier/two_stage/"
+            counters = {
+                name.removeprefix(prefix): value
+                for name, value in counted.items()
+                if name.startswith(prefix)
+            }
+            self._readings.append(times | steps | counters)
 
     def difference(self) -> dict[str, float]:
-        """Of everything, between the two marks."""
+        """Return the differences of all values over the window."""
         before, after = self._readings
         return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def window(way: Way) -> tuple[int, int]:
-    """Steps between which a way is timed: whole push periods, after at least one of them."""
+    """Return the first and last step of the window: whole push periods, after the first one."""
     if way.system != "two_stage" or way.push_period == NEVER:
         return 4, 20
     periods = max(3, 16 // way.push_period)
@@ -136,7 +141,7 @@ def window(way: Way) -> tuple[int, int]:
 
 
 def strategy_of(way: Way) -> Strategy:
-    """What to pass to the Trainer."""
+    """Return the strategy of the Trainer."""
     if way.system == "ddp":
         return DDPStrategy(process_group_backend="gloo")
     if way.system == "two_stage":
@@ -147,36 +152,33 @@ def strategy_of(way: Way) -> Strategy:
 
 
 def train(model: DNN, frames: int, steps: int, **settings: Any) -> None:
-    """Train on one batch of so many random frames, again and again, silently."""
+    """Train for ``steps`` steps on the same batch of random frames."""
     batch = [torch.randn(frames, FEATURES), torch.randint(SENONES, (frames,))]
     loader: Any = DataLoader([batch] * steps, batch_size=None)  # type: ignore[arg-type]
-    trainer = quiet_trainer(
-        **settings,
-    )
-    trainer.fit(model, loader)
+    quiet_trainer(**settings).fit(model, loader)
 
 
 def fit(way: Way, job: Job) -> dict[str, float]:
-    """Train for some steps and give what the watch has seen. By every rank that takes part."""
+    """Train, and return the readings of the window. All ranks that train must call it."""
     first, last = window(way)
-    watch = Stopwatch(first, last)
+    recorder = WindowRecorder(first, last)
     single = way.system in ("alone", "apart")
     waiting = way.device == "waiting"
     train(
         DNN(job.width, job.pause_s if waiting else 0.0),
         job.computed_frames if waiting else job.frames,
-        last + 1,  # so that the end of the epoch is not in the window
+        last + 1,  # the end of the epoch is not in the window
         devices=1,
         num_nodes=1 if single else dist.get_world_size(),
         plugins=[LightningEnvironment()] if single else None,
         strategy=strategy_of(way),
-        callbacks=[watch],
+        callbacks=[recorder],
     )
-    return watch.difference()
+    return recorder.difference()
 
 
 def link_seconds(nbytes: int) -> float:
-    """For one transfer of so many bytes over the link, by gloo, without encryption. Both ranks."""
+    """Return the time of a transfer over the link by gloo. Both ranks must call it."""
     rank, payload = dist.get_rank(), torch.zeros(nbytes, dtype=torch.uint8)
     dist.barrier()
     begun = time.perf_counter()
@@ -186,11 +188,11 @@ def link_seconds(nbytes: int) -> float:
 
 
 def main() -> None:
-    """Do what the first argument says."""
+    """Run the job of the first argument."""
     silence_lightning()
     torch.set_num_threads(1)
-    told = json.loads(sys.argv[1])
-    job = Job(**{**told, "ways": [Way(**way) for way in told["ways"]]})
+    settings = json.loads(sys.argv[1])
+    job = Job(**{**settings, "ways": [Way(**way) for way in settings["ways"]]})
     with joined():
         _train_in_turn(job)
 
@@ -199,12 +201,12 @@ def _train_in_turn(job: Job) -> None:
     rank = dist.get_rank()
     model_bytes = 4 * sum(parameter.numel() for parameter in DNN(job.width).parameters())
     for repetition in range(job.repetitions):
-        turn = repetition * len(job.ways) // job.repetitions
-        for way in [*job.ways[turn:], *job.ways[:turn]]:
-            found = {"link": link_seconds(model_bytes)}
+        first = repetition * len(job.ways) // job.repetitions
+        for way in [*job.ways[first:], *job.ways[:first]]:
+            reading = {"link": link_seconds(model_bytes)}
             if rank == 0 or way.system != "alone":
-                found |= fit(way, job)
-            rows = gathered(found)
+                reading |= fit(way, job)
+            rows = gathered(reading)
             if rank == 0:
                 line = {"repetition": repetition, "way": asdict(way), "ranks": rows}
                 with Path(job.out).open("a") as file:

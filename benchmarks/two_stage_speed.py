@@ -1,8 +1,8 @@
-"""Speed of two-stage ASGD on two emulated hosts beside the sizing equations and DDP, in one run.
+"""Speed of two-stage ASGD on two emulated hosts, compared with the sizing equations and DDP.
 
-One rank on each host; the link between the hosts is shaped. All ways to train take turns within
-every repetition, so that whatever else the machine does meets all of them, and every ratio is one
-of two speeds of the same repetition. Needs root and Linux, for the hosts.
+There is one rank on each host, and the rate of the links is limited. All configurations alternate
+within every repetition, so that other load on the machine affects all of them. Every ratio is that
+of two speeds of the same repetition. Emulated hosts need Linux and root.
 
     python -m benchmarks.two_stage_speed
 """
@@ -30,39 +30,42 @@ from lightning_hier.algorithms.sizing import Cluster
 
 PERIODS = (1, 2, 4, 8)
 _DEVICES = ("core", "waiting")
-_SECONDS_FOR_A_WAY = 60
+_LIMIT_PER_WAY_S = 60
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """What one repetition has measured.
+    """Readings of one repetition.
 
     Attributes:
-        found: by way, what each rank counted in its window.
-        link_s: for the model over the link, once, by a bare transfer; median of this repetition.
-        model_bytes: M.
-        frames: of a mini-batch.
+        readings: readings of each rank, by configuration.
+        link_s: seconds of a transfer of the model over the link, median of the repetition.
+        model_bytes: size M of the model.
+        frames: number of frames of a mini-batch.
 
     """
 
-    found: dict[Way, list[dict[str, float]]]
+    readings: dict[Way, list[dict[str, float]]]
     link_s: float
     model_bytes: int
     frames: int
 
     def speed(self, way: Way) -> float:
-        """Frames per second of all ranks together, each by its own clock.
+        """Return the frames per second of all ranks together.
 
-        Without double buffering order-locking keeps the nodes at one pace, that of the slower one;
-        in a window of a few periods the other one may still have its head start.
+        Without double buffering, order-locking makes all nodes as slow as the slowest one. In a
+        window of a few periods, the faster node may still be ahead.
         """
-        ranks = [own for own in self.found[way] if "steps" in own]
-        speeds = [self.frames * own["steps"] / own["seconds"] for own in ranks]
+        ranks = [reading for reading in self.readings[way] if "steps" in reading]
+        speeds = [self.frames * reading["steps"] / reading["seconds"] for reading in ranks]
         locked = way.system == "two_stage" and not way.double_buffering
         return len(speeds) * min(speeds) if locked else sum(speeds)
 
     def cluster(self, device: str) -> Cluster:
-        """What the sizing equations are told: one node crosses the link, the master's does not."""
+        """Return the inputs of the sizing equations.
+
+        Only one node communicates over the link, because the other one is on the master's host.
+        """
         alone = Way(system="alone", device=device)  # type: ignore[arg-type]
         return Cluster(
             nodes=1,
@@ -74,44 +77,44 @@ class Repetition:
         )
 
     def predicted_speed(self, way: Way) -> float:
-        """Frames per second of both nodes: the master's keeps the pace of the one that crosses."""
+        """Predict the frames per second of both nodes, which are equally fast."""
         speed = self.cluster(way.device).samples_per_second(
             way.push_period, double_buffering=way.double_buffering
         )
         return 2 * speed
 
     def predicted_period(self, way: Way) -> float:
-        """Seconds from one push of a node to its next."""
+        """Predict the seconds between two pushes of a node."""
         return self.cluster(way.device).period_seconds(
             way.push_period, double_buffering=way.double_buffering
         )
 
     def period(self, way: Way) -> float:
-        """The same, of the node that crosses the link, as measured."""
-        own = self.found[way][1]
-        return own["seconds"] / own["steps"] * self.gradients_per_push(way)
+        """Return the measured seconds between two pushes of the remote node."""
+        remote = self.readings[way][1]
+        return remote["seconds"] / remote["steps"] * self.gradients_per_push(way)
 
     def gradients_per_push(self, way: Way) -> float:
-        """Of the node that crosses the link."""
-        own = self.found[way][1]
-        return own["node/gradients"] / own["node/pushes"]
+        """Return the mean number of gradients in a push of the remote node."""
+        remote = self.readings[way][1]
+        return remote["node/gradients"] / remote["node/pushes"]
 
     def exchange_seconds(self, way: Way) -> float:
-        """From a push to its answer, of the node that crosses the link."""
-        own = self.found[way][1]
-        return own["node/seconds"] / own["node/pushes"]
+        """Return the mean seconds from a push of the remote node to the reply."""
+        remote = self.readings[way][1]
+        return remote["node/seconds"] / remote["node/pushes"]
 
     def processor_ms(self, way: Way, rank: int) -> float:
-        """Processor time of a rank for a mini-batch, all its threads together."""
-        own = self.found[way][rank]
-        return 1e3 * own["cpu_seconds"] / own["steps"]
+        """Return the processor time of a rank for a mini-batch, all threads, in milliseconds."""
+        reading = self.readings[way][rank]
+        return 1e3 * reading["cpu_seconds"] / reading["steps"]
 
 
 Reading = Callable[[Repetition, Way], float]
 
 
 def two_stage(device: str, push_period: int, *, double_buffering: bool = True) -> Way:
-    """Two-stage ASGD on such devices."""
+    """Return a configuration of two-stage ASGD."""
     return Way(
         system="two_stage",
         device=device,  # type: ignore[arg-type]
@@ -121,7 +124,7 @@ def two_stage(device: str, push_period: int, *, double_buffering: bool = True) -
 
 
 def all_ways() -> list[Way]:
-    """In the order of the first repetition."""
+    """Return all configurations in the order of the first repetition."""
     ways = [Way(system="apart", device="core"), Way(system="ddp", device="core")]
     for device in _DEVICES:
         ways += [Way(system="alone", device=device), two_stage(device, NEVER)]  # type: ignore[arg-type]
@@ -131,25 +134,25 @@ def all_ways() -> list[Way]:
 
 
 def read_repetitions(lines: Sequence[str], frames: int) -> list[Repetition]:
-    """Out of the lines that rank 0 has written."""
+    """Parse the lines that rank 0 has written."""
     rows = [json.loads(line) for line in lines]
     result = []
     for number in sorted({row["repetition"] for row in rows}):
-        own = [row for row in rows if row["repetition"] == number]
-        found = {Way(**row["way"]): row["ranks"] for row in own}
-        link_s = statistics.median(row["ranks"][0]["link"] for row in own)
-        result.append(Repetition(found, link_s, own[0]["model_bytes"], frames))
+        selected = [row for row in rows if row["repetition"] == number]
+        readings = {Way(**row["way"]): row["ranks"] for row in selected}
+        link_s = statistics.median(row["ranks"][0]["link"] for row in selected)
+        result.append(Repetition(readings, link_s, selected[0]["model_bytes"], frames))
     return result
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median and quartiles."""
+    """Format the median and the quartiles."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 def sizing_table(repetitions: Sequence[Repetition], device: str) -> str:
-    """Speed and period beside what the sizing equations say."""
+    """Return the table of measured and predicted speeds and periods."""
     header = ("N", "double buffering", "predicted frames/s", "frames/s", "of the predicted",
               "predicted period s", "period s", "of the predicted", "gradients a push")  # fmt: skip
     columns = [
@@ -174,7 +177,7 @@ def sizing_table(repetitions: Sequence[Repetition], device: str) -> str:
 
 
 def control_table(repetitions: Sequence[Repetition], device: str) -> str:
-    """What does not exchange, and DDP, beside two-stage ASGD, and the processor time of each."""
+    """Return the table of speed and processor time, also without communication and with DDP."""
     alone = Way(system="alone", device=device)  # type: ignore[arg-type]
     ways = {"one rank alone": alone}
     if device == "core":
@@ -199,19 +202,19 @@ def control_table(repetitions: Sequence[Repetition], device: str) -> str:
 
 
 def inputs_table(repetitions: Sequence[Repetition]) -> str:
-    """What the sizing equations were told, and how long an exchange took."""
+    """Return the table of the inputs of the sizing equations, and the time of an exchange."""
     rows = []
     for device in _DEVICES:
-        told = [r.cluster(device) for r in repetitions]
-        waiting = [two_stage(device, period, double_buffering=False) for period in PERIODS]
-        taken = [statistics.mean(r.exchange_seconds(way) for way in waiting) for r in repetitions]
+        clusters = [r.cluster(device) for r in repetitions]
+        ways = [two_stage(device, period, double_buffering=False) for period in PERIODS]
+        exchanges = [statistics.mean(r.exchange_seconds(way) for way in ways) for r in repetitions]
         rows.append(
             (
                 device,
-                spread([1e3 * cluster.computation_seconds(1) for cluster in told], 0),
-                spread([1e3 * cluster.transmission_seconds() for cluster in told], 0),
-                spread([1e3 * seconds for seconds in taken], 0),
-                spread([cluster.best_push_period() for cluster in told], 0),
+                spread([1e3 * cluster.computation_seconds(1) for cluster in clusters], 0),
+                spread([1e3 * cluster.transmission_seconds() for cluster in clusters], 0),
+                spread([1e3 * seconds for seconds in exchanges], 0),
+                spread([cluster.best_push_period() for cluster in clusters], 0),
             )
         )
     header = ("device", "T_calc ms, N = 1", "T_trans ms", "an exchange ms", "best N")
@@ -219,28 +222,30 @@ def inputs_table(repetitions: Sequence[Repetition]) -> str:
 
 
 def measure(job: Job, rate: str) -> None:
-    """Run all ways on two hosts; the ranks write the file of the job.
+    """Run all configurations on two hosts. Rank 0 writes the file of the job.
 
     Raises:
-        RuntimeError: a rank failed; what the hosts have put out.
-        TimeoutError: the ranks came to no end.
+        RuntimeError: a rank failed. The message contains the output of the hosts.
+        TimeoutError: the run was not complete within the limit.
 
     """
-    limit_s = _SECONDS_FOR_A_WAY * job.repetitions * len(job.ways)
+    limit_s = _LIMIT_PER_WAY_S * job.repetitions * len(job.ways)
     with tempfile.TemporaryDirectory() as name, hosts(2, rate) as pair:
-        folder, told = Path(name), json.dumps(asdict(job))
-        run_module(pair, 1, "benchmarks.two_stage_ranks", told, folder=folder, limit_s=limit_s)
+        folder, settings = Path(name), json.dumps(asdict(job))
+        run_module(pair, 1, "benchmarks.two_stage_ranks", settings, folder=folder, limit_s=limit_s)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repetitions", type=int, default=5, help="of every way")
-    parser.add_argument("--rate", default="1gbit", help="of the link, as tc reads it")
-    parser.add_argument("--width", type=int, default=768, help="of the hidden layers")
-    parser.add_argument("--frames", type=int, default=256, help="of a mini-batch")
-    parser.add_argument("--pause", type=float, default=0.07, help="of a waiting device, seconds")
-    parser.add_argument("--out", type=Path, help="file of readings; if there is one, it is shown")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--rate", default="1gbit", help="rate of the links, for tc")
+    parser.add_argument("--width", type=int, default=768, help="width of the hidden layers")
+    parser.add_argument("--frames", type=int, default=256, help="frames of a mini-batch")
+    parser.add_argument("--pause", type=float, default=0.07, help="seconds of a waiting device")
+    parser.add_argument(
+        "--out", type=Path, help="file of readings; an existing one is only printed"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         out: Path = options.out or Path(name) / "readings.jsonl"
@@ -263,8 +268,8 @@ def main() -> None:
         print(f"{control_table(repetitions, device)}\n")
 
 
-def _ratio(above: Reading, below: Reading) -> Reading:
-    return lambda repetition, way: above(repetition, way) / below(repetition, way)
+def _ratio(numerator: Reading, denominator: Reading) -> Reading:
+    return lambda repetition, way: numerator(repetition, way) / denominator(repetition, way)
 
 
 def _heading(repetitions: Sequence[Repetition], rate: str) -> str:

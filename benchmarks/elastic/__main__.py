@@ -4,10 +4,10 @@
     python -m benchmarks.elastic --minutes 2 --short  fewer seeds and more kills, under 8 minutes
 
 Four groups of one rank train on this machine. Every 30 s, a random one is killed by SIGKILL at a
-random time, and restarted at once. Both runs with kills have the same ones. The run without kills
-takes as long, with the first seed. Runs with further seeds make as many steps, without emulated
-computation. Logs and results are written into the output folder, whose content is removed first.
-The exit code is 1 if a result is not as required.
+random time, and restarted at once. The kills are the same in both runs with kills. The run without
+kills takes as long, with the first seed. Runs with further seeds make as many steps, without
+emulated computation. Logs and results are written into the output folder, whose content is removed
+first. The exit code is 1 if a result is not as required.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def figures(readings: Sequence[Reading], block: int) -> Figures:
 def _between(steps_s: Sequence[float], block: int) -> list[float]:
     if block == 1:
         return list(steps_s)
-    return [taken for number, taken in enumerate(steps_s, start=1) if number % block]
+    return [seconds for number, seconds in enumerate(steps_s, start=1) if number % block]
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

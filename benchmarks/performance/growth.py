@@ -118,9 +118,7 @@ def growth_table(measured: Curves) -> tuple[str, list[str]]:
             rows.append((cause, name, f"{power:.2f}", "yes" if linear else "no"))
             if not linear:
                 faults.append(f"{name} with {cause} (exponent {power:.2f})")
-    return markdown(
-        ("what grows", "what it costs", "exponent", "no worse than linear"), rows
-    ), faults
+    return markdown(("variable", "cost", "exponent", "at most linear"), rows), faults
 
 
 def _measure_point(ranks: int, point: Point) -> dict[str, float]:

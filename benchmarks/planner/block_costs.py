@@ -47,10 +47,13 @@ def fit_block_costs(readings: Sequence[SpeedupReading]) -> BlockCosts:
         ValueError: fewer than two block sizes, or no valid parameters fit the readings.
 
     """
-    if len({own.block_size for own in readings}) < 2:
+    if len({reading.block_size for reading in readings}) < 2:
         raise ValueError("readings of at least two block sizes are needed to fit two parameters")
     # Divide each equation by its left side, so that the deviations are relative.
-    rows = [(own.speedup / own.ranks, own.speedup / own.ranks / own.block_size) for own in readings]
+    rows = [
+        (reading.speedup / reading.ranks, reading.speedup / reading.ranks / reading.block_size)
+        for reading in readings
+    ]
     aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = aa * bb - ab * ab

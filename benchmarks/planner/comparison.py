@@ -16,18 +16,18 @@ class Comparison:
     Attributes:
         name: name of the row.
         predicted: value predicted by the planner.
-        found: reported or measured value.
+        reference: reported or measured value.
 
     """
 
     name: str
     predicted: float
-    found: float
+    reference: float
 
     @property
     def deviation(self) -> float:
         """Relative error of the prediction."""
-        return self.predicted / self.found - 1
+        return self.predicted / self.reference - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Section:
         """Return the section as Markdown."""
         header = ("", f"predicted ({self.unit})", f"reference ({self.unit})", "deviation")
         rows = [
-            (row.name, f"{row.predicted:.4g}", f"{row.found:.4g}", f"{row.deviation:+.1%}")
+            (row.name, f"{row.predicted:.4g}", f"{row.reference:.4g}", f"{row.deviation:+.1%}")
             for row in self.rows
         ]
         parts = [f"## {self.title}", f"Reference: {self.source}. Inputs: {self.given}",
@@ -88,12 +88,12 @@ def summary(sections: Sequence[Section]) -> str:
     """Return a table of the limits."""
     rows = [
         (
-            own.title,
-            "-" if own.limit is None else f"{own.limit:.0%}",
-            f"{own.largest:.1%}",
-            own.verdict,
+            section.title,
+            "-" if section.limit is None else f"{section.limit:.0%}",
+            f"{section.largest:.1%}",
+            section.verdict,
         )
-        for own in sections
+        for section in sections
     ]
     return markdown(("", "limit", "largest deviation", "within limit"), rows)
 

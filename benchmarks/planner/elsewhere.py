@@ -58,10 +58,10 @@ def section() -> Section:
             Comparison(
                 name=f"H = {size}, {rate} Mbit/s",
                 predicted=utilisation(size, PAYLOAD_SHARE * rate, STEP_S[size]),
-                found=found,
+                reference=reference,
             )
             for size, cells in UTILISATION.items()
-            for rate, found in cells.items()
+            for rate, reference in cells.items()
         ],
         limit=0.30,
         remark="At 1 and 5 Gbit/s, the time of a synchronisation is within 8% of that of a ring. "

@@ -83,10 +83,10 @@ def _runs() -> list[dict[str, dict[str, float]]]:
 
 def _variants() -> list[Variant]:
     """Return the variants that the runs of the report have."""
-    return [own for own in variants(HOSTS.devices) if all(own.name in run for run in _runs())]
+    return [v for v in variants(HOSTS.devices) if all(v.name in run for run in _runs())]
 
 
-def _found(variant: Variant, value: str) -> float:
+def _reference(variant: Variant, value: str) -> float:
     """Return the median over the runs of the report."""
     return statistics.median(run[variant.name][value] for run in _runs())
 
@@ -101,7 +101,7 @@ def _synchronisations() -> Section:
             Comparison(
                 name=variant.name,
                 predicted=synchronise(LSTM, HOSTS, _block(variant)).blocking_s,
-                found=_found(variant, "seconds"),
+                reference=_reference(variant, "seconds"),
             )
             for variant in _variants()
         ],
@@ -120,7 +120,7 @@ def _memory() -> Section:
                 name=variant.name,
                 predicted=synchronisation_memory_bytes(LSTM, HOSTS, _block(variant))
                 / LSTM.model_bytes,
-                found=_found(variant, "extra_models"),
+                reference=_reference(variant, "extra_models"),
             )
             for variant in _variants()
         ],
@@ -138,12 +138,12 @@ def _two_stage(kind: str) -> Section:
     )
     network = replace(HOSTS, devices=1, between=replace(HOSTS.between, bytes_per_second=119.3e6))
     rows = []
-    for (period, buffering), found in TWO_STAGE[kind].items():
+    for (period, buffering), reference in TWO_STAGE[kind].items():
         settings = Settings(push_period=period, double_buffering=buffering)
         step_s = predict("two_stage_asgd", work, network, settings).step_s
         name = f"N = {period}, {'with' if buffering else 'without'} buffering"
         speed = network.ranks * FRAMES / step_s
-        rows.append(Comparison(name=name, predicted=speed, found=found))
+        rows.append(Comparison(name=name, predicted=speed, reference=reference))
     by_itself = "" if not work.on_cores else ", of which two independent ranks keep 0.915"
     return Section(
         title=f"Two-stage ASGD, 2 x 1, 1 Gbit/s, {kind}",
@@ -159,7 +159,7 @@ def _two_stage(kind: str) -> Section:
 def _late_replies() -> Section:
     step_s, share, late_s, ranks = 0.272, 0.007, 0.33, 8
     rows = []
-    for (pushes, pulled), found in LATE.items():
+    for (pushes, pulled), reference in LATE.items():
         waited_s = _late_wait_s(
             ranks,
             min_pushes=round(pushes * ranks),
@@ -169,7 +169,7 @@ def _late_replies() -> Section:
         )
         predicted = 1 + waited_s / step_s
         name = f"c = {pushes * ranks:g}, b = {pulled:.0%}"
-        rows.append(Comparison(name=name, predicted=predicted, found=found))
+        rows.append(Comparison(name=name, predicted=predicted, reference=reference))
     return Section(
         title="PSP-SGD with late replies, 8 ranks",
         unit="relative to no delays",

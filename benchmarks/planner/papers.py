@@ -16,7 +16,7 @@ BMUF = TABLE_2["bmuf_nbm"]
 BMUF_GTC = TABLE_2["bmuf_gtc"]
 
 BMUF_BY_RANKS = TABLE_1["bmuf_nbm"]
-"""By GPUs, block size 50 (Table 1)."""
+"""Speedup with block size 50, by number of GPUs (Table 1)."""
 
 ALONE_S = 4951.53
 """Epoch of Adam on one GPU (bmuf_adam, Table 2)."""
@@ -26,7 +26,7 @@ EPOCH_S = {
     (32, 8): 164.36, (32, 16): 157.68, (32, 32): 153.64,
     (64, 8): 84.83,
 }  # fmt: skip
-"""By GPUs and block size. Our copy of the paper ends at 64 GPUs with block size 8."""
+"""Epoch by number of GPUs and block size. Our copy of the paper ends at 64 GPUs, block size 8."""
 
 KFPS = {
     (1, 2): (28.2, 15.1),
@@ -34,8 +34,9 @@ KFPS = {
     (3, 6): (84.6, 44.5),
     (4, 8): (112.5, 59.6),
 }
-"""By devices of a node and push period, with and without double buffering (two_stage_asgd,
-Table 2); 4 nodes, 9400 frames/s of a single device, mini-batches of 4096, 112 MB."""
+"""Thousands of frames per second with and without double buffering, by devices of a node and push
+period (two_stage_asgd, Table 2). 4 nodes, 9400 frames/s of one device, mini-batches of 4096,
+112 MB."""
 
 _NODES, _DEVICE_FPS, _BATCH, _MODEL_BYTES = 4, 9400.0, 4096, 112e6
 
@@ -54,21 +55,26 @@ def sections() -> list[Section]:
 
 def _fit(table: dict[int, float]) -> BlockCosts:
     return fit_block_costs(
-        [SpeedupReading(ranks=128, block_size=size, speedup=found) for size, found in table.items()]
+        [
+            SpeedupReading(ranks=128, block_size=size, speedup=reference)
+            for size, reference in table.items()
+        ]
     )
 
 
 def _by_block(name: str, table: dict[int, float], limit: float) -> Section:
     costs = _fit(table)
     rows = [
-        Comparison(name=f"block size {size}", predicted=costs.speedup(128, size), found=found)
-        for size, found in table.items()
+        Comparison(
+            name=f"block size {size}", predicted=costs.speedup(128, size), reference=reference
+        )
+        for size, reference in table.items()
     ]
     return Section(
         title=name,
         unit="speedup",
         source="two_tiered_bmuf_gtc, Table 2, frames/s",
-        given=f"efficiency and cost of a synchronisation, both fitted to the rows: {_said(costs)}.",
+        given=f"efficiency and cost of a synchronisation, both fitted to the rows: {_text(costs)}.",
         rows=rows,
         limit=limit,
     )
@@ -80,10 +86,12 @@ def _by_ranks() -> Section:
         title="BMUF on fewer GPUs",
         unit="speedup",
         source="two_tiered_bmuf_gtc, Table 1, block size 50",
-        given=f"the parameters fitted on 128 GPUs: {_said(costs)}.",
+        given=f"the parameters fitted on 128 GPUs: {_text(costs)}.",
         rows=[
-            Comparison(name=f"{ranks} GPUs", predicted=costs.speedup(ranks, 50), found=found)
-            for ranks, found in BMUF_BY_RANKS.items()
+            Comparison(
+                name=f"{ranks} GPUs", predicted=costs.speedup(ranks, 50), reference=reference
+            )
+            for ranks, reference in BMUF_BY_RANKS.items()
         ],
         limit=None,
         remark="The loss per rank grows with the number of ranks, so the parameters fitted on 128 "
@@ -94,8 +102,8 @@ def _by_ranks() -> Section:
 def _bmuf_adam() -> Section:
     costs = fit_block_costs(
         [
-            SpeedupReading(ranks=ranks, block_size=size, speedup=ALONE_S / found)
-            for (ranks, size), found in EPOCH_S.items()
+            SpeedupReading(ranks=ranks, block_size=size, speedup=ALONE_S / reference)
+            for (ranks, size), reference in EPOCH_S.items()
         ]
     )
     return Section(
@@ -103,14 +111,14 @@ def _bmuf_adam() -> Section:
         unit="s per epoch",
         source="bmuf_adam, Table 2",
         given=f"the epoch on one GPU, {ALONE_S} s, and two parameters fitted to all rows: "
-        f"{_said(costs)}.",
+        f"{_text(costs)}.",
         rows=[
             Comparison(
                 name=f"{ranks} GPUs, block size {size}",
                 predicted=ALONE_S / costs.speedup(ranks, size),
-                found=found,
+                reference=reference,
             )
-            for (ranks, size), found in EPOCH_S.items()
+            for (ranks, size), reference in EPOCH_S.items()
         ],
         limit=0.10,
         remark="The efficiency exceeds 1: 16 GPUs with block size 32 take less than 1/16 of the "
@@ -131,17 +139,26 @@ def _cluster(devices: int, bandwidth: float) -> Cluster:
 
 def _table_2(bandwidth: float) -> list[Comparison]:
     rows = []
-    for (devices, period), found in KFPS.items():
+    for (devices, period), reference in KFPS.items():
         cluster = _cluster(devices, bandwidth)
-        for buffering, value in zip((True, False), found, strict=True):
+        for buffering, value in zip((True, False), reference, strict=True):
             speed = cluster.samples_per_second(period, double_buffering=buffering)
             name = f"4x{devices}, N = {period}, {'with' if buffering else 'without'} buffering"
-            rows.append(Comparison(name=name, predicted=speed / 1e3, found=value))
+            rows.append(Comparison(name=name, predicted=speed / 1e3, reference=value))
     return rows
 
 
+def _fitted_bandwidth() -> float:
+    """Fit the bandwidth to Table 2 by least squares of logarithmic deviations."""
+
+    def cost(bandwidth: float) -> float:
+        return sum(log(1 + row.deviation) ** 2 for row in _table_2(bandwidth))
+
+    return least(cost, 3e8, 1.3e9)
+
+
 def _two_stage() -> Section:
-    bandwidth = least(lambda own: sum(log(1 + r.deviation) ** 2 for r in _table_2(own)), 3e8, 1.3e9)
+    bandwidth = _fitted_bandwidth()
     return Section(
         title="Two-stage ASGD",
         unit="kfps",
@@ -154,14 +171,14 @@ def _two_stage() -> Section:
 
 
 def _two_stage_table_3() -> Section:
-    bandwidth = least(lambda own: sum(log(1 + r.deviation) ** 2 for r in _table_2(own)), 3e8, 1.3e9)
+    bandwidth = _fitted_bandwidth()
     speed = _cluster(2, bandwidth).samples_per_second(6) / 1e3
     return Section(
         title="Two-stage ASGD, Table 3",
         unit="kfps",
         source="two_stage_asgd, Table 3",
         given="the same bandwidth; N = 6.",
-        rows=[Comparison(name="4x2, N = 6", predicted=speed, found=55.7)],
+        rows=[Comparison(name="4x2, N = 6", predicted=speed, reference=55.7)],
         limit=None,
         remark="This table of the paper includes initialisation, and N = 6 is no faster than N = 4 "
         "(56.3 in Table 2). In eq. 6 and 7 it is faster, because T_calc is the longer term.",
@@ -176,5 +193,5 @@ def least(cost: Callable[[float], float], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def _said(costs: BlockCosts) -> str:
+def _text(costs: BlockCosts) -> str:
     return f"e = {costs.efficiency:.3f}, s = {costs.synchronisation_steps:.2f} steps"

@@ -57,26 +57,26 @@ def sections(work: Workload, network: Network) -> list[Section]:
 
     """
     measured = results()
-    found = []
+    parts = []
     for kind, rate in _KINDS.items():
         rows = {name: _rows(measured, kind, name) for name in SETTINGS}
-        there = {name: own for name, own in rows.items() if own}
-        if there:
-            found.append(_times(there, work, network, rate))
-            found.append(_bytes(there, work, network, rate))
-    return found
+        available = {name: runs for name, runs in rows.items() if runs}
+        if available:
+            parts.append(_times(available, work, network, rate))
+            parts.append(_bytes(available, work, network, rate))
+    return parts
 
 
 def _rows(measured: Results, kind: str, name: str) -> list[Figures]:
     return list(measured.figures(kind, name).values())
 
 
-def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figures]) -> Prediction:
+def _predicted(name: str, work: Workload, network: Network, runs: Sequence[Figures]) -> Prediction:
     """Predict from the step without communication and the goodput of the same run."""
     between = replace(
-        network.between, bytes_per_second=_median(own, lambda row: row.goodput or inf)
+        network.between, bytes_per_second=_median(runs, lambda row: row.goodput or inf)
     )
-    step_s = _median(own, lambda row: row.control_s)
+    step_s = _median(runs, lambda row: row.control_s)
     strategy, settings = SETTINGS[name]
     # The float16 hook halves the bytes sent.
     work = replace(work, step_s=step_s, element_bytes=2 if name == "ddp_fp16" else 4)
@@ -94,10 +94,10 @@ def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rat
         rows=[
             Comparison(
                 name=f"`{name}`",
-                predicted=1e3 * _predicted(name, work, network, own).step_s,
-                found=1e3 * _median(own, lambda row: row.step_s),
+                predicted=1e3 * _predicted(name, work, network, runs).step_s,
+                reference=1e3 * _median(runs, lambda row: row.step_s),
             )
-            for name, own in rows.items()
+            for name, runs in rows.items()
         ],
         limit=0.20,
     )
@@ -112,19 +112,19 @@ def _bytes(rows: dict[str, list[Figures]], work: Workload, network: Network, rat
         rows=[
             Comparison(
                 name=f"`{name}`",
-                predicted=_predicted(name, work, network, own).host_bytes / 1e6,
-                found=_median(own, lambda row: row.host_bytes) / 1e6,
+                predicted=_predicted(name, work, network, runs).host_bytes / 1e6,
+                reference=_median(runs, lambda row: row.host_bytes) / 1e6,
             )
-            for name, own in rows.items()
+            for name, runs in rows.items()
         ],
         limit=0.05,
     )
 
 
 def _runs(rows: dict[str, list[Figures]]) -> str:
-    counts = sorted({len(own) for own in rows.values()})
-    said = " to ".join(map(str, [counts[0], *counts[1:][-1:]]))
-    return "one run" if counts == [1] else f"median of {said} runs"
+    counts = sorted({len(runs) for runs in rows.values()})
+    text = " to ".join(map(str, [counts[0], *counts[1:][-1:]]))
+    return "one run" if counts == [1] else f"median of {text} runs"
 
 
 def _median(rows: Sequence[Figures], value: Callable[[Figures], float]) -> float:

@@ -10,8 +10,8 @@ Each job trains under torchrun with one of several strategies. Random faults are
 - ``delay``: SIGSTOP to one rank, and SIGCONT within the time limit of collectives.
 
 A restarted job may have a different number of ranks. With the same number, the final model must be
-bit for bit that of a run without faults. A wait that exceeds its time limit is a hang. The exit code
-is 0 if there were no errors.
+bit for bit that of a run without faults. A wait that exceeds its time limit is a hang. The exit
+code is 0 if there were no errors.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_the_committed_report_is_the_one_that_the_command_writes() -> None:
 
 
 def test_a_row_beyond_its_limit_is_told() -> None:
-    rows = [Comparison(name=str(n), predicted=n, found=100) for n in (90, 100, 121)]
+    rows = [Comparison(name=str(n), predicted=n, reference=100) for n in (90, 100, 121)]
     section = Section(title="t", unit="s", source="f", given="g", rows=rows, limit=0.2)
     assert [row.name for row in section.missed] == ["121"]
     assert section.verdict == "1 of 3 exceed it"
