@@ -1,1 +1,1 @@
-"""Measurements whose results stand in docs/reports."""
+"""Benchmarks, whose results are in docs/reports."""

@@ -59,7 +59,7 @@ class Wide(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
 
 
-class Saves(pl.Callback):
+class MeasureSave(pl.Callback):
     """Save in the middle of a block, and measure time and memory.
 
     Args:
@@ -101,7 +101,7 @@ def _seconds(act: Callable[[], object]) -> float:
 def measure(system: str, ranks: int, folder: Path) -> None:
     """Train and save. Rank 0 writes the results. All ranks must call it."""
     silence_lightning()
-    saves = Saves(folder)
+    saves = MeasureSave(folder)
     model = Wide(system)
     trainer = pl.Trainer(
         strategy=_SYSTEMS[system](),

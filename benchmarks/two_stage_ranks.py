@@ -34,7 +34,7 @@ NEVER = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Configuration:
     """One training configuration.
 
     Attributes:
@@ -58,7 +58,7 @@ class Job:
     """Settings of the benchmark.
 
     Attributes:
-        ways: configurations.
+        configurations: configurations to measure.
         repetitions: number of repetitions of all configurations.
         width: number of units of each of the 5 hidden layers.
         frames: number of frames of a mini-batch.
@@ -68,7 +68,7 @@ class Job:
 
     """
 
-    ways: list[Way]
+    configurations: list[Configuration]
     repetitions: int
     width: int
     frames: int
@@ -131,22 +131,22 @@ class WindowRecorder(pl.Callback):
         return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
-def window(way: Way) -> tuple[int, int]:
+def window(config: Configuration) -> tuple[int, int]:
     """Return the first and last step of the window: whole push periods, after the first one."""
-    if way.system != "two_stage" or way.push_period == NEVER:
+    if config.system != "two_stage" or config.push_period == NEVER:
         return 4, 20
-    periods = max(3, 16 // way.push_period)
-    first = max(4, way.push_period)
-    return first, first + periods * way.push_period
+    periods = max(3, 16 // config.push_period)
+    first = max(4, config.push_period)
+    return first, first + periods * config.push_period
 
 
-def strategy_of(way: Way) -> Strategy:
+def strategy_of(config: Configuration) -> Strategy:
     """Return the strategy of the Trainer."""
-    if way.system == "ddp":
+    if config.system == "ddp":
         return DDPStrategy(process_group_backend="gloo")
-    if way.system == "two_stage":
+    if config.system == "two_stage":
         return TwoStageASGDStrategy(
-            push_period=way.push_period, double_buffering=way.double_buffering
+            push_period=config.push_period, double_buffering=config.double_buffering
         )
     return SingleDeviceStrategy(device="cpu")
 
@@ -158,12 +158,12 @@ def train(model: DNN, frames: int, steps: int, **settings: Any) -> None:
     quiet_trainer(**settings).fit(model, loader)
 
 
-def fit(way: Way, job: Job) -> dict[str, float]:
+def fit(config: Configuration, job: Job) -> dict[str, float]:
     """Train, and return the readings of the window. All ranks that train must call it."""
-    first, last = window(way)
+    first, last = window(config)
     recorder = WindowRecorder(first, last)
-    single = way.system in ("alone", "apart")
-    waiting = way.device == "waiting"
+    single = config.system in ("alone", "apart")
+    waiting = config.device == "waiting"
     train(
         DNN(job.width, job.pause_s if waiting else 0.0),
         job.computed_frames if waiting else job.frames,
@@ -171,7 +171,7 @@ def fit(way: Way, job: Job) -> dict[str, float]:
         devices=1,
         num_nodes=1 if single else dist.get_world_size(),
         plugins=[LightningEnvironment()] if single else None,
-        strategy=strategy_of(way),
+        strategy=strategy_of(config),
         callbacks=[recorder],
     )
     return recorder.difference()
@@ -192,7 +192,12 @@ def main() -> None:
     silence_lightning()
     torch.set_num_threads(1)
     settings = json.loads(sys.argv[1])
-    job = Job(**{**settings, "ways": [Way(**way) for way in settings["ways"]]})
+    job = Job(
+        **{
+            **settings,
+            "configurations": [Configuration(**config) for config in settings["configurations"]],
+        }
+    )
     with joined():
         _train_in_turn(job)
 
@@ -201,14 +206,14 @@ def _train_in_turn(job: Job) -> None:
     rank = dist.get_rank()
     model_bytes = 4 * sum(parameter.numel() for parameter in DNN(job.width).parameters())
     for repetition in range(job.repetitions):
-        first = repetition * len(job.ways) // job.repetitions
-        for way in [*job.ways[first:], *job.ways[:first]]:
+        first = repetition * len(job.configurations) // job.repetitions
+        for config in [*job.configurations[first:], *job.configurations[:first]]:
             reading = {"link": link_seconds(model_bytes)}
-            if rank == 0 or way.system != "alone":
-                reading |= fit(way, job)
+            if rank == 0 or config.system != "alone":
+                reading |= fit(config, job)
             rows = gathered(reading)
             if rank == 0:
-                line = {"repetition": repetition, "way": asdict(way), "ranks": rows}
+                line = {"repetition": repetition, "way": asdict(config), "ranks": rows}
                 with Path(job.out).open("a") as file:
                     file.write(json.dumps(line | {"model_bytes": model_bytes}) + "\n")
 

@@ -24,13 +24,13 @@ import torch
 
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
-from benchmarks.two_stage_ranks import NEVER, Job, Way
+from benchmarks.two_stage_ranks import NEVER, Configuration, Job
 from examples.tables import markdown
 from lightning_hier.algorithms.sizing import Cluster
 
 PERIODS = (1, 2, 4, 8)
 _DEVICES = ("core", "waiting")
-_LIMIT_PER_WAY_S = 60
+_LIMIT_PER_CONFIGURATION_S = 60
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,20 @@ class Repetition:
 
     """
 
-    readings: dict[Way, list[dict[str, float]]]
+    readings: dict[Configuration, list[dict[str, float]]]
     link_s: float
     model_bytes: int
     frames: int
 
-    def speed(self, way: Way) -> float:
+    def speed(self, config: Configuration) -> float:
         """Return the frames per second of all ranks together.
 
         Without double buffering, order-locking makes all nodes as slow as the slowest one. In a
         window of a few periods, the faster node may still be ahead.
         """
-        ranks = [reading for reading in self.readings[way] if "steps" in reading]
+        ranks = [reading for reading in self.readings[config] if "steps" in reading]
         speeds = [self.frames * reading["steps"] / reading["seconds"] for reading in ranks]
-        locked = way.system == "two_stage" and not way.double_buffering
+        locked = config.system == "two_stage" and not config.double_buffering
         return len(speeds) * min(speeds) if locked else sum(speeds)
 
     def cluster(self, device: str) -> Cluster:
@@ -66,7 +66,7 @@ class Repetition:
 
         Only one node communicates over the link, because the other one is on the master's host.
         """
-        alone = Way(system="alone", device=device)  # type: ignore[arg-type]
+        alone = Configuration(system="alone", device=device)  # type: ignore[arg-type]
         return Cluster(
             nodes=1,
             devices=1,
@@ -76,46 +76,46 @@ class Repetition:
             device_speed=self.speed(alone),
         )
 
-    def predicted_speed(self, way: Way) -> float:
+    def predicted_speed(self, config: Configuration) -> float:
         """Predict the frames per second of both nodes, which are equally fast."""
-        speed = self.cluster(way.device).samples_per_second(
-            way.push_period, double_buffering=way.double_buffering
+        speed = self.cluster(config.device).samples_per_second(
+            config.push_period, double_buffering=config.double_buffering
         )
         return 2 * speed
 
-    def predicted_period(self, way: Way) -> float:
+    def predicted_period(self, config: Configuration) -> float:
         """Predict the seconds between two pushes of a node."""
-        return self.cluster(way.device).period_seconds(
-            way.push_period, double_buffering=way.double_buffering
+        return self.cluster(config.device).period_seconds(
+            config.push_period, double_buffering=config.double_buffering
         )
 
-    def period(self, way: Way) -> float:
+    def period(self, config: Configuration) -> float:
         """Return the measured seconds between two pushes of the remote node."""
-        remote = self.readings[way][1]
-        return remote["seconds"] / remote["steps"] * self.gradients_per_push(way)
+        remote = self.readings[config][1]
+        return remote["seconds"] / remote["steps"] * self.gradients_per_push(config)
 
-    def gradients_per_push(self, way: Way) -> float:
+    def gradients_per_push(self, config: Configuration) -> float:
         """Return the mean number of gradients in a push of the remote node."""
-        remote = self.readings[way][1]
+        remote = self.readings[config][1]
         return remote["node/gradients"] / remote["node/pushes"]
 
-    def exchange_seconds(self, way: Way) -> float:
+    def exchange_seconds(self, config: Configuration) -> float:
         """Return the mean seconds from a push of the remote node to the reply."""
-        remote = self.readings[way][1]
+        remote = self.readings[config][1]
         return remote["node/seconds"] / remote["node/pushes"]
 
-    def processor_ms(self, way: Way, rank: int) -> float:
+    def processor_ms(self, config: Configuration, rank: int) -> float:
         """Return the processor time of a rank for a mini-batch, all threads, in milliseconds."""
-        reading = self.readings[way][rank]
+        reading = self.readings[config][rank]
         return 1e3 * reading["cpu_seconds"] / reading["steps"]
 
 
-Reading = Callable[[Repetition, Way], float]
+Reading = Callable[[Repetition, Configuration], float]
 
 
-def two_stage(device: str, push_period: int, *, double_buffering: bool = True) -> Way:
+def two_stage(device: str, push_period: int, *, double_buffering: bool = True) -> Configuration:
     """Return a configuration of two-stage ASGD."""
-    return Way(
+    return Configuration(
         system="two_stage",
         device=device,  # type: ignore[arg-type]
         push_period=push_period,
@@ -123,14 +123,15 @@ def two_stage(device: str, push_period: int, *, double_buffering: bool = True) -
     )
 
 
-def all_ways() -> list[Way]:
+def all_configurations() -> list[Configuration]:
     """Return all configurations in the order of the first repetition."""
-    ways = [Way(system="apart", device="core"), Way(system="ddp", device="core")]
+    apart = Configuration(system="apart", device="core")
+    configs = [apart, Configuration(system="ddp", device="core")]
     for device in _DEVICES:
-        ways += [Way(system="alone", device=device), two_stage(device, NEVER)]  # type: ignore[arg-type]
+        configs += [Configuration(system="alone", device=device), two_stage(device, NEVER)]  # type: ignore[arg-type]
         for period in PERIODS:
-            ways += [two_stage(device, period, double_buffering=on) for on in (True, False)]
-    return ways
+            configs += [two_stage(device, period, double_buffering=on) for on in (True, False)]
+    return configs
 
 
 def read_repetitions(lines: Sequence[str], frames: int) -> list[Repetition]:
@@ -139,7 +140,7 @@ def read_repetitions(lines: Sequence[str], frames: int) -> list[Repetition]:
     result = []
     for number in sorted({row["repetition"] for row in rows}):
         selected = [row for row in rows if row["repetition"] == number]
-        readings = {Way(**row["way"]): row["ranks"] for row in selected}
+        readings = {Configuration(**row["way"]): row["ranks"] for row in selected}
         link_s = statistics.median(row["ranks"][0]["link"] for row in selected)
         result.append(Repetition(readings, link_s, selected[0]["model_bytes"], frames))
     return result
@@ -167,9 +168,9 @@ def sizing_table(repetitions: Sequence[Repetition], device: str) -> str:
     rows = []
     for on in (True, False):
         for period in PERIODS:
-            way = two_stage(device, period, double_buffering=on)
+            config = two_stage(device, period, double_buffering=on)
             cells = [
-                spread([reading(repetition, way) for repetition in repetitions], digits)
+                spread([reading(repetition, config) for repetition in repetitions], digits)
                 for reading, digits in columns
             ]
             rows.append((str(period), "on" if on else "off", *cells))
@@ -178,25 +179,31 @@ def sizing_table(repetitions: Sequence[Repetition], device: str) -> str:
 
 def control_table(repetitions: Sequence[Repetition], device: str) -> str:
     """Return the table of speed and processor time, also without communication and with DDP."""
-    alone = Way(system="alone", device=device)  # type: ignore[arg-type]
-    ways = {"one rank alone": alone}
+    alone = Configuration(system="alone", device=device)  # type: ignore[arg-type]
+    configurations = {"one rank alone": alone}
     if device == "core":
-        ways["two ranks, each by itself"] = Way(system="apart", device="core")
-        ways["DDP"] = Way(system="ddp", device="core")
-    ways["two-stage ASGD, nothing pushed"] = two_stage(device, NEVER)
+        configurations["two ranks, each by itself"] = Configuration(system="apart", device="core")
+        configurations["DDP"] = Configuration(system="ddp", device="core")
+    configurations["two-stage ASGD, nothing pushed"] = two_stage(device, NEVER)
     for on in (True, False):
         for period in PERIODS:
             title = f"two-stage ASGD, N = {period}, double buffering {'on' if on else 'off'}"
-            ways[title] = two_stage(device, period, double_buffering=on)
-    header = ("way", "frames/s", "of one rank alone", "processor ms a mini-batch, rank 0", "rank 1")
+            configurations[title] = two_stage(device, period, double_buffering=on)
+    header = (
+        "configuration",
+        "frames/s",
+        "of one rank alone",
+        "processor ms a mini-batch, rank 0",
+        "rank 1",
+    )
     rows = []
-    for title, way in ways.items():
+    for title, config in configurations.items():
         cost = [
-            spread([r.processor_ms(way, rank) for r in repetitions], 0)
-            for rank in range(1 if way == alone else 2)
+            spread([r.processor_ms(config, rank) for r in repetitions], 0)
+            for rank in range(1 if config == alone else 2)
         ]
-        speed = spread([r.speed(way) for r in repetitions], 0)
-        share = spread([r.speed(way) / r.speed(alone) for r in repetitions])
+        speed = spread([r.speed(config) for r in repetitions], 0)
+        share = spread([r.speed(config) / r.speed(alone) for r in repetitions])
         rows.append((title, speed, share, *cost, *[""] * (2 - len(cost))))
     return markdown(header, rows)
 
@@ -206,8 +213,8 @@ def inputs_table(repetitions: Sequence[Repetition]) -> str:
     rows = []
     for device in _DEVICES:
         clusters = [r.cluster(device) for r in repetitions]
-        ways = [two_stage(device, period, double_buffering=False) for period in PERIODS]
-        exchanges = [statistics.mean(r.exchange_seconds(way) for way in ways) for r in repetitions]
+        configs = [two_stage(device, period, double_buffering=False) for period in PERIODS]
+        exchanges = [statistics.mean(r.exchange_seconds(c) for c in configs) for r in repetitions]
         rows.append(
             (
                 device,
@@ -229,7 +236,7 @@ def measure(job: Job, rate: str) -> None:
         TimeoutError: the run was not complete within the limit.
 
     """
-    limit_s = _LIMIT_PER_WAY_S * job.repetitions * len(job.ways)
+    limit_s = _LIMIT_PER_CONFIGURATION_S * job.repetitions * len(job.configurations)
     with tempfile.TemporaryDirectory() as name, hosts(2, rate) as pair:
         folder, settings = Path(name), json.dumps(asdict(job))
         run_module(pair, 1, "benchmarks.two_stage_ranks", settings, folder=folder, limit_s=limit_s)
@@ -250,7 +257,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         out: Path = options.out or Path(name) / "readings.jsonl"
         job = Job(
-            ways=all_ways(),
+            configurations=all_configurations(),
             repetitions=options.repetitions,
             width=options.width,
             frames=options.frames,
@@ -269,7 +276,9 @@ def main() -> None:
 
 
 def _ratio(numerator: Reading, denominator: Reading) -> Reading:
-    return lambda repetition, way: numerator(repetition, way) / denominator(repetition, way)
+    return lambda repetition, config: (
+        numerator(repetition, config) / denominator(repetition, config)
+    )
 
 
 def _heading(repetitions: Sequence[Repetition], rate: str) -> str:

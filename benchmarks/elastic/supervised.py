@@ -70,7 +70,7 @@ class Processes(Protocol):
 
     exits: list[int]
 
-    def tend(self) -> None:
+    def restart_exited(self) -> None:
         """Restart processes that exited. Raises a RuntimeError if the run cannot continue."""
 
     def kill(self, group: int) -> int | None:
@@ -109,7 +109,7 @@ class Groups:
         self._jobs = [self._start(group) for group in range(setup.groups)]
         self._killed: set[int] = set()
 
-    def tend(self) -> None:
+    def restart_exited(self) -> None:
         """Restart the groups that exited."""
         if self._lighthouse.code is not None:
             raise RuntimeError(f"the Lighthouse exited:\n{end_of(self._lighthouse.output)}")
@@ -159,8 +159,8 @@ class WholeJob:
             Agent(command, ranks=setup.groups, restarts=_RESTARTS, log=folder / "torchrun.txt")
         )
 
-    def tend(self) -> None:
-        """Raise a RuntimeError if torchrun has failed."""
+    def restart_exited(self) -> None:
+        """Raise a RuntimeError if torchrun has failed. It restarts the ranks itself."""
         if self._agent.code not in (None, 0):
             raise RuntimeError(f"torchrun exited:\n{end_of(self._agent.log)}")
 
@@ -209,7 +209,7 @@ def run(
         processes: Processes = kind(folder, setup, seed=seed, steps=steps, stack=stack)
         begun_s = _wait_for_all(processes, logs)
         while seconds is None or time.monotonic() < begun_s + seconds:
-            processes.tend()
+            processes.restart_exited()
             if processes.ended:
                 break
             train_s = time.monotonic() - begun_s
@@ -239,7 +239,7 @@ def _wait_for_all(processes: Processes, logs: Sequence[Path]) -> float:
     """Wait until all groups train. Returns the time when the last one started."""
     until = time.monotonic() + _START_LIMIT_S
     while not all(file.exists() for file in logs):
-        processes.tend()
+        processes.restart_exited()
         if time.monotonic() > until:
             raise RuntimeError(f"the groups do not all train after {_START_LIMIT_S:.0f} s")
         time.sleep(_POLL_S)

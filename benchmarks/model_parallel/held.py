@@ -26,7 +26,7 @@ _PACKAGE = "lightning_hier."
 
 
 def bytes_by_kind(trainer: pl.Trainer) -> dict[str, int]:
-    """Return the bytes of each of ``KINDS`` on this rank, during a fit of a strategy of ours."""
+    """Return the bytes of each of ``KINDS`` on this rank, during a fit."""
     session: Any = trainer.strategy._session  # type: ignore[attr-defined]
     parameters = list(trainer.lightning_module.parameters())
     optimizers = trainer.optimizers
@@ -48,7 +48,7 @@ def bytes_by_kind(trainer: pl.Trainer) -> dict[str, int]:
 
 
 def tensors_of(root: Any) -> Iterator[Tensor]:
-    """Return all tensors that are reachable from ``root`` by containers and objects of ours."""
+    """Return all tensors that are reachable from ``root`` by containers and our objects."""
     return (item for item in _reachable(root) if isinstance(item, Tensor))
 
 

@@ -60,7 +60,7 @@ class Figures:
         return self.host_bytes / self.goodput if self.goodput else 0.0
 
     def least_ratio(self, *, overlap: bool) -> float:
-        """Return the ratio that is possible if only computation and the link took time.
+        """Return the smallest possible ratio, if only computation and the link take time.
 
         Args:
             overlap: whether communication overlaps with the computation of steps.

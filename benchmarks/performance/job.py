@@ -1,4 +1,4 @@
-"""Settings of one run: the system, the work, the network and the number of steps."""
+"""Settings of a launch of the ranks: systems, work, network and numbers of steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One start of the ranks.
+    """One launch of the ranks.
 
     Attributes:
         work: computation of each rank.

@@ -95,7 +95,7 @@ def _cells(runs: Sequence[Figures]) -> list[str]:
 
 
 def _largest(runs: Sequence[Figures]) -> str:
-    """Return the time of the longest synchronisation relative to their median."""
+    """Return the longest synchronisation of all runs relative to their median."""
     seconds = [s for run in runs for s in run.synchronisations_s]
     return f"{max(seconds) / statistics.median(seconds):.2f}" if seconds else ""
 

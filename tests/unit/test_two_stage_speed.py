@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.two_stage_ranks import Way, window
+from benchmarks.two_stage_ranks import Configuration, window
 from benchmarks.two_stage_speed import Repetition, two_stage
 
-_ALONE = Way(system="alone", device="core")
+_ALONE = Configuration(system="alone", device="core")
 _PAIR = two_stage("core", 2)
 # 100 frames a mini-batch, ten of them a second; the model takes 0.15 s over the link.
-_READINGS: dict[Way, list[dict[str, float]]] = {
+_READINGS: dict[Configuration, list[dict[str, float]]] = {
     _ALONE: [{"steps": 20.0, "seconds": 2.0, "cpu_seconds": 1.0}, {}],
     _PAIR: [
         {"steps": 12.0, "seconds": 1.5, "cpu_seconds": 1.2},
@@ -44,10 +44,10 @@ def test_without_double_buffering_a_head_start_does_not_count() -> None:
 def test_one_node_of_two_crosses_the_link_and_both_keep_its_pace(
     push_period: int, double_buffering: bool, period_s: float
 ) -> None:
-    way = two_stage("core", push_period, double_buffering=double_buffering)
-    assert _REPETITION.predicted_period(way) == pytest.approx(period_s)
+    config = two_stage("core", push_period, double_buffering=double_buffering)
+    assert _REPETITION.predicted_period(config) == pytest.approx(period_s)
     frames = 2 * 100 * push_period
-    assert _REPETITION.predicted_speed(way) == pytest.approx(frames / period_s)
+    assert _REPETITION.predicted_speed(config) == pytest.approx(frames / period_s)
 
 
 def test_period_and_exchange_are_those_of_the_node_that_crosses() -> None:
