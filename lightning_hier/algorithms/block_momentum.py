@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -76,18 +77,18 @@ class BlockFilter:
     update_from: UpdateFrom = "global"
     includes_ahead: bool = False
 
-    @property
+    @cached_property
     def keeps_update(self) -> bool:
         """Whether Delta is state that must be kept between blocks."""
         # With eta = 0, the next Delta does not depend on the last one.
         return self.eta != 0.0
 
-    @property
+    @cached_property
     def _looks_ahead(self) -> bool:
         # With includes_ahead, W is the start model itself, and nothing is added to it.
         return self.nesterov and self.keeps_update and not self.includes_ahead
 
-    @property
+    @cached_property
     def _adds_old_update(self) -> bool:
         # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1).
         return self.keeps_update and not (self.nesterov and self.update_from == "global")

@@ -1,6 +1,7 @@
 """Chunks that pass through several collectives, with several chunks in flight.
 
-A chunk is a generator that yields the collectives it has started. With three stages::
+A chunk is an iterator, usually a generator, that yields the collectives it has started. With three
+stages::
 
     round       1    2    3    4    5
     chunk 0     a    b    c
@@ -15,7 +16,7 @@ not on time, so it is the same on all ranks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +24,7 @@ from itertools import islice
 from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.profiling import profiler_range
 
-Stages = Generator[Sequence[Pending], None, None]
+Stages = Iterator[Sequence[Pending]]
 """Work on one chunk: starts collectives, yields them, and resumes when they are complete.
 
 The work on a chunk yields the same number of times on every rank, an empty list where there is
@@ -43,7 +44,7 @@ class Pipeline:
     """Chunks that pass through their stages in rounds. The first begins with :meth:`run`.
 
     Args:
-        chunks: generators, started in order.
+        chunks: chunks, started in order.
         at_once: number of chunks started in a round. One is sufficient if rounds follow each other
             without a pause. More are needed for work that advances only at training steps.
 
@@ -94,7 +95,6 @@ class Pipeline:
                 # Not pending.wait(), which would wait for the records of missing ranks each time.
                 with suppress(RuntimeError):
                     pending.work.wait()
-            chunk.stages.close()
         self._active.clear()
         self._round.clear()
 

@@ -145,3 +145,7 @@ class Worker:
         # In place, because the workers of a rank share these lists.
         self.samples[:] = [0.0] * number
         self.steps[:] = [StepCount() for _ in range(number)]
+
+    def count_samples(self, samples: float) -> None:
+        """Count samples of the step in progress of each optimizer."""
+        self.samples[:] = [before + samples for before in self.samples]

@@ -46,6 +46,7 @@ class FitSession:
 
     Attributes:
         trainer: Trainer that fits.
+        scaler: GradScaler of fp16 loss scaling, or None.
         changes: changes to the Trainer.
         communicators: channels of this rank.
         worker_layout: assignment of workers to groups.
@@ -84,6 +85,7 @@ class FitSession:
         self.worker_layout, self.worker_numbers = groups.worker_layout, groups.own_workers
         self.workers = Worker.several(len(self.worker_numbers))
         self.random = WorkerRandom(len(self.worker_numbers), self.communicators.device)
+        self.scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
         self.changes = TrainerChanges(trainer)
         self.position = DataPosition(self.changes, self.random, self.communicators.device)
         self.begun = self.closed = False
@@ -201,7 +203,7 @@ class FitSession:
         """Count samples, and include parameters that were unfrozen. May be a collective."""
         if self.settings.block_sync is not None and self.settings.block_sync.weighting == "samples":
             module = self.trainer.lightning_module
-            self.synchroniser.count_samples(batch_samples(module, batch))
+            self.worker.count_samples(batch_samples(module, batch))
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
         present = parameters_of(self.trainer.lightning_module)
         if self.reduction.temporary or not (present <= trained and present <= reduced):
@@ -269,11 +271,6 @@ class FitSession:
         if not self.begun:
             return {}
         return self.reduction.metrics() | self.synchroniser.log.metrics(self.worker.steps)
-
-    @property
-    def scaler(self) -> Any:
-        """The GradScaler of fp16 loss scaling, or None."""
-        return getattr(self.trainer.precision_plugin, "scaler", None)
 
     def grad_scale(self) -> float:
         """Current factor of fp16 loss scaling, or 1."""

@@ -48,12 +48,6 @@ def check_averaged(
             raise ValueError(problem)
 
 
-def index_of(optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> int:
-    """Index of an optimizer, or of the optimizer of a LightningOptimizer."""
-    inner = getattr(optimizer, "_optimizer", optimizer)
-    return next(i for i, known in enumerate(optimizers) if known in (inner, optimizer))
-
-
 def check_served(optimizers: Sequence[Optimizer]) -> None:
     """Raise ValueError for optimizers that parameter servers do not support."""
     seen: set[Parameter] = set()

@@ -62,7 +62,8 @@ class QuietTermination(Callback):
 
         Then it is a collective of the world: every rank must call it after the same step.
         """
-        if self._health is not None and self._health.take_signal():
+        if self._health is not None and self._health.signalled:
+            self._health.clear_signal()
             reported = set(self._received)
             self._received -= reported  # a handler may have added another one in the meantime
             for received in gather_json(sorted(reported), self._trainer.strategy.root_device):

@@ -15,7 +15,6 @@ from lightning_hier.strategies.arguments import check_groups
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
-from lightning_hier.strategies.optimizer_checks import index_of
 from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -77,7 +76,10 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer. A collective of the group, and of the world at the end of a block."""
-        session, index = self._fit_session, index_of(optimizer, self.optimizers)
+        session = self._fit_session
+        # Lightning passes its own wrapper of an optimizer, or the optimizer itself.
+        wrapped = getattr(optimizer, "_optimizer", optimizer)
+        index = self.optimizers.index(wrapped if wrapped in self.optimizers else optimizer)
         # Counted by call, because loss scaling may skip the update on some ranks only.
         with session.step(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)

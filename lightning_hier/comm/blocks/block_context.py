@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -56,17 +57,17 @@ class BlockContext:
     offload: bool = False
     membership: Membership | None = None
 
-    @property
+    @cached_property
     def averages(self) -> bool:
         """Whether there is more than one model."""
         return self.communicators.models > 1
 
-    @property
+    @cached_property
     def delays(self) -> bool:
         """Whether means of parameters are applied some time after they are sent."""
         return bool(self.config.overlap) and self.averages
 
-    @property
+    @cached_property
     def merge(self) -> float | Literal["progress"]:
         """What becomes of the steps between sending and applying.
 
@@ -75,7 +76,7 @@ class BlockContext:
         """
         return self.config.merge if self.membership is None else 0.0
 
-    @property
+    @cached_property
     def eta_of(self) -> EtaOf | None:
         """Computes the momentum of a mean, or None if it is the same for every mean."""
         # Not if groups are excluded: docs/algorithms.md, "Groups whose models are not finite".

@@ -29,8 +29,13 @@ class Norms:
     mean: SumOfSquares = 0.0
     update: SumOfSquares = 0.0
 
-    def add(self, mean: SumOfSquares, update: SumOfSquares) -> None:
-        """Add the sums of squares of a part of the shard."""
+    def add(self, mean: SumOfSquares, update: SumOfSquares, *, holders: int) -> None:
+        """Add the sums of squares of a part of the shard.
+
+        The sum over the ranks of a group then counts elements once, which ``holders`` ranks hold.
+        """
+        if holders > 1:  # on an accelerator, a division is a kernel
+            mean, update = mean / holders, update / holders
         self.mean += mean
         self.update += update
 

@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_context import BlockContext, Membership
-from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
+from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock, make_block
 from lightning_hier.comm.blocks.evaluation import Evaluation
@@ -20,14 +20,14 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.schedule import DueFragments, Schedule, current_schedule
+from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
 from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import is_sharded
-from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
 # there as well, so this limits how late ranks act on SIGTERM.
@@ -87,20 +87,24 @@ class BlockSynchroniser:
         offload: bool = False,
         membership: Membership | None = None,
     ) -> None:
-        self._module, self._optimizers = module, list(optimizers)
-        self._config = config
+        self._module = module
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps, self._join = warmup_steps, join
-        self._offload, self._membership = offload, membership
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across, group = config.across if config else "auto", communicators.group
         self.placement = (
             OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
         )
+        common = self.placement, communicators, self._models, offload, membership
+        self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
+        self._schedules = [
+            BlockSchedule(context.config, context.optimizer, models=communicators.models)
+            for context in self._contexts
+        ]
         self.blocks: list[ModelBlock] | None = None
-        self.trained = TrainedTensors(module, self._optimizers, self._buffers)
+        self.trained = TrainedTensors(module, list(optimizers), self._buffers)
         self.local = LocalValues(self.trained, self._models)
         # Of every fragment, and of the buffers.
         counted = config.fragments + 1 if config and config.weighting == "samples" else 0
@@ -112,7 +116,7 @@ class BlockSynchroniser:
             counted=counted,
             independent=membership is not None,
         )
-        self.log = BlockLog(len(self._optimizers))
+        self.log = BlockLog(len(optimizers))
         self.evaluation = Evaluation(
             module=module,
             communicators=communicators,
@@ -135,13 +139,10 @@ class BlockSynchroniser:
 
     def before_step(self) -> None:
         """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
-        self.health.batches = -1  # this rank has batches left
-        if not self.warming:
-            self._begin_blocks()
-
-    def count_samples(self, samples: float) -> None:
-        """Count samples of the step in progress of each optimizer. Does not communicate."""
-        self._worker.samples[:] = [before + samples for before in self._worker.samples]
+        if self.blocks is None and not self.warming:
+            self.blocks = self._new_blocks()
+        if self.blocks is not None:
+            self._models.open()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
@@ -153,35 +154,20 @@ class BlockSynchroniser:
         """
         if self.evaluation.keeps_module:
             return
-        count = self._worker.steps[optimizer]
-        samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
-        if self.warming:
-            count.total += 1
-            if not self.warming:
-                self._end_warm_up()
-            elif count.total % _CHECK_EVERY == 0:
-                self._check(optimizer)
+        due = self._count_step(optimizer)
+        if due == NOTHING_DUE:
             return
-        self._begin_blocks()  # for ranks without batches, which call this method only
-        count.total += 1
-        count.in_block += 1
-        if self.blocks is None:
-            if count.in_block >= _CHECK_EVERY:
-                count.in_block = 0
-                self._check(optimizer)
-            return
-        self.blocks[optimizer].count_step(samples)
-        schedule = self._advance_schedule(optimizer, count)
-        due = schedule.due(count.in_block)
-        if due == DueFragments(None, None):
-            return
+        assert self.blocks is not None
+        schedule = self._schedules[optimizer].current
         # To apply a mean, only the ranks of a group communicate.
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
         with place if due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()  # the step may have bound new tensors to their names
             with profiler_range("hier/block/synchronisation"):
-                report = self._synchronise(optimizer, due, schedule.delay)
-        schedule.end_block(count)  # a synchronisation that fails is still due
+                agreed = None if due.sends is None else self._agree(optimizer, due.sends)
+                report = self.blocks[optimizer].synchronise(due, agreed, delay=schedule.delay)
+        # After a synchronisation that fails, it is still due.
+        schedule.end_block(self._worker.steps[optimizer])
         if report is not None:
             self.log.reports[optimizer] = report
 
@@ -194,46 +180,61 @@ class BlockSynchroniser:
             if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
                 self._buffers.reclaim()
                 with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
-                    self._synchronise(optimizer, DueFragments(0, 0), 0)  # of one fragment
+                    # Of one fragment.
+                    block.synchronise(DueFragments(0, 0), self._agree(optimizer, 0))
                 self._worker.steps[optimizer].in_block = 0
 
-    def _advance_schedule(self, optimizer: int, count: StepCount) -> Schedule:
-        """Advance what is in flight by a step. Returns the schedule of the block.
+    def _count_step(self, optimizer: int) -> DueFragments:
+        """Count a step, and advance what is in flight by it. Returns the fragments that are due.
 
-        Every rank must call it at the same step. It waits for collectives of earlier fragments.
+        In the warm-up and without blocks, none is due, and ranks check from time to time that they
+        are in step. Every rank must call it at the same step.
         """
-        assert self._config is not None
-        stepped, models = self._optimizers[optimizer], self._communicators.models
-        schedule = current_schedule(self._config, stepped, count, models=models)
-        if schedule.delay:  # ranks must count the same steps, also those that send nothing
+        self.before_step()  # for ranks without batches, which only count steps
+        count, warming = self._worker.steps[optimizer], self.blocks is None and self.warming
+        samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
+        count.total += 1
+        if warming:
+            if not self.warming:
+                self._end_warm_up()
+            elif count.total % _CHECK_EVERY == 0:
+                self._check(optimizer)
+            return NOTHING_DUE
+        count.in_block += 1
+        if self.blocks is None:
+            if count.in_block >= _CHECK_EVERY:
+                count.in_block = 0
+                self._check(optimizer)
+            return NOTHING_DUE
+        self.blocks[optimizer].count_step(samples)
+        due = self._schedules[optimizer].due(count)
+        if self._schedules[optimizer].current.delay:
+            # Ranks must count the same steps, also those that send nothing.
             self._communicators.route.in_flight.step()
-        return schedule
+        return due
 
-    def _synchronise(self, optimizer: int, due: DueFragments, delay: int) -> BlockReport | None:
-        """Apply and send the fragments that are due. A collective of the world if one is sent."""
-        assert self.blocks is not None
-        block, participation = self.blocks[optimizer], None
-        if due.sends is not None:
-            agree = partial(self._agree, optimizer, block, due.sends)
-            # Groups that come and go may have to agree several times, on other groups.
-            participation = block.commit(agree) if isinstance(block, CommittedBlock) else agree()
-            self._worker.steps[optimizer].excluded += len(participation.excluded)
-            if not participation.takes_part:
-                # Residuals are part of the gradients of the model that is discarded.
-                self._worker.memory.forget(block.members.parameters)
-            self.on_block(participation.takes_part)
-        return block.synchronise(due, participation, delay=delay)
-
-    def _agree(self, optimizer: int, block: ModelBlock, fragment: int) -> Participation:
+    def _agree(self, optimizer: int, fragment: int) -> Participation:
         """Read the fragment that is sent, and agree with all ranks on the groups that take part.
 
         A collective of the world.
         """
+        assert self.blocks is not None
+        block = self.blocks[optimizer]
         if self._join:
             # A rank without batches finishes what is in flight before it exchanges reports.
             self._communicators.route.in_flight.finish()
-        # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        return self.health.agree(SyncPoint.BLOCK, optimizer, block.read(fragment))
+        agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
+        if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
+            participation = block.commit(agree)
+        else:
+            # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
+            participation = agree(block.read(fragment))
+        self._worker.steps[optimizer].excluded += len(participation.excluded)
+        if not participation.takes_part:
+            # Residuals are part of the gradients of the model that is discarded.
+            self._worker.memory.forget(block.members.parameters)
+        self.on_block(participation.takes_part)
+        return participation
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""
@@ -285,16 +286,9 @@ class BlockSynchroniser:
             broadcast_tensors_(everything, replicas, "initial_model")
         self.on_warm()  # wraps the module again, over the group
 
-    def _begin_blocks(self) -> None:
-        if self.blocks is None:
-            self.blocks = self._new_blocks()
-        self._models.open()
-
     def _new_blocks(self) -> list[ModelBlock] | None:
-        if self._config is None:
+        if not self._contexts:
             return None
         self._buffers.reclaim()
         self.trained.note()
-        rest = self._communicators, self._models, self._offload, self._membership
-        contexts = [BlockContext(o, self._config, self.placement, *rest) for o in self._optimizers]
-        return [*map(make_block, self.trained.members(), contexts)]
+        return [*map(make_block, self.trained.members(), self._contexts)]

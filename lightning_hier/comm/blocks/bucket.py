@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -94,25 +95,23 @@ class Bucket:
             carried: whether the state of the local optimizer is averaged.
 
         """
+        means = self.exchange.chunk(chunk, participation, keep=True, carried=carried)
+        return chain(means, self._begin_next_block(chunk, norms, carried=carried))
+
+    def _begin_next_block(self, chunk: Chunk, norms: Norms, *, carried: bool) -> Stages:
+        """Take the outer step with the means of a chunk, and write the start model."""
         values, place = self.shard.values, chunk.parameters
-        yield from self.exchange.chunk(chunk, participation, keep=True, carried=carried)
         if carried:
             self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
-        self._add_squares(norms, mean, update)
+        norms.add(mean, update, holders=self.shard.holders)
         # The squares of local models include their buffers, and so must those of the mean.
         if chunk.buffers.start < chunk.buffers.stop:
-            self._add_squares(norms, sum_of_squares(values[chunk.buffers]), 0.0)
+            squares = sum_of_squares(values[chunk.buffers])
+            norms.add(squares, 0.0, holders=self.shard.holders)
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=carried)
-
-    def _add_squares(self, norms: Norms, mean: SumOfSquares, update: SumOfSquares) -> None:
-        """Add sums of squares. The sum over the ranks of a group then counts elements once."""
-        holders = self.shard.holders
-        if holders > 1:  # on an accelerator, a division is a kernel
-            mean, update = mean / holders, update / holders
-        norms.add(mean, update)
 
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""

@@ -14,7 +14,7 @@ from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.exchange import weigh_
 from lightning_hier.comm.blocks.fragment import Counts
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.sums import exact_sum
@@ -39,15 +39,15 @@ class CommittedBlock(ModelBlock):
         self._before: tuple[Sequence[dict[str, Any]], Counts] | None = None
         self._means: list[tuple[FlatView, Tensor]] = []
 
-    def commit(self, agree: Callable[[], Participation]) -> Participation:
-        """Exchange with the groups that are present, until it counts in all of them.
+    def commit(self, agree: Callable[[ModelHealth], Participation]) -> Participation:
+        """Read, and exchange with the groups that are present, until it counts in all of them.
 
         :meth:`synchronise` must follow. If an error is raised, the state is that before the call.
         A collective of this rank's group.
 
         Args:
-            agree: reads a fragment and agrees on the groups that take part, again for every
-                attempt.
+            agree: agrees on the groups that take part, again for every attempt, from the health of
+                what was read.
 
         Returns:
             The participation of the attempt that counts.
@@ -60,7 +60,7 @@ class CommittedBlock(ModelBlock):
 
         def attempt() -> None:
             self.begin()
-            agreed.append(agree())
+            agreed.append(agree(self.read(0)))
             self.send(agreed[-1])
 
         try:

@@ -161,8 +161,8 @@ class DelayedBucket(Bucket):
         self.has_update = False
         for chunk in self.shard.chunks:
             with profiler_range("hier/block/outer_step"):
-                place = chunk.parameters
-                self._add_squares(norms, *self.outer.apply_(self._in_flight[place], place))
+                squares = self.outer.apply_(self._in_flight[chunk.parameters], chunk.parameters)
+            norms.add(*squares, holders=self.shard.holders)
             if self.carries:
                 self._advance_carried_(self._state_in_flight, chunk.carried)
 

@@ -57,6 +57,7 @@ class Fragment:
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
         config, by_kind = context.config, context.placement.by_kind
+        self._state_every = config.state_every
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
         self.local_state = LocalState()
         if context.averages:
@@ -155,7 +156,7 @@ class Fragment:
     def _carries_state(self) -> bool:
         """Count a synchronisation. Returns whether the optimizer's state is averaged with it."""
         self._since_average += 1
-        carried = self._since_average >= self._context.config.state_every
+        carried = self._since_average >= self._state_every
         if carried:
             self._since_average = 0
         return carried

@@ -47,7 +47,7 @@ class HealthExchange:
             on signals of their own.
 
     Attributes:
-        signalled: whether any rank has reported a signal.
+        signalled: whether any rank has reported a signal since :meth:`clear_signal`.
         batches: number of batches of this epoch if this rank has none left, otherwise -1.
 
     """
@@ -76,12 +76,9 @@ class HealthExchange:
         """Report at the next exchange that this rank received a signal."""
         self._terminate = True
 
-    def take_signal(self) -> bool:
-        """Whether any rank has reported a signal since the last call."""
-        signalled = self.signalled
-        if signalled:
-            self._terminate = self.signalled = False
-        return signalled
+    def clear_signal(self) -> None:
+        """Forget the signals that ranks have reported."""
+        self._terminate = self.signalled = False
 
     def describe(self, point: SyncPoint) -> str:
         """Position of this rank in messages."""
@@ -203,7 +200,7 @@ class HealthExchange:
             self._raise_different_parameters([report.digest for report in reports])
         # A group that is a job of its own stops by itself. The others go on without it.
         relevant = self._of_group(reports) if self._independent else reports
-        # Kept until take_signal(), because several exchanges may happen in one batch.
+        # Kept until clear_signal(), because several exchanges may happen in one batch.
         self.signalled |= any(report.terminate for report in relevant)
         return reports
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from torch.optim import Optimizer
@@ -22,6 +23,9 @@ class DueFragments(NamedTuple):
 
     applies: int | None
     sends: int | None
+
+
+NOTHING_DUE = DueFragments(None, None)
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,18 @@ class Schedule:
         A step above ``block_size`` is the last one of the block.
         """
         step = min(step, self.block_size)
-        ends = [self.block_size * (i + 1) // self.fragments for i in range(self.fragments)]
+        return DueFragments(self._applies.get(step), self._sends.get(step))
+
+    @cached_property
+    def _applies(self) -> dict[int, int]:
+        """Fragments by the step at which they are applied."""
+        return {self.block_size * (i + 1) // self.fragments: i for i in range(self.fragments)}
+
+    @cached_property
+    def _sends(self) -> dict[int, int]:
+        """Fragments by the step at which they are sent."""
         # A send in the block before is at a step of 0 or less.
-        sends = [(end - self.delay - 1) % self.block_size + 1 for end in ends]
-        return DueFragments(
-            ends.index(step) if step in ends else None, sends.index(step) if step in sends else None
-        )
+        return {(end - self.delay - 1) % self.block_size + 1: i for end, i in self._applies.items()}
 
     def end_block(self, count: StepCount) -> None:
         """Count the block of ``count`` if all its steps have been counted, and start the next."""
@@ -64,26 +74,43 @@ class Schedule:
             count.blocks += 1
 
 
-def current_schedule(
-    config: BlockSync, optimizer: Optimizer, count: StepCount, *, models: int
-) -> Schedule:
-    """Schedule of the current block, whose length a rule computes after its first step.
+class BlockSchedule:
+    """Schedule of the blocks of one optimizer, whose lengths a rule may compute.
 
     Args:
         config: settings.
-        optimizer: optimizer of the block, whose learning rate the rule reads.
-        count: counts of the optimizer, which keep the length of the block.
+        optimizer: optimizer of the blocks, whose learning rate the rule reads.
         models: averaged models. A single model is not averaged, so it has nothing in flight.
 
+    Attributes:
+        current: schedule of the current block.
+
     """
-    size = config.steps
-    if config.block_rule is None:
-        count.block_size = 0  # a run with a rule may have been resumed without it
-    else:
-        # 0 in the middle of a block that a run without a rule has started.
-        if count.in_block == 1 or not count.block_size:
-            rates = [float(group["lr"]) for group in optimizer.param_groups]
-            # Kept in the count, because the learning rate may change within the block.
-            count.block_size = config.block_rule.block_size(max(rates), size)
-        size = count.block_size
-    return Schedule(size, config.fragments, config.delay(size) if models > 1 else 0)
+
+    def __init__(self, config: BlockSync, optimizer: Optimizer, *, models: int) -> None:
+        self._config = config
+        self._optimizer = optimizer
+        self._delays = models > 1
+        self.current = self._of_size(config.steps)
+
+    def due(self, count: StepCount) -> DueFragments:
+        """Fragments that are due after the last step of ``count``, which keeps the block's length.
+
+        A rule computes the length after the first step of a block.
+        """
+        if self._config.block_rule is None:
+            count.block_size = 0  # a run with a rule may have been resumed without it
+        else:
+            # 0 in the middle of a block that a run without a rule has started.
+            if count.in_block == 1 or not count.block_size:
+                rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+                # Kept in the count, because the learning rate may change within the block.
+                least = self._config.steps
+                count.block_size = self._config.block_rule.block_size(max(rates), least)
+            if count.block_size != self.current.block_size:
+                self.current = self._of_size(count.block_size)
+        return self.current.due(count.in_block)
+
+    def _of_size(self, block_size: int) -> Schedule:
+        delay = self._config.delay(block_size) if self._delays else 0
+        return Schedule(block_size, self._config.fragments, delay)

@@ -36,17 +36,14 @@ class ShardPlacement:
     Attributes:
         group: see above.
         sharded: see above.
+        distributes: whether ranks of the group need what other ranks have exchanged.
 
     """
 
     def __init__(self, group: Channel, *, sharded: bool) -> None:
         self.group = group
         self.sharded = sharded
-
-    @property
-    def distributes(self) -> bool:
-        """Whether ranks of the group need what other ranks have exchanged."""
-        return self.group.size > 1
+        self.distributes = group.size > 1
 
     def holders(self, tensor: Tensor) -> int:
         """Number of ranks of the group that exchange the same elements of ``tensor``."""
@@ -96,10 +93,9 @@ class OwnShards(ShardPlacement):
 
     """
 
-    distributes = False  # no rank needs what another one has exchanged
-
     def __init__(self, group: Channel) -> None:
         super().__init__(group, sharded=True)
+        self.distributes = False
 
     @override
     def holders(self, tensor: Tensor) -> int:

@@ -7,6 +7,8 @@ always has another chunk to transfer.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
         route: process groups of the ranks that average.
 
     """
-    return _sum_through_hosts(piece, route, _exact_between(piece, route.between))
+    return _through_hosts(piece, route, _exact_between(piece, route.between))
 
 
 def quantised_sum(
@@ -59,7 +61,7 @@ def quantised_sum(
         between = _without_exchange(piece, route, weight, exchanges=2)
     else:
         between = _quantised_between(piece, codec, feedback, route.between, weight)
-    return _sum_through_hosts(piece, route, between)
+    return _through_hosts(piece, route, between)
 
 
 def sparse_sum(
@@ -96,11 +98,11 @@ def sparse_sum(
         assert feedback is not None, "inter-host ranks have error feedback"
         errors = feedback.own[: piece.numel()]
         between = _sparse_between(piece, codec, errors, route.between, weight)
-    return _sum_through_hosts(piece, route, between)
+    return _through_hosts(piece, route, between)
 
 
-def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
-    """Sum on one rank of each host, then ``between`` hosts, and copy the sum to the other ranks.
+def _through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
+    """The sum on one rank of each host, then ``between`` hosts, then its copy to the other ranks.
 
     Args:
         piece: 1-D, in place.
@@ -110,11 +112,15 @@ def _sum_through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> St
     """
     # The shard of this rank may be shorter than those of other positions in its group.
     if not piece.numel():
-        for _ in range(_STAGES):
-            yield []
-        return
+        return iter([[]] * _STAGES)
+    return chain(_sum_on_host(piece, route), between, _copy_on_host(piece, route))
+
+
+def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
     yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
-    yield from between
+
+
+def _copy_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
     started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
     # The same on all ranks, also on hosts with a single rank.
     yield Due(started) if route.hosts_are_shared else started

@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.comm.gradients.gtc_tensor import CompressedTensor
+from lightning_hier.comm.gradients.gtc_tensor import CompressedTensor, payload_rows
 from lightning_hier.comm.gradients.reducers import (
     Future,
     GradientBucket,
@@ -129,7 +129,9 @@ class GTCReducer(Reducer):
         if bucket.is_first:
             self._open.clear()  # an interrupted backward pass leaves its buckets
         with profiler_range("hier/gtc/encode"):
-            encoded = self._encode(bucket)
+            encoded, gradients, places = self._encode(bucket)
+            self._exchange_facts(encoded, gradients)
+            self._average_exact(encoded, gradients, places)
         self._open.append(encoded)
         if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
             self._send(self._open[-2])
@@ -148,8 +150,8 @@ class GTCReducer(Reducer):
         self._sent = self._elements = 0
         return values
 
-    def _encode(self, bucket: GradientBucket) -> _Bucket:
-        """Add residuals, select elements, and start to exchange facts and exact gradients."""
+    def _encode(self, bucket: GradientBucket) -> tuple[_Bucket, list[Tensor], list[Tensor]]:
+        """Add residuals, and select elements. Returns also exact gradients and their places."""
         mean, workers = bucket.buffers[0], self.channel.size * len(bucket.buffers)
         # Read once for a bucket: the mean is scaled by the factor by which it was divided.
         encoded = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
@@ -176,19 +178,19 @@ class GTCReducer(Reducer):
         # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
         for own_gradients in gradients if encoded.scale != 1.0 else ():
             own_gradients.div_(encoded.scale)
+        return encoded, gradients, [first for first, *_ in exact]
+
+    def _exchange_facts(self, encoded: _Bucket, gradients: Sequence[Tensor]) -> None:
+        """Start to exchange the facts of compressed tensors, and whether all values are finite."""
         finite = all(tensor.finite for tensor in encoded.compressed) and all(
             bool(own_gradients.isfinite().all()) for own_gradients in gradients
         )
         # One row for each worker. float64 represents every count of up to 2**53 exactly.
-        columns = [
-            [float(not finite)] * len(memories),
-            *(tensor.facts for tensor in encoded.compressed),
-        ]
-        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
+        workers = encoded.workers // self.channel.size
+        columns = [[float(not finite)] * workers, *(t.facts for t in encoded.compressed)]
+        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(encoded.mean.device)
         encoded.facts = rows.new_empty(self.channel.size * rows.numel())
         encoded.pending = self.channel.all_gather(encoded.facts, rows, "gradient_counts")
-        self._average_exact(encoded, gradients, [first for first, *_ in exact])
-        return encoded
 
     def _average_exact(
         self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
@@ -212,30 +214,14 @@ class GTCReducer(Reducer):
         for tensor, facts_of_tensor in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
             tensor.add_facts(facts_of_tensor)
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
-        self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
+        sent = [tensor for tensor in present if not tensor.is_first_step]
+        if any(sum(tensor.counts) for tensor in sent):
+            rows, received = payload_rows(sent, bucket.workers)
+            bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
         # Without a threshold, tensors are averaged exactly.
         first = [tensor.flats for tensor in present if tensor.is_first_step]
         gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
         self._average_exact(bucket, gradients, [place for place, *_ in first])
-
-    def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
-        """Start an all-gather of the words or bitmaps of all workers, one row each."""
-        lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
-        longest = max(map(sum, lengths), default=0)
-        if not longest:
-            return
-        # Padded, because gloo gathers equal lengths only.
-        workers = bucket.workers // self.channel.size
-        rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
-        payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
-        for row, of_worker in zip(rows, payloads, strict=True):
-            torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
-        received = rows.new_empty(bucket.workers, longest)
-        for row, of_tensors in zip(received, lengths, strict=True):
-            pieces = row[: sum(of_tensors)].split(of_tensors)
-            for tensor, payload in zip(tensors, pieces, strict=True):
-                tensor.payloads.append(payload)
-        bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
 
     def _finish(self) -> None:
         """Complete the buckets of this step, and change residuals and thresholds if it counts."""

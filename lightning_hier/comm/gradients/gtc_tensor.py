@@ -32,20 +32,24 @@ class CompressedTensor:
         facts: for each of them, a number that the group exchanges: its number of words, or ``-1 -
             number`` if the worker has no gradient for the tensor. In the first step, the root mean
             square of its gradient, negated if it has none.
+        is_first_step: whether the tensor has no threshold yet.
         finite: whether all values are finite.
         skipped: whether no worker of the group has a gradient.
         counts: number of words of every worker of the group.
+        is_bitmap: whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts.
         payloads: words or bitmap of every worker of the group.
 
     """
 
     flats: Sequence[Tensor]
     memories: Sequence[TensorMemory]
+    is_first_step: bool
     words: list[Tensor] = field(default_factory=list)
     facts: list[float] = field(default_factory=list)
     finite: bool = True
     skipped: bool = False
     counts: list[int] = field(default_factory=list)
+    is_bitmap: bool = False
     payloads: list[Tensor] = field(default_factory=list)
     _group_rms: float = 0.0
 
@@ -68,7 +72,7 @@ class CompressedTensor:
             scale: current factor of loss scaling.
 
         """
-        tensor = cls(flats, memories)
+        tensor = cls(flats, memories, is_first_step=memories[0].threshold is None)
         for flat, memory, missing in zip(flats, memories, absent, strict=True):
             if memory.threshold is None:
                 # No residual is added: without a threshold, nothing has been withheld yet.
@@ -89,17 +93,6 @@ class CompressedTensor:
         return tensor
 
     @property
-    def is_first_step(self) -> bool:
-        """Whether the tensor has no threshold yet."""
-        return self.memories[0].threshold is None
-
-    @property
-    def is_bitmap(self) -> bool:
-        """Whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts."""
-        # The longest list of words decides, because all rows are padded to the longest one.
-        return max(self.counts) > bitmap_words(len(self.flats[0]))
-
-    @property
     def sent_share(self) -> float:
         """Fraction of the elements that the workers of the group send."""
         return sum(self.counts) / (len(self.flats[0]) * len(self.counts))
@@ -113,6 +106,8 @@ class CompressedTensor:
         else:
             self.skipped = bool((facts < 0).all())
             self.counts = torch.where(facts < 0, -1 - facts, facts).long().tolist()
+            # The longest list of words decides, because all rows are padded to the longest one.
+            self.is_bitmap = max(self.counts) > bitmap_words(len(self.flats[0]))
 
     def payload_lengths(self) -> list[int]:
         """Number of 32-bit words in the payload of every worker of the group."""
@@ -168,6 +163,26 @@ class CompressedTensor:
             )
         for memory in self.memories:
             memory.threshold = threshold
+
+
+def payload_rows(tensors: Sequence[CompressedTensor], workers: int) -> tuple[Tensor, Tensor]:
+    """The payloads of this rank's workers, and memory for those of all ``workers``, one row each.
+
+    The payloads of each tensor become views of this memory.
+    """
+    lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
+    own = list(zip(*(tensor.own_payloads() for tensor in tensors), strict=True))
+    # Padded, because gloo gathers equal lengths only.
+    longest, device = max(map(sum, lengths)), tensors[0].flats[0].device
+    rows = torch.zeros(len(own), longest, dtype=torch.int32, device=device)
+    for row, of_worker in zip(rows, own, strict=True):
+        torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
+    received = rows.new_empty(workers, longest)
+    for row, of_tensors in zip(received, lengths, strict=True):
+        pieces = row[: sum(of_tensors)].split(of_tensors)
+        for tensor, payload in zip(tensors, pieces, strict=True):
+            tensor.payloads.append(payload)
+    return rows, received
 
 
 def first_threshold(gradient_rms: float, density: float) -> float:

@@ -82,6 +82,7 @@ class Reduction:
 
     Attributes:
         warming: whether the module was last wrapped for the warm-up.
+        temporary: whether DDP is used only until a group of one rank has returned older residuals.
         reduced: parameters that were trainable when the module was last wrapped.
 
     """
@@ -101,7 +102,7 @@ class Reduction:
         self._is_hook = isinstance(config, CommHook)
         self._grad_scale = grad_scale
         self._wrap = wrap
-        self.warming = False
+        self.warming = self.temporary = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
         self._worker_gradients: WorkerGradients | None = None
@@ -120,11 +121,6 @@ class Reduction:
             raise RuntimeError("gradients are not reduced before the module is set up")
         return self._worker_gradients
 
-    @property
-    def temporary(self) -> bool:
-        """Whether DDP is used only until a group of one rank has returned older residuals."""
-        return self._over is not None and self._over.size == 1 and not self._is_hook
-
     def wrap(self, *, warming: bool) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of these ranks.
 
@@ -132,9 +128,10 @@ class Reduction:
             warming: whether to average over the world, as in the warm-up, instead of the group.
 
         """
-        self._over = self._ranks_of_ddp(warming=warming)
+        self._over = over = self._ranks_of_ddp(warming=warming)
+        self.temporary = over is not None and over.size == 1 and not self._is_hook
         # The old wrapper is not kept, because its buckets are as large as the gradients.
-        self._attach(self._wrap(self._over), warming=warming)
+        self._attach(self._wrap(over), warming=warming)
 
     def _ranks_of_ddp(self, *, warming: bool) -> Channel | None:
         """The ranks over which DDP wraps the module, or None if it is not wrapped.
