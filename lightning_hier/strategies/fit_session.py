@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
@@ -17,18 +16,15 @@ from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
-from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies import averaged_weights, lifecycle, misuse, sigterm
-from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.elastic import ElasticFit, StateServer
+from lightning_hier.strategies.elastic import ElasticFit
+from lightning_hier.strategies.fit_hooks import FitHooks
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.trainer_changes import TrainerChanges
-from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
 
 
 class FitSession:
@@ -59,9 +55,7 @@ class FitSession:
         models: local models of this rank. Set by :meth:`begin`, like all following attributes.
         synchroniser: synchronises the models at the end of each block.
         state: state of this rank in a checkpoint.
-        averages: averages of WeightAveraging callbacks.
-        termination: reaction to signals.
-        raw_steps: check that no step bypasses the strategy.
+        hooks: callbacks and other additions to the Trainer.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
         accumulated_gradients: gradients of each worker of a resumed step, for the first step.
@@ -73,9 +67,7 @@ class FitSession:
     models: LocalModels
     synchroniser: BlockSynchroniser
     state: RunState
-    averages: averaged_weights.AveragedWeights
-    termination: sigterm.QuietTermination
-    raw_steps: misuse.RawSteps
+    hooks: FitHooks
 
     def __init__(
         self, trainer: pl.Trainer, groups: RankGroups, elastic: ElasticFit | None = None
@@ -118,14 +110,12 @@ class FitSession:
         """
         module = self.trainer.lightning_module
         self.worker.count_optimizers(len(optimizers))
-        self.models = LocalModels(module, optimizers, self.communicators.models_per_rank)
         self.synchroniser = BlockSynchroniser(
             module,
             optimizers,
             self.settings.block_sync,
             communicators=self.communicators,
             worker=self.worker,
-            models=self.models,
             warmup_steps=int(self.settings.warmup_steps),
             nics=self._groups.fewest_nics(),
             on_nonfinite=on_nonfinite,
@@ -133,39 +123,14 @@ class FitSession:
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
+        self.models = self.synchroniser.models
         self.synchroniser.on_warm = self.wrap  # from now on over the group
         if self.scaler is not None:
             self.worker.loss_scale = self.grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
-        self._change_trainer(metrics_callback, join=join)
+        self.hooks = FitHooks(self, metrics_callback, join=join)
         self.begun = True
-
-    def _change_trainer(self, metrics_callback: Callback, *, join: bool) -> None:
-        synchroniser, changes = self.synchroniser, self.changes
-        if len(self.workers) > 1:
-            WorkerSteps(self)
-        self.termination = sigterm.QuietTermination(changes, synchroniser.health)
-        self.raw_steps = misuse.RawSteps(
-            lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
-        )
-        changes.on_close(self.raw_steps.remove)
-        self.averages = averaged_weights.AveragedWeights(
-            self.trainer, self.communicators, lambda: synchroniser.trained.kept_equal
-        )
-        # All ranks reach the end of the epoch before the global model, a collective, is swapped in.
-        # Averages of weights follow, which callbacks of the user put into the module in its place.
-        first = [
-            lifecycle.EndOfData(self, join=join),
-            lifecycle.GlobalModelLifecycle(synchroniser.evaluation),
-            self.averages,
-        ]
-        last = [] if self.elastic is None else [StateServer(self.elastic)]
-        changes.surround_callbacks(first, [metrics_callback, self.termination, *last])
-        sync, traffic = self.settings.block_sync, self.communicators.traffic
-        lengths = None if sync is None else sync.steps, int(self.settings.warmup_steps)
-        changes.show_in_progress_bar(traffic, self.worker, *lengths)
 
     @property
     def worker(self) -> Worker:
@@ -199,11 +164,8 @@ class FitSession:
             self.accumulated_gradients = ()
         self.position.start()
 
-    def before_batch(self, batch: Any) -> None:
-        """Count samples, and include parameters that were unfrozen. May be a collective."""
-        if self.settings.block_sync is not None and self.settings.block_sync.weighting == "samples":
-            module = self.trainer.lightning_module
-            self.worker.count_samples(batch_samples(module, batch))
+    def before_batch(self) -> None:
+        """Include parameters that were unfrozen. Then it is a collective."""
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
         present = parameters_of(self.trainer.lightning_module)
         if self.reduction.temporary or not (present <= trained and present <= reduced):
@@ -217,28 +179,8 @@ class FitSession:
             self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
-        with self.raw_steps.counted(), stepping:
+        with self.hooks.raw_steps.counted(), stepping:
             yield
-
-    def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Call ``read`` while the module contains the global model. A collective of the world."""
-        evaluation = self.synchroniser.evaluation
-        if evaluation.active:  # a callback saves while the module contains the global model
-            return read()
-        with profiler_range("hier/global_model/swap_in"):
-            evaluation.swap_in_global_model()
-        try:
-            state = read()
-            if evaluation.active:
-                # The local model will be swapped back into the module.
-                state = {
-                    name: value.detach().clone() if isinstance(value, Tensor) else value
-                    for name, value in state.items()
-                }
-        finally:
-            if evaluation.active:
-                evaluation.swap_back()
-        return state
 
     def rewind(self) -> None:
         """Reset the state of training before another one is loaded."""

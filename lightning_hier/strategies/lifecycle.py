@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning_hier.comm.blocks.evaluation import Evaluation
     from lightning_hier.strategies.fit_session import FitSession
     from lightning_hier.strategies.server_session import ServerSession
+    from lightning_hier.strategies.sigterm import QuietTermination
 
 
 class EndOfData(Callback):
@@ -25,14 +26,15 @@ class EndOfData(Callback):
 
     Args:
         session: session of this rank.
+        termination: reaction to signals.
         join: whether ranks that have run out of batches join the others.
 
     """
 
-    def __init__(self, session: FitSession, *, join: bool) -> None:
+    def __init__(self, session: FitSession, termination: QuietTermination, *, join: bool) -> None:
         synchroniser = session.synchroniser
         self._health = health = synchroniser.health
-        self._termination = session.termination
+        self._termination = termination
         self._joining = (
             Joining(session.communicators, session.worker, health, synchroniser.after_step)
             if join

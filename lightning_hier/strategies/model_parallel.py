@@ -273,7 +273,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         checkpoint_path = existing(local_path(str(checkpoint_path)))
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session = self._session
-        counted = nullcontext() if session is None else session.raw_steps.counted()
+        counted = nullcontext() if session is None else session.hooks.raw_steps.counted()
         with counted, module_setup.unwrapped(self._module):
             for optimizer in self.optimizers if isinstance(self.block_sync, BMUFAdam) else ():
                 create_states(optimizer)

@@ -71,7 +71,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        self._fit_session.before_batch(batch)
+        self._fit_session.before_batch()
 
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         session, read = self._session, super().lightning_module_state_dict
         if session is None or not session.begun:  # it is in the module
             return read()
-        return session.global_state(read)
+        return session.synchroniser.evaluation.state(read)
 
     def _save(
         self,

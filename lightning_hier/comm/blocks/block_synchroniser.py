@@ -46,7 +46,6 @@ class BlockSynchroniser:
         config: settings. None: models are not synchronised, but ranks are checked to be in step.
         communicators: channels of this rank.
         worker: step counts of this rank.
-        models: local models that this rank trains in turn; None is one.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         on_nonfinite: action for groups whose models are not finite.
@@ -55,6 +54,7 @@ class BlockSynchroniser:
         membership: finds the groups that are present, if groups come and go.
 
     Attributes:
+        models: local models that this rank trains in turn.
         placement: division of the model among the ranks of a group.
         blocks: one block for each optimizer. None before the first step after the warm-up.
         trained: tensors that are synchronised.
@@ -79,7 +79,6 @@ class BlockSynchroniser:
         *,
         communicators: Communicators,
         worker: Worker,
-        models: LocalModels | None = None,
         warmup_steps: int = 0,
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
@@ -91,13 +90,13 @@ class BlockSynchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps, self._join = warmup_steps, join
-        self._models = models or LocalModels(module, optimizers)
-        self._buffers = self._models.buffers
+        self.models = LocalModels(module, optimizers, communicators.models_per_rank)
+        self._buffers = self.models.buffers
         across, group = config.across if config else "auto", communicators.group
         self.placement = (
             OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
         )
-        common = self.placement, communicators, self._models, offload, membership
+        common = self.placement, communicators, self.models, offload, membership
         self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [
             BlockSchedule(context.config, context.optimizer, models=communicators.models)
@@ -105,7 +104,7 @@ class BlockSynchroniser:
         ]
         self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, list(optimizers), self._buffers)
-        self.local = LocalValues(self.trained, self._models)
+        self.local = LocalValues(self.trained, self.models)
         # Of every fragment, and of the buffers.
         counted = config.fragments + 1 if config and config.weighting == "samples" else 0
         self.health = HealthExchange(
@@ -121,7 +120,7 @@ class BlockSynchroniser:
             module=module,
             communicators=communicators,
             worker=worker,
-            models=self._models,
+            models=self.models,
             local=self.local,
             health=self.health,
             log=self.log,
@@ -142,7 +141,7 @@ class BlockSynchroniser:
         if self.blocks is None and not self.warming:
             self.blocks = self._new_blocks()
         if self.blocks is not None:
-            self._models.open()
+            self.models.open()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
@@ -252,7 +251,7 @@ class BlockSynchroniser:
         """Discard blocks and saved values before an older state is loaded."""
         self._communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
-        self._models.forget()
+        self.models.forget()
         self.evaluation.forget()
         self.log.reports.clear()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from lightning_hier.comm.blocks.block_report import BlockLog
@@ -15,6 +17,7 @@ from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.worker import Worker
 
@@ -98,6 +101,25 @@ class Evaluation:
         reshard_(self._module)  # training would otherwise use weights gathered in the evaluation
         self._local.keep_written_buffers()
         self._local.saved.restore()
+
+    def state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call ``read`` while the module contains the global model. A collective of the world."""
+        if self.active:  # a callback saves while the module contains the global model
+            return read()
+        with profiler_range("hier/global_model/swap_in"):
+            self.swap_in_global_model()
+        try:
+            state = read()
+            if self.active:
+                # The local model will be swapped back into the module.
+                state = {
+                    name: value.detach().clone() if isinstance(value, Tensor) else value
+                    for name, value in state.items()
+                }
+        finally:
+            if self.active:
+                self.swap_back()
+        return state
 
     def end_training(self) -> None:
         """Synchronise the last, short blocks and leave the global model in the module.

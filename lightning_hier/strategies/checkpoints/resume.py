@@ -77,7 +77,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, An
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
     state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
-    session.averages.load(of_group["averages"], first["averages"])
+    session.hooks.averages.load(of_group["averages"], first["averages"])
     if first["precision"]:
         session.trainer.precision_plugin.load_state_dict(first["precision"])
     _load_workers(saved, session, first)

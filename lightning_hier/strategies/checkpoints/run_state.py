@@ -121,7 +121,7 @@ class RunState:
                 self.names[p]: value for p, value in local.items() if isinstance(p, Parameter)
             },
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
-            "averages": self._session.averages.of_group(),
+            "averages": self._session.hooks.averages.of_group(),
         }
 
     def _of_worker(self, number: int, *, with_blocks: bool) -> State:
@@ -147,7 +147,7 @@ class RunState:
             "loss_scale": worker.loss_scale,
             "samples": list(worker.samples),
             "buffers": self._synchroniser.local.buffers(),
-            "averages": session.averages.of_rank(),
+            "averages": session.hooks.averages.of_rank(),
             "random": session.position.state(number),
             "precision": trainer.precision_plugin.state_dict(),
             "gradients": {

@@ -1,0 +1,63 @@
+"""What a fit adds to the Trainer: callbacks around those of the user, and handlers of signals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.callbacks import Callback
+
+from lightning_hier.strategies.averaged_weights import AveragedWeights
+from lightning_hier.strategies.batch_samples import SampleCount
+from lightning_hier.strategies.elastic import StateServer
+from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle
+from lightning_hier.strategies.misuse import RawSteps
+from lightning_hier.strategies.sigterm import QuietTermination
+from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
+
+
+class FitHooks:
+    """Installs callbacks, handlers of signals and the steps of virtual workers for one fit.
+
+    The changes of the session undo them.
+
+    Args:
+        session: session with a synchroniser.
+        metrics_callback: logs metrics.
+        join: whether ranks that have run out of batches join the others.
+
+    Attributes:
+        averages: averages of WeightAveraging callbacks.
+        raw_steps: check that no step bypasses the strategy.
+
+    """
+
+    def __init__(self, session: FitSession, metrics_callback: Callback, *, join: bool) -> None:
+        synchroniser, changes = session.synchroniser, session.changes
+        if len(session.workers) > 1:
+            WorkerSteps(session)
+        termination = QuietTermination(changes, synchroniser.health)
+        self.raw_steps = RawSteps(
+            lambda: synchroniser.trained.parameters,
+            lambda: synchroniser.evaluation.active or session.communicators.world.size == 1,
+        )
+        changes.on_close(self.raw_steps.remove)
+        self.averages = AveragedWeights(
+            session.trainer, session.communicators, lambda: synchroniser.trained.kept_equal
+        )
+        # All ranks reach the end of the epoch before the global model, a collective, is swapped in.
+        # Averages of weights follow, which callbacks of the user put into the module in its place.
+        first = [
+            EndOfData(session, termination, join=join),
+            GlobalModelLifecycle(synchroniser.evaluation),
+            self.averages,
+        ]
+        last = [] if session.elastic is None else [StateServer(session.elastic)]
+        sync = session.settings.block_sync
+        if sync is not None and sync.weighting == "samples":
+            first.append(SampleCount(session.worker))
+        changes.surround_callbacks(first, [metrics_callback, termination, *last])
+        lengths = None if sync is None else sync.steps, int(session.settings.warmup_steps)
+        changes.show_in_progress_bar(session.communicators.traffic, session.worker, *lengths)
