@@ -10,11 +10,12 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import parameters_of
-from lightning_hier.comm.gradients.reduction import Reduction
+from lightning_hier.comm.gradients.reduction import Reduction, Wrap
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
@@ -89,6 +90,12 @@ class FitSession:
         """Set the synchronisation, with numbers instead of ``"auto"``."""
         self.settings, self.reduction = settings, reduction
 
+    def reduce_by_ddp(self, settings: Synchronisation, wrap: Wrap) -> None:
+        """Call :meth:`set_reduction` for a module that DDP wraps, see :class:`Reduction`."""
+        config, channels = settings.gradient_sync, self.communicators
+        reduction = Reduction(channels, self.workers, config, self.grad_scale, wrap)
+        self.set_reduction(settings, reduction)
+
     def begin(
         self,
         optimizers: Sequence[Optimizer],
@@ -109,6 +116,7 @@ class FitSession:
 
         """
         module = self.trainer.lightning_module
+        prepare_kernels(module.parameters())
         self.worker.count_optimizers(len(optimizers))
         self.synchroniser = BlockSynchroniser(
             module,

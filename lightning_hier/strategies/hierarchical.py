@@ -17,11 +17,9 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
-from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
 from lightning_hier.membership.torchft import TorchFT
@@ -172,7 +170,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        prepare_kernels(self._module.parameters())
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
@@ -193,9 +190,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     def configure_ddp(self) -> None:
         used = self._open_session(even_batches=self.uneven_batches == "error")
         self.gradient_sync, session = used.gradient_sync, self._fit_session
-        wrap = partial(module_setup.wrap_by_ddp, self)
-        parts = self.communicators, session.workers, used.gradient_sync, session.grad_scale, wrap
-        session.set_reduction(used, Reduction(*parts))
+        session.reduce_by_ddp(used, partial(module_setup.wrap_by_ddp, self))
         # DDP would copy the model of the first rank of each group only.
         module_setup.share_initial_model(self._module, self.communicators)
         if self._elastic is not None:

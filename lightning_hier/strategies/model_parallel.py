@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -26,15 +25,11 @@ from lightning_hier.algorithms.arguments import (
     check_whole_or_auto,
 )
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
-from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
@@ -153,29 +148,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def setup_environment(self) -> None:
         super().setup_environment()
         self._start_compared = True  # Lightning loads a checkpoint after ``setup``
-        self._device_mesh = self._group_mesh()
+        self._device_mesh = self.groups.mesh(self.tensor_parallel_size, timeout=self.limit)
         self._module._device_mesh = self._device_mesh
-
-    def _group_mesh(self) -> DeviceMesh:
-        """Mesh of this rank's group. A collective of the world."""
-        layout, rank = self.layout, self.global_rank
-        groups: dict[str, Any] = {}
-        # Tensor-parallel ranks are consecutive, close together: every layer communicates.
-        grids = layout.grid().view(layout.sizes[1], -1, self.tensor_parallel_size)
-        for name, rows in (
-            ("data_parallel", [column for grid in grids for column in grid.T]),
-            ("tensor_parallel", [row for grid in grids for row in grid]),
-        ):
-            for ranks in rows:  # those of all groups, because all ranks must create every group
-                group = SHARED.of(ranks.tolist(), self.limit, name)
-                if rank in ranks:
-                    groups[name] = group
-        return DeviceMesh.from_group(
-            list(groups.values()),
-            self.root_device.type,
-            mesh=grids[layout.coordinates(rank)[1]],
-            mesh_dim_names=tuple(groups),
-        )
 
     @property
     @override
@@ -205,7 +179,6 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        prepare_kernels(self._module.parameters())
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
         callback, offload = self._metrics_callback, self.offload_outer_state
@@ -272,11 +245,12 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         safe = True if weights_only is None else weights_only
         checkpoint_path = existing(local_path(str(checkpoint_path)))
         # torch creates the state of optimizers by a step with a learning rate of 0.
-        session = self._session
+        session, sync = self._session, self.block_sync
         counted = nullcontext() if session is None else session.hooks.raw_steps.counted()
         with counted, module_setup.unwrapped(self._module):
-            for optimizer in self.optimizers if isinstance(self.block_sync, BMUFAdam) else ():
-                create_states(optimizer)
+            for optimizer in self.optimizers:
+                if sync is not None:
+                    sync.prepare_to_load(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED
@@ -119,6 +121,27 @@ class RankGroups:
             host_of=hosts,
             models_per_rank=worker_counts.models_per_rank,
             process_groups=SHARED,
+        )
+
+    def mesh(self, tensor_parallel_size: int, *, timeout: timedelta) -> DeviceMesh:
+        """Mesh of this rank's group, for a divided module. A collective of the world."""
+        layout, rank = self.communicators.layout, self._strategy.global_rank
+        groups: dict[str, Any] = {}
+        # Tensor-parallel ranks are consecutive, close together: every layer communicates.
+        grids = layout.grid().view(layout.sizes[1], -1, tensor_parallel_size)
+        for name, rows in (
+            ("data_parallel", [column for grid in grids for column in grid.T]),
+            ("tensor_parallel", [row for grid in grids for row in grid]),
+        ):
+            for ranks in rows:  # those of all groups, because all ranks must create every group
+                group = SHARED.of(ranks.tolist(), timeout, name)
+                if rank in ranks:
+                    groups[name] = group
+        return DeviceMesh.from_group(
+            list(groups.values()),
+            self._strategy.root_device.type,
+            mesh=grids[layout.coordinates(rank)[1]],
+            mesh_dim_names=tuple(groups),
         )
 
     def forget(self) -> None:

@@ -202,6 +202,9 @@ class BlockSync(NamedArguments):
         """Function that creates the context of each step of ``optimizer`` while blocks run."""
         return nullcontext
 
+    def prepare_to_load(self, optimizer: Optimizer) -> None:
+        """Create state of ``optimizer`` that torch would create otherwise when it loads one."""
+
     @property
     def averages_state(self) -> bool:
         """Whether state of the local optimizer is averaged with the model."""

@@ -21,12 +21,11 @@ from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
-from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
+from lightning_hier.comm.blocks.shard_placement import placement_of
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
@@ -47,7 +46,7 @@ class BlockSynchroniser:
         communicators: channels of this rank.
         worker: step counts of this rank.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
-        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
         on_nonfinite: action for groups whose models are not finite.
         join: whether ranks without batches join the synchronisations of the others.
         offload: whether the state of outer steps lies in the memory of the host.
@@ -92,10 +91,8 @@ class BlockSynchroniser:
         self._warmup_steps, self._join = warmup_steps, join
         self.models = LocalModels(module, optimizers, communicators.models_per_rank)
         self._buffers = self.models.buffers
-        across, group = config.across if config else "auto", communicators.group
-        self.placement = (
-            OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
-        )
+        across = config.across if config else "auto"
+        self.placement = placement_of(module, across, communicators.group, nics=nics)
         common = self.placement, communicators, self.models, offload, membership
         self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
+from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.delayed_moments import DelayedMoments
@@ -123,6 +124,11 @@ class BMUFAdam(BlockMomentum):
         if self.local_beta1 == "auto":
             return _ADVISED_BETA1
         return 1.0 if self.local_beta1 == "keep" else self.local_beta1
+
+    @override
+    def prepare_to_load(self, optimizer: Optimizer) -> None:
+        """Create the moments and counts, which may be fractions."""
+        create_states(optimizer)
 
     @override
     def stepping(

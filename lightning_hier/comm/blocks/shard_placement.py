@@ -9,10 +9,12 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.sharded_tensors import is_sharded
 
 Across = Literal["auto", "leader", "sharded"]
 """Ranks of a group that exchange its model with other groups."""
@@ -140,6 +142,21 @@ def make_placement(across: Across, group: Channel, *, nics: int | None) -> Shard
     return ShardPlacement(
         group, sharded=can_send_together if across == "auto" else across == "sharded"
     )
+
+
+def placement_of(
+    module: Module, across: Across, group: Channel, *, nics: int | None
+) -> ShardPlacement:
+    """Placement of a module. Only one that is not divided inside groups has a choice.
+
+    Args:
+        module: module that is trained.
+        across: as in :func:`make_placement`.
+        group: as in :func:`make_placement`.
+        nics: as in :func:`make_placement`.
+
+    """
+    return OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
 
 
 def fewest_nics(device: torch.device) -> int:

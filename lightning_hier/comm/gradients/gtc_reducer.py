@@ -112,6 +112,7 @@ class GTCReducer(Reducer):
     ) -> None:
         self.channel = channel
         self._config = config
+        self._fixed = None if config.threshold == "auto" else config.threshold
         self._memories = memories
         self._grad_scale = grad_scale
         self._open: list[_Bucket] = []
@@ -156,14 +157,14 @@ class GTCReducer(Reducer):
         # Read once for a bucket: the mean is scaled by the factor by which it was divided.
         encoded = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
         memories = [self._memories[worker] for worker in bucket.workers]
-        fixed = None if self._config.threshold == "auto" else self._config.threshold
         exact: list[Sequence[Tensor]] = []
         for parameter, flats in bucket.tensors():
             absent = [parameter in missing for missing in bucket.absent]
-            _zero_nonfinite_(flats, absent)
+            if any(absent):
+                _zero_nonfinite_(flats, absent)
             if workers > 1 and self._config.compresses(flats[0].numel()):
                 pairs = zip(memories, flats, strict=True)
-                states = [memory.of(parameter, flat, fixed) for memory, flat in pairs]
+                states = [memory.of(parameter, flat, self._fixed) for memory, flat in pairs]
                 tensor = CompressedTensor.encode_(flats, states, absent, encoded.scale)
                 encoded.compressed.append(tensor)
                 continue
@@ -258,13 +259,13 @@ class GTCReducer(Reducer):
         """Count the elements sent of a tensor, and set the threshold of the next step."""
         self._sent += sum(map(len, tensor.words))
         self._elements += sum(map(len, tensor.flats)) if tensor.words else 0
-        if self._config.threshold == "auto":
+        if self._fixed is None:
             tensor.adapt_threshold(self._config.share)
         elif tensor.sent_share > _SATURATED and not self._warned:
             self._warned = True
             warnings.warn(
                 f"GTC sends {tensor.sent_share:.0%} of a tensor at "
-                f"threshold={self._config.threshold:g}: an element sends at most the threshold per "
+                f"threshold={self._fixed:g}: an element sends at most the threshold per "
                 "step, so residuals of larger gradients grow without limit. Raise the threshold, "
                 "or use threshold='auto'.",
                 stacklevel=2,

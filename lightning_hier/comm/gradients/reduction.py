@@ -26,6 +26,9 @@ from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 
+Wrap = Callable[[Channel | None], Module]
+"""Wraps the module in DDP over a channel, or unwraps it for None."""
+
 
 @dataclass
 class GradientHook:
@@ -78,7 +81,7 @@ class Reduction:
         workers: workers of this rank.
         config: gradient synchronisation inside a group.
         grad_scale: returns the current factor of fp16 loss scaling.
-        wrap: wraps the module in DDP over a channel, or unwraps it for None.
+        wrap: see :data:`Wrap`.
 
     Attributes:
         warming: whether the module was last wrapped for the warm-up.
@@ -93,7 +96,7 @@ class Reduction:
         workers: Sequence[Worker],
         config: GradientSync,
         grad_scale: Callable[[], float],
-        wrap: Callable[[Channel | None], Module],
+        wrap: Wrap,
     ) -> None:
         self._group, self._world = communicators.group, communicators.world
         self._device = communicators.device
