@@ -99,13 +99,14 @@ class Pending:
 
     def _count(self, *, waiting_since: float | None) -> None:
         """Count the collective, which is complete now, and the time that this rank has waited."""
-        now, channel = time.perf_counter(), self._channel
-        seconds = now - self._begun
-        channel.traffic.add(
-            channel.tier, self._kind, payload_bytes=self._payload_bytes, seconds=seconds
+        now = time.perf_counter()
+        self._channel.traffic.add(
+            self._channel.tier,
+            self._kind,
+            payload_bytes=self._payload_bytes,
+            seconds=now - self._begun,
+            waited_s=0.0 if waiting_since is None else now - waiting_since,
         )
-        if waiting_since is not None:
-            channel.traffic.add_wait(channel.tier, now - waiting_since)
 
 
 class Channel:

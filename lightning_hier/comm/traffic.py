@@ -63,9 +63,20 @@ class Traffic:
         *,
         payload_bytes: float,
         seconds: float,
+        waited_s: float = 0.0,
     ) -> None:
-        """Count a collective or message that completes now, after ``seconds`` in flight."""
+        """Count a collective or message that completes now.
+
+        Args:
+            tier: tier of its ranks.
+            kind: kind under which it is counted.
+            payload_bytes: bytes that this rank sends.
+            seconds: time in flight.
+            waited_s: seconds of it in which training waited.
+
+        """
         with self._lock:
+            self._waited_s[tier] += waited_s
             count = self._counts[tier, kind]
             # Shares of a ring are fractions. Whole bytes add up exactly in a long run.
             count.payload_bytes += round(payload_bytes)
