@@ -46,7 +46,7 @@ class Fragment:
     """
 
     # Whether updates instead of models are exchanged also where nothing is quantised.
-    _sends_updates = False
+    _sends_updates: bool = False
 
     def __init__(self, members: Members, context: BlockContext) -> None:
         self.members = members
