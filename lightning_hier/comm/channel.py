@@ -154,10 +154,10 @@ class Channel:
         waited = time.perf_counter() - begun
         # What other ranks forward is not counted, as in a broadcast.
         sent = rows.nbytes if self.position == 0 else own.nbytes
+        payload_bytes = sent if self.size > 1 else 0
         self.traffic.add(
-            self.tier, kind, payload_bytes=sent if self.size > 1 else 0, seconds=waited
+            self.tier, kind, payload_bytes=payload_bytes, seconds=waited, waited_s=waited
         )
-        self.traffic.add_wait(self.tier, waited)
         return rows
 
     def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
