@@ -217,15 +217,10 @@ class CollectiveLeader:
             # Ranks without this result must not get another one, computed by this leader.
             self._rendezvous.end(number, message)
 
-    def deadline(self) -> float:
-        """Time at which the current collective reaches its time limit."""
-        return self._rendezvous.deadline()
-
     def tick(self, now: float) -> None:
         """Send the list of missing ranks if the time limit has passed."""
-        if self._rendezvous.deadline() <= now:
-            waiting = f"in collective {self._rendezvous.latest} of all ranks"
-            self._rendezvous.report_missing(self._live, waiting, now)
+        waiting = f"in collective {self._rendezvous.latest} of all ranks"
+        self._rendezvous.report_missing(self._live, waiting, now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank. Its contribution still counts if it has been received."""

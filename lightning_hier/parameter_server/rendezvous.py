@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 from typing import NamedTuple
 
@@ -81,12 +80,10 @@ class Rendezvous:
         if not self._unconfirmed:
             self._answer = None
 
-    def deadline(self) -> float:
-        """Time at which the waiting ranks reach the limit, or infinity."""
-        return self._since + self._limit_s if self.arrived else math.inf
-
     def report_missing(self, live: Set[int], waiting: str, now: float) -> None:
-        """Send the list of missing ranks, and the purpose of the wait, to the waiting ranks."""
+        """At the limit, send the missing ranks and the purpose of the wait to the waiting ranks."""
+        if now < self._since + self._limit_s:
+            return
         missing = self.missing(live)
         for _, request in self.arrived.values():
             message = request.message

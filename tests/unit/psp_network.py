@@ -197,9 +197,7 @@ class Cluster:
 
     def _tick(self) -> None:
         for rank in self.live():
-            due = rank.server.deadline()
-            if due <= self.now:
-                rank.server.tick(self.now)
+            rank.server.tick(self.now)
             self._poll(rank)
         self._at(self.now + _TICK_S, self._tick)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -198,8 +197,6 @@ def test_operation_that_nobody_knows() -> None:
 
 class _Noting:
     """A handler that notes who is gone."""
-
-    deadline = staticmethod(lambda: math.inf)
 
     def __init__(self, kinds: set[Kind]) -> None:
         self.kinds = frozenset(kinds)

@@ -48,9 +48,7 @@ class Job:
 
     def tick(self, now: float) -> None:
         for rank, server in enumerate(self.servers):
-            due = server.deadline()
-            if due <= now:
-                server.tick(now)
+            server.tick(now)
             queued = any(answer.sender == rank for answer in self.answers)
             self.replies[rank].sending = {b"0"} if queued else set()
         self.channel.tick(now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
+from lightning_hier.parameter_server.server_loop import Replies
 
 
 @dataclass
@@ -78,7 +77,6 @@ class ServedShard:
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
         self._most_advanced: PushFacts | None = None
-        self._retry_at = math.inf
 
     def respond(self, received: Received, now: float) -> None:
         """Handle a PUSH or an ABSTAIN, which also request a newer version.
@@ -108,7 +106,7 @@ class ServedShard:
             current.responded.add(received.sender)
             current.newest = max(current.newest, timestamp)
             current.began = min(current.began, now)
-        self._answer(now)
+        self._answer()
         self.end_if_complete(now)
 
     def arrive(self, received: Received, now: float) -> None:
@@ -150,23 +148,15 @@ class ServedShard:
             self.end_rendezvous(self.rendezvous.latest)
         elif self._round.responded and self._round_is_over(now):
             self._update()
-            self._answer(now)
-
-    def deadline(self) -> float:
-        """Time at which to call :meth:`tick`."""
-        due = min(self._report_at(), self.rendezvous.deadline(), self._retry_at)
-        if self._round.countdown.since is not None:
-            due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
-        return due
+            self._answer()
 
     def tick(self, now: float) -> None:
         """End rounds whose countdown is over, and report missing workers at the time limit."""
         self.end_if_complete(now)
-        self._answer(now)
-        if self._report_at() <= now:
-            self._report_missing(now)
-        if self.rendezvous.deadline() <= now:
-            self.rendezvous.report_missing(self._live, "at a rendezvous of all ranks", now)
+        # Again, because a full queue may have rejected an answer.
+        self._answer()
+        self._report_missing(now)
+        self.rendezvous.report_missing(self._live, "at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""
@@ -217,9 +207,8 @@ class ServedShard:
         # Also after a round without a gradient: the workers wait for a newer version.
         self.timestamp = max(self.timestamp, ended.newest) + 1
 
-    def _answer(self, now: float) -> None:
+    def _answer(self) -> None:
         """Send the current version to the workers that wait for it (line 3)."""
-        self._retry_at = math.inf
         for _, worker in sorted(self._workers.items()):
             if worker.pull is None or worker.pull >= self.timestamp:
                 continue
@@ -227,17 +216,14 @@ class ServedShard:
             queued = self._is_queued(worker.address)
             if not queued and self._replies.send(worker.address, answer):
                 worker.sent, worker.pull = self.timestamp, None
-            else:
-                self._retry_at = now + RETRY_S
 
     def _is_queued(self, address: bytes) -> bool:
         return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
-    def _report_at(self) -> float:
-        """Time at which the wait of workers in the round reaches the limit."""
-        return self._round.began + self._settings.limit_s
-
     def _report_missing(self, now: float) -> None:
+        """Report missing workers to those that wait, if their wait has reached the limit."""
+        if now < self._round.began + self._settings.limit_s:
+            return
         number, silent = self.shard.number, self._active() - self._round.responded
         for worker in self._workers.values():
             if worker.pull is not None and worker.pull >= self.timestamp:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -113,16 +112,10 @@ class ShardServer:
         # A HOLD after the takeover is ignored, because older values have been updated since. The
         # timestamp of its worker's next push brings that of the shard up to date.
 
-    def deadline(self) -> float:
-        """Time at which to call :meth:`tick`."""
-        due = min(map(ServedShard.deadline, self.served.values()), default=math.inf)
-        return min([due, *map(self._takeover_due, self._own_takeovers())])
-
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose countdown is over, and send unsent replies."""
         for served in self.served.values():
-            if served.deadline() <= now:
-                served.tick(now)
+            served.tick(now)
         self._start_takeovers(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
@@ -166,20 +159,13 @@ class ShardServer:
         self._takeovers.setdefault(shard.number, Takeover(shard, now)).take(received)
         self._start_takeovers(now)
 
-    def _own_takeovers(self) -> list[Takeover]:
-        """Takeovers by this rank, because all ranks that precede it are lost."""
-        takeovers = self._takeovers.values()
-        return [
-            takeover for takeover in takeovers if takeover.shard.owner(self._gone) == self._rank
-        ]
-
-    def _takeover_due(self, takeover: Takeover) -> float:
-        return takeover.since + self._settings.takeover_s
-
     def _start_takeovers(self, now: float) -> None:
-        for takeover in self._own_takeovers():
-            if self._live <= takeover.copies.keys() or now >= self._takeover_due(takeover):
-                del self._takeovers[takeover.shard.number]
+        for number, takeover in list(self._takeovers.items()):
+            is_due = now >= takeover.since + self._settings.takeover_s
+            # Otherwise a rank that precedes this one is the successor.
+            is_own = takeover.shard.owner(self._gone) == self._rank
+            if is_own and (is_due or self._live <= takeover.copies.keys()):
+                del self._takeovers[number]
                 self._take_over(takeover)
 
     def _take_over(self, takeover: Takeover) -> None:

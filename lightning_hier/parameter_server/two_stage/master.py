@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -105,14 +104,9 @@ class MasterPart:
         self._pending.pop(node, None)
         self._end_turns(node)
 
-    def due(self) -> float:
-        """Time at which the first waiting node reaches its limit, or infinity."""
-        return min([self._epochs.deadline(), *(push.due for push in self._pending.values())])
-
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
-        if self._epochs.deadline() <= now:
-            self._epochs.report_missing(self._live, "at the end of an epoch", now)
+        self._epochs.report_missing(self._live, "at the end of an epoch", now)
         for node, push in list(self._pending.items()):
             if push.due <= now:
                 missing = self._absent_from_turn()
@@ -250,10 +244,6 @@ class Master:
             part.push(received, now)
         else:
             part.arrive(received, now)
-
-    def deadline(self) -> float:
-        """Time at which the first waiting node reaches its limit."""
-        return min(map(MasterPart.due, self.parts), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
