@@ -9,7 +9,7 @@ the end of an epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,8 @@ class LiveCollectives:
         world_size: number of ranks at the start.
         channel: channel of the main thread.
         retry_s: minimum time before a contribution is sent again, in seconds.
-        on_waiting: function that is called with the number of a collective in which this rank
-            waits. It is called again after each ``retry_s``, because its messages may be lost.
-        on_done: function that is called with the number of a collective that has ended.
+        notified: ranks that are notified when this rank waits in a collective, because their
+            servers must not wait for it meanwhile.
 
     """
 
@@ -64,14 +63,12 @@ class LiveCollectives:
         channel: RequestChannel,
         *,
         retry_s: float = 5.0,
-        on_waiting: Callable[[int], None] = lambda number: None,
-        on_done: Callable[[int], None] = lambda number: None,
+        notified: Sequence[int] = (),
     ) -> None:
         self._world_size = world_size
         self._channel = channel
         self._retry_s = retry_s
-        self._on_waiting = on_waiting
-        self._on_done = on_done
+        self._notified = notified
         self._notify_at = 0.0
         self._number = 0
         self._request = Request(
@@ -105,7 +102,7 @@ class LiveCollectives:
         )
         assert self._latest is not None, "a request is acknowledged by a result"
         contributions = read_result(self._latest)
-        self._on_done(self._number)
+        self._channel.collectives_done = self._number
         return contributions
 
     def barrier(self) -> None:
@@ -162,8 +159,10 @@ class LiveCollectives:
         if self._request.message is None:
             return True
         if now >= self._notify_at:
+            # Repeated, because a message may be lost and is not acknowledged.
             self._notify_at = now + self._retry_s
-            self._on_waiting(self._number)
+            for rank in self._notified:
+                self._channel.send(rank, Message(Kind.WAITING, 0, self._number))
         return False
 
     def _leader(self, gone: Collection[int]) -> int:

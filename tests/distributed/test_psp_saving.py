@@ -94,6 +94,6 @@ def _snapshot() -> tuple[list[Tensor], dict[int, Any], list[Tensor]]:
                 found = values, dict(snapshot.optimizer_states[0]), at
             for parameter, gradient in zip(own, loss_gradients(rank, step, own), strict=True):
                 parameter.grad = gradient
-            world.engine.step(0)
+            world.engine.workers[0].step()
         world.engine.rendezvous()
     return found

@@ -42,7 +42,7 @@ def _step(world: World, module: nn.Linear, optimizer: torch.optim.Optimizer, ste
     optimizer.zero_grad()
     loss = 0.5 * (module(inputs).squeeze(1) - targets).square().mean()
     loss.backward()
-    world.engine.step(0)
+    world.engine.workers[0].step()
 
 
 def _train(

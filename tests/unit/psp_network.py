@@ -28,8 +28,7 @@ from lightning_hier.parameter_server.psp.settings import (
     QuorumError,
 )
 from lightning_hier.parameter_server.psp.shards import plan_shards
-from lightning_hier.parameter_server.psp.worker import Worker
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
@@ -72,7 +71,9 @@ class Rank:
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
         self.server = ShardServer(number, plan, [self.optimizer], cluster.settings, replies)
         self.channel = LoneChannel(lambda rank, message: cluster.post(self, rank, message))
-        self.worker = Worker(
+        self.channel.now = lambda: cluster.now
+        self.worker = PSPWorker(
+            self.optimizer,
             plan,
             self.channel,
             pull_rule=cluster.pull_rule,
@@ -219,7 +220,7 @@ class Cluster:
             rank.worker.pull()
             self._go_on(rank)
         elif rank.state == "meeting" and rank.worker.has_global_model(0.0):
-            rank.worker.take_global()
+            rank.worker.take_global_model()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:
                 self.models.append({})
@@ -240,7 +241,7 @@ class Cluster:
         gradients = self._gradients(rank.number, rank.steps, rank.parameters)
         for parameter, gradient in zip(rank.parameters, gradients, strict=True):
             parameter.grad = gradient
-        rank.worker.push(hyperparameters(rank.optimizer), self.now)
+        rank.worker.push()
         rank.steps += 1
         rank.pushed += 1
         rank.state = "pulling"
@@ -248,7 +249,7 @@ class Cluster:
 
     def _go_on(self, rank: Rank) -> None:
         if rank.steps % self._every == 0 or rank.steps >= self._steps:
-            rank.worker.arrive(self.now)
+            rank.worker.arrive()
             rank.state = "meeting"
             self._poll(rank)
         else:

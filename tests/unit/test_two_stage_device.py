@@ -43,6 +43,7 @@ class FakeClient:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
         self.lost_ranks: dict[int, str] = {}
+        self.collectives_done = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         return False
