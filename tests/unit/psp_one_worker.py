@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import optim
@@ -11,7 +10,7 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
@@ -22,7 +21,7 @@ Sent = tuple[int, Kind, int, int]
 class Harness:
     """Worker 0 of some ranks with one parameter a block, of two elements."""
 
-    def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0, **settings: Any) -> None:
+    def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0) -> None:
         self.own = [Parameter(torch.zeros(2)) for _ in range(ranks)]
         self.sent: list[tuple[int, Message]] = []
         self.closed: set[int] = set()
@@ -30,9 +29,8 @@ class Harness:
         optimizer = optim.SGD(self.own, lr=1.0)
         blocks = plan_shards([optimizer], ranks)
         self.channel = LoneChannel(self._send)
-        self.worker = PSPWorker(
-            optimizer, blocks, self.channel, pull_rule=PullRule(b, tau), **settings
-        )
+        chosen = PSPSettings(min_pulled=b, pull_timeout_s=tau)
+        self.worker = PSPWorker(optimizer, blocks, self.channel, chosen)
         for kind in (Kind.BLOCK, Kind.FINAL):
             self.channel.on(kind, self.worker.handle)
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import StateCollector
 from tests.unit.lone_channel import LoneChannel
@@ -33,7 +33,7 @@ class Job:
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
         self.room = 1000
-        settings = PSPSettings(rule=PushRule(), world_size=RANKS)
+        settings = [PSPSettings()] * len(optimizers)
         self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
             ShardServer(rank, self.blocks, optimizers, settings, replies)

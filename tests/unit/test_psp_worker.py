@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
@@ -142,7 +142,7 @@ def test_fewer_parameters_than_ranks() -> None:
         sent.append(rank)
         return True
 
-    worker = PSPWorker(optimizer, blocks, LoneChannel(send), pull_rule=PullRule(0.25))
+    worker = PSPWorker(optimizer, blocks, LoneChannel(send), PSPSettings(min_pulled=0.25))
     own[0].grad = torch.ones(2)
     worker.push()
     assert sent == [0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -14,7 +13,7 @@ from lightning_hier.parameter_server.engine import Engine, Snapshot
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import StateCollector
 from lightning_hier.parameter_server.psp.worker import PSPWorker
@@ -30,8 +29,9 @@ class PSPEngine(Engine):
         optimizers: optimizers of the user; their parameters have the same values on all ranks.
         channel: channel of the rank's main thread.
         replies: the rank's server port.
-        settings: settings of all servers.
-        pull_rule: b and tau_2.
+        world_size: number of ranks.
+        settings: settings of the run.
+        steps_made: steps of each optimizer before this run, if it resumes another one.
 
     """
 
@@ -43,22 +43,26 @@ class PSPEngine(Engine):
         optimizers: Sequence[Optimizer],
         channel: RequestChannel,
         replies: Replies,
+        *,
+        world_size: int,
         settings: PSPSettings,
-        pull_rule: PullRule,
+        steps_made: Sequence[int] = (),
     ) -> None:
         self._channel = channel
+        self._world_size = world_size
         self._settings = settings
-        shards = plan_shards(optimizers, settings.world_size)
-        self._server = ShardServer(rank, shards, optimizers, settings, replies)
+        # Optimizers may have made different numbers of steps, and have different warm-ups left.
+        remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
+        shards = plan_shards(optimizers, world_size)
+        self._server = ShardServer(rank, shards, optimizers, remaining, replies)
         self.handlers = [self._server]
-        self.notified = range(settings.world_size)
+        self.notified = range(world_size)
         self.workers = [
             PSPWorker(
                 optimizer,
                 [shard for shard in shards if shard.optimizer == index],
                 channel,
-                pull_rule=pull_rule,
-                warming=partial(settings.warming, index),
+                remaining[index],
             )
             for index, optimizer in enumerate(optimizers)
         ]
@@ -92,4 +96,4 @@ class PSPEngine(Engine):
 
     def _check_quorum(self, rank: int, now: float) -> None:
         # Of the lost ranks only: ranks that have left have finished training.
-        self._settings.rule.check_quorum(self._settings.world_size, self._channel.lost())
+        self._settings.check_quorum(self._world_size, self._channel.lost())

@@ -41,7 +41,7 @@ class ServedShard:
         shard: number, size and dtype.
         values: values and their Updater.
         timestamp: t, version of the values.
-        settings: settings of all servers.
+        settings: settings of the optimizer.
         live: live workers. The owner updates this set.
         waiting_ranks: workers that wait in a live-rank collective. The owner updates it.
         replies: port of the rank. Workers repeat requests whose replies are lost.
@@ -67,9 +67,8 @@ class ServedShard:
         self.shard = shard
         self.values = values
         self.timestamp = timestamp
-        self.rendezvous = Rendezvous(replies, settings.limit_s)
+        self.rendezvous = Rendezvous(replies, settings.timeout_s)
         self._settings = settings
-        self._min_pushes = settings.rule.needed(settings.world_size)
         self._live = live
         self._waiting_ranks = waiting_ranks
         self._replies = replies
@@ -165,14 +164,15 @@ class ServedShard:
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
         current, active, settings = self._round, self._active(), self._settings
-        warming = settings.warming(self.shard.optimizer, self.timestamp)
-        wanted = settings.world_size if warming else self._min_pushes
+        wanted = self.shard.world_size
+        if not settings.warming(self.timestamp):
+            wanted = settings.needed_pushes(wanted)
         # Lost workers push no more, and those that wait for other ranks not before they continue.
         needed = min(wanted, len(active | current.sums.keys()))
         return current.countdown.is_over(
             complete=active <= current.responded,
             enough=len(current.sums) >= needed,
-            timeout_s=settings.rule.timeout_s,
+            timeout_s=settings.push_timeout_s,
             now=now,
         )
 
@@ -193,7 +193,7 @@ class ServedShard:
         """Lines 13 and 14, and a new round."""
         ended, self._round = self._round, Round()
         if ended.gradients and self._most_advanced is not None:
-            warming = self._settings.warming(self.shard.optimizer, self.timestamp)
+            warming = self._settings.warming(self.timestamp)
             scaled = self._settings.linear_scaling and not warming
             done = self.values.update(
                 ended.mean(),
@@ -222,7 +222,7 @@ class ServedShard:
 
     def _report_missing(self, now: float) -> None:
         """Report missing workers to those that wait, if their wait has reached the limit."""
-        if now < self._round.began + self._settings.limit_s:
+        if now < self._round.began + self._settings.timeout_s:
             return
         number, silent = self.shard.number, self._active() - self._round.responded
         for worker in self._workers.values():

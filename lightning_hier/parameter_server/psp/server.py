@@ -22,6 +22,9 @@ from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
+# Seconds that the successor of a server waits for the workers' copies.
+_TAKEOVER_S = 30.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +35,7 @@ class ShardServer:
         rank: rank of this process.
         shards: all shards, the same on all ranks.
         optimizers: optimizers of the user; copied.
-        settings: settings of all servers.
+        settings: settings of each optimizer.
         replies: port of the rank.
 
     Attributes:
@@ -50,7 +53,7 @@ class ShardServer:
         rank: int,
         shards: Sequence[Shard],
         optimizers: Sequence[Optimizer],
-        settings: PSPSettings,
+        settings: Sequence[PSPSettings],
         replies: Replies,
     ) -> None:
         self.counts = ServerCounts()
@@ -59,7 +62,7 @@ class ShardServer:
         self._settings = settings
         self._replies = replies
         self._shards = {shard.number: shard for shard in shards if shard.size}
-        self._live = set(range(settings.world_size))
+        self._live = {shard.home for shard in shards}
         self._gone: set[int] = set()
         self._waiting_ranks = WaitingRanks()
         self._updaters: dict[int, Updater] = {}
@@ -134,7 +137,7 @@ class ShardServer:
             shard,
             ServedValues(f"shard {shard.number}", tensors, updater, shard.dtype),
             timestamp=timestamp,
-            settings=self._settings,
+            settings=self._settings[shard.optimizer],
             live=self._live,
             waiting_ranks=self._waiting_ranks,
             replies=self._replies,
@@ -161,7 +164,7 @@ class ShardServer:
 
     def _start_takeovers(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
-            is_due = now >= takeover.since + self._settings.takeover_s
+            is_due = now >= takeover.since + _TAKEOVER_S
             # Otherwise a rank that precedes this one is the successor.
             is_own = takeover.shard.owner(self._gone) == self._rank
             if is_own and (is_due or self._live <= takeover.copies.keys()):

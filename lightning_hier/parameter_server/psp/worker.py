@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts
-from lightning_hier.parameter_server.psp.settings import Countdown, PullRule
+from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
@@ -93,8 +93,7 @@ class PSPWorker(Worker):
         optimizer: optimizer of the user; read for its hyperparameters before each step.
         shards: all shards of the optimizer, with this rank's parameters.
         channel: channel of the main thread.
-        pull_rule: b and tau_2.
-        warming: whether the step from a version waits for all shards.
+        settings: settings of the optimizer.
 
     Attributes:
         shards: shards that are not empty, by number.
@@ -110,9 +109,7 @@ class PSPWorker(Worker):
         optimizer: Optimizer,
         shards: Sequence[Shard],
         channel: RequestChannel,
-        *,
-        pull_rule: PullRule,
-        warming: Callable[[int], bool] = lambda version: False,
+        settings: PSPSettings,
     ) -> None:
         self.shards = {shard.number: WorkerShard(shard, channel) for shard in shards if shard.size}
         self.timestamp = 0
@@ -121,9 +118,7 @@ class PSPWorker(Worker):
         self.waiting_s = 0.0
         self._optimizer = optimizer
         self._channel = channel
-        self._min_pulled = pull_rule.needed(len(self.shards))
-        self._timeout_s = pull_rule.timeout_s
-        self._warming = warming
+        self._settings = settings
         self._steps = 0
         # To the next gradient, which starts when enough shards have been received.
         self._countdown = Countdown()
@@ -191,11 +186,14 @@ class PSPWorker(Worker):
     def is_pulled(self, now: float) -> bool:
         """Whether enough shards have been received for the next gradient (line 15)."""
         pulled = sum([shard.newest > self.timestamp for shard in self.shards.values()])
-        needed = len(self.shards) if self._warming(self.timestamp) else self._min_pulled
+        # A step of the warm-up waits for all shards.
+        needed = len(self.shards)
+        if not self._settings.warming(self.timestamp):
+            needed = self._settings.needed_shards(needed)
         return self._countdown.is_over(
             complete=pulled == len(self.shards),
             enough=pulled >= needed,
-            timeout_s=self._timeout_s,
+            timeout_s=self._settings.pull_timeout_s,
             now=now,
         )
 
