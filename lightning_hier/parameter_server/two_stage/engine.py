@@ -15,8 +15,7 @@ from lightning_hier.parameter_server.engine import Engine, Snapshot
 from lightning_hier.parameter_server.open_ports import AllGather, Ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.master import Master
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
 from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
@@ -77,7 +76,7 @@ class TwoStageASGD(Engine):
             self._node = self._make_node(node_channel, remaining)
         self._master: Master | None = None
         if rank == MASTER:
-            models = list(map(MasterModel, optimizers, self._parameters))
+            models = list(map(master_model, optimizers, self._parameters))
             firsts = range(0, world_size, group_size)
             nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server, settings)
@@ -133,7 +132,6 @@ class TwoStageASGD(Engine):
                 roles["node"] = asdict(self._node.exchanges[index].counts)
             if self._master is not None:
                 roles["master"] = asdict(self._master.parts[index].counts)
-                roles["master"]["version"] = self._master.models[index].version
             for role, counts in roles.items():
                 values |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
         return values
