@@ -72,8 +72,9 @@ class LiveCollectives:
         self._notify_at = 0.0
         self._number = 0
         self._request = Request(
-            channel, self._leader, retry_s=retry_s, on_moved=self._forward_result
+            channel, self._leader, retry_s=retry_s, on_moved=self._follow_leader
         )
+        self._moved = False
         self._latest: Message | None = None
         channel.on(Kind.RESULT, self._take_result)
 
@@ -159,10 +160,12 @@ class LiveCollectives:
         if self._request.message is None:
             return True
         if now >= self._notify_at:
-            # Repeated, because a message may be lost and is not acknowledged.
+            # Repeated, because these messages may be lost and are not acknowledged.
             self._notify_at = now + self._retry_s
             for rank in self._notified:
                 self._channel.send(rank, Message(Kind.WAITING, 0, self._number))
+            if self._moved:
+                self._forward_result()
         return False
 
     def _leader(self, gone: Collection[int]) -> int:
@@ -174,7 +177,11 @@ class LiveCollectives:
             self._latest = received.message
             self._request.acknowledge(now)
 
-    def _forward_result(self, now: float) -> None:
+    def _follow_leader(self, now: float) -> None:
+        self._moved = True
+        self._forward_result()
+
+    def _forward_result(self) -> None:
         """Send the latest result to the new leader, so that all ranks get it."""
         if self._latest is not None:
             self._channel.send(self._request.rank, self._latest)
@@ -204,7 +211,7 @@ class CollectiveLeader:
 
     def __init__(self, world_size: int, replies: Replies, *, limit_s: float) -> None:
         self._live = set(range(world_size))
-        self._rendezvous = Rendezvous(replies, limit_s)
+        self._rendezvous = Rendezvous(replies, self._live, limit_s)
 
     def handle(self, received: Received, now: float) -> None:
         """Store a contribution, or a result of a lost leader."""
@@ -219,7 +226,7 @@ class CollectiveLeader:
     def tick(self, now: float) -> None:
         """Send the list of missing ranks if the time limit has passed."""
         waiting = f"in collective {self._rendezvous.latest} of all ranks"
-        self._rendezvous.report_missing(self._live, waiting, now)
+        self._rendezvous.report_missing(waiting, now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank. Its contribution still counts if it has been received."""
@@ -227,11 +234,11 @@ class CollectiveLeader:
         self._end_if_complete()
 
     def _end_if_complete(self) -> None:
-        arrived, number = self._rendezvous.arrived, self._rendezvous.latest
-        if arrived and not self._rendezvous.missing(self._live):
+        number = self._rendezvous.latest
+        if self._rendezvous.is_complete:
             contributions = {
                 rank: arrival.request.message
-                for rank, arrival in arrived.items()
+                for rank, arrival in self._rendezvous.arrived.items()
                 if arrival.number == number
             }
             self._rendezvous.end(number, write_result(number, contributions))

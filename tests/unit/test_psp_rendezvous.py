@@ -85,3 +85,13 @@ def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:
     served.arrive(0, 0, 2)
     assert served.arrive(1, 0, 1) == [(1, 0)]
     assert served.arrive(1, 0, 2) == [(0, 0), (1, 0)]
+
+
+def test_answer_is_kept_until_all_have_gone_on() -> None:
+    served = Served(2)
+    served.arrive(0, 0)
+    served.arrive(1, 0)
+    served.push(0, 0, final=1)
+    assert served.arrive(1, 0) == [(1, 0)]  # its answer was lost
+    served.push(1, 0, final=1)
+    assert served.arrive(1, 0) == []

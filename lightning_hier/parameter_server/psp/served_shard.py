@@ -67,7 +67,7 @@ class ServedShard:
         self.shard = shard
         self.values = values
         self.timestamp = timestamp
-        self.rendezvous = Rendezvous(replies, settings.timeout_s)
+        self.rendezvous = Rendezvous(replies, live, settings.timeout_s)
         self._settings = settings
         self._live = live
         self._waiting_ranks = waiting_ranks
@@ -99,6 +99,8 @@ class ServedShard:
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         self.end_rendezvous(message.facts["final"])
+        if message.facts["final"] == self.rendezvous.number:
+            self.rendezvous.confirm(received.sender)
         # Also without a gradient, because the round waits for the response of every worker.
         if timestamp >= self.timestamp:
             current = self._round
@@ -131,17 +133,17 @@ class ServedShard:
     def leave(self, worker: int, now: float) -> None:
         """Stop waiting for a worker. Its gradient in this round counts."""
         self._workers.pop(worker, None)
-        self.rendezvous.arrived.pop(worker, None)
+        self.rendezvous.leave(worker)
         # The round or the rendezvous may have waited for this worker alone.
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
         """End the round or the rendezvous if it does not wait for any worker."""
-        arrived = self.rendezvous.arrived.values()
-        if arrived and not self.rendezvous.missing(self._live):
+        if self.rendezvous.is_complete:
             # The gradients of the current round are part of the model of the rendezvous.
             if self._round.responded:
                 self._update()
+            arrived = self.rendezvous.arrived.values()
             resumed = max(arrival.request.message.timestamp for arrival in arrived)
             self.timestamp = max(self.timestamp, resumed)
             self.end_rendezvous(self.rendezvous.latest)
@@ -155,7 +157,7 @@ class ServedShard:
         # Again, because a full queue may have rejected an answer.
         self._answer()
         self._report_missing(now)
-        self.rendezvous.report_missing(self._live, "at a rendezvous of all ranks", now)
+        self.rendezvous.report_missing("at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""

@@ -65,7 +65,7 @@ class MasterPart:
         self._settings = settings
         self._pending: dict[int, Push] = {}
         self._applied = dict.fromkeys(self._live, 0)
-        self._epochs = Rendezvous(replies, settings.timeout_s)
+        self._epochs = Rendezvous(replies, self._live, settings.timeout_s)
         self.counts = MasterCounts()
 
     def push(self, received: Received, now: float) -> None:
@@ -98,14 +98,13 @@ class MasterPart:
         if node not in self._live:
             return
         self._live.discard(node)
-        self._epochs.confirm(node)
-        self._epochs.arrived.pop(node, None)
+        self._epochs.leave(node)
         self._pending.pop(node, None)
         self._end_turns(node)
 
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
-        self._epochs.report_missing(self._live, "at the end of an epoch", now)
+        self._epochs.report_missing("at the end of an epoch", now)
         for node, push in list(self._pending.items()):
             if push.due <= now:
                 missing = self._absent_from_turn()
@@ -131,7 +130,7 @@ class MasterPart:
     def _end_turns(self, node: int) -> None:
         self.order.leave(node)
         self.apply_pending()
-        if self._epochs.arrived and not self._epochs.missing(self._live):
+        if self._epochs.is_complete:
             self._end_epoch()
 
     def apply_pending(self) -> None:
