@@ -113,12 +113,12 @@ def test_what_a_connection_loses_is_said_again(fate: str) -> None:
 
     def attend(rank: int, channel: RequestChannel) -> Any:
         collectives = LiveCollectives(WORLD, channel, retry_s=0.02)
-        return [values(collectives.all_gather([rank, number])) for number in range(3)]
+        return [values(collectives.all_gather([rank, number])) for number in range(2)]
 
     def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
         return [CollectiveLeader(WORLD, port, limit_s=WAIT_S)]
 
-    expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(3)]
+    expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(2)]
     assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [expected] * WORLD
 
 

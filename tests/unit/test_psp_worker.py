@@ -7,8 +7,7 @@ import torch
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
@@ -173,13 +172,6 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     assert h.block(2, 1, 3.0, sender=3)
     h.worker.pull()
     assert h.values()[2] == 3.0
-
-
-def test_a_server_names_the_worker_that_it_waits_for() -> None:
-    h = Harness()
-    h.push()
-    with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for ranks 2, 3"):
-        h.hear(1, missing_report(1, 0, [3, 2], "for gradients"))
 
 
 def test_missing_names_the_ranks_that_have_not_answered() -> None:
