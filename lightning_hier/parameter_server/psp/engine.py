@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,8 +74,8 @@ class PSPEngine(Engine):
 
     @override
     def snapshot(self) -> Snapshot:
-        self._collector.request(time.monotonic())
-        self._channel.wait(lambda now: self._collector.is_complete(), self._collector.missing)
+        self._collector.request()
+        self._channel.wait(self._collector.is_complete, self._collector.missing)
         return self._collector.snapshot(len(self.workers))
 
     @override
