@@ -14,8 +14,10 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received, ServerPort
 from lightning_hier.parameter_server.watch import Watch
 
-# Interval of the work that does not depend on messages: handlers' ticks, and polls of the watch.
-_TICK_S = 0.02
+# Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
+# some tens of milliseconds.
+_TICK_S = 0.01
+_WATCH_S = 0.1
 _END_LIMIT_S = 10.0
 
 
@@ -126,7 +128,7 @@ class ServerLoop(BackgroundThread):
         self._handlers: list[Handler] = []
         self._by_kind: dict[Kind, Handler] = {}
         self._known_gone: set[int] = set()
-        self._tick_at = 0.0
+        self._tick_at = self._watch_at = 0.0
         self._shutting_down = False
         self._failure: Exception | None = None
         self.add(handlers)
@@ -152,9 +154,8 @@ class ServerLoop(BackgroundThread):
         # One message in an iteration, so that a flood of them delays neither ticks nor the watch.
         received = self._port.receive(_TICK_S)
         now = time.monotonic()
-        is_due = now >= self._tick_at
-        if is_due:
-            self._tick_at = now + _TICK_S
+        if now >= self._watch_at:
+            self._watch_at = now + _WATCH_S
             # Before the message is handled, because its sender may be lost to the other ranks.
             self._watch.poll(unread=received is not None)
         for rank in sorted(self.gone() - self._known_gone):
@@ -162,7 +163,8 @@ class ServerLoop(BackgroundThread):
             self._note_gone(rank, now)
         if received is not None:
             self._handle(received, now)
-        if is_due:
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK_S
             for handler in self._handlers:
                 handler.tick(now)
 
