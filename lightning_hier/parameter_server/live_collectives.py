@@ -225,8 +225,7 @@ class CollectiveLeader:
 
     def tick(self, now: float) -> None:
         """Send the list of missing ranks if the time limit has passed."""
-        waiting = f"in collective {self._rendezvous.latest} of all ranks"
-        self._rendezvous.report_missing(waiting, now)
+        self._rendezvous.report_missing("in collective {number} of all ranks", now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank. Its contribution still counts if it has been received."""

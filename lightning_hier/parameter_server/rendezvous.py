@@ -94,10 +94,16 @@ class Rendezvous:
             self._answer = None
 
     def report_missing(self, waiting: str, now: float) -> None:
-        """At the limit, send the missing ranks and the purpose of the wait to the waiting ranks."""
+        """At the limit, send the missing ranks and the purpose of the wait to the waiting ranks.
+
+        Args:
+            waiting: purpose of the wait, in which ``{number}`` stands for the latest rendezvous.
+            now: the time, in seconds.
+
+        """
         if now < self._since + self._limit_s:
             return
-        missing = self._missing()
+        missing, waiting = self._missing(), waiting.format(number=self.latest)
         for _, request in self.arrived.values():
             message = request.message
             report = missing_report(message.block, message.timestamp, missing, waiting)
