@@ -17,7 +17,8 @@ from lightning_hier.parameter_server.watch import Watch
 # Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
 # some tens of milliseconds.
 _TICK_S = 0.01
-_WATCH_S = 0.1
+# Shorter than a reconnection, so that a rank that returns is lost to all of the others or to none.
+_WATCH_S = 0.02
 _END_LIMIT_S = 10.0
 
 
