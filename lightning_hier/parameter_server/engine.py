@@ -1,4 +1,4 @@
-"""The interface of a strategy to the worker and the servers of its rank."""
+"""The interface of a strategy to the workers and the servers of its rank."""
 
 from __future__ import annotations
 
@@ -27,21 +27,18 @@ class Snapshot:
     optimizer_states: Sequence[Mapping[int, Any]]
 
 
-class Engine(ABC):
-    """The worker and the servers of a rank. Called in the rank's main thread."""
+class Worker(ABC):
+    """Training of one optimizer's parameters on a rank. Called in the rank's main thread.
 
-    @property
-    @abstractmethod
-    def handlers(self) -> Sequence[Handler]:
-        """Handlers for the server loop of the rank."""
+    Attributes:
+        behind: number of steps that other workers have made and this one has not.
 
-    @property
-    def behind(self) -> int:
-        """Number of steps that this worker may skip to catch up with the others."""
-        return 0
+    """
+
+    behind: int = 0
 
     @abstractmethod
-    def step(self, optimizer: int) -> None:
+    def step(self) -> None:
         """End a step: send the gradients in ``.grad``, and update the parameters in place.
 
         Raises:
@@ -50,13 +47,50 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def abstain(self, optimizer: int) -> None:
+    def abstain(self) -> None:
         """End a step without a finite gradient. Raises PeerError like :meth:`step`."""
 
-    def skip(self, optimizer: int) -> None:  # noqa: B027 (for engines with workers behind)
+    def skip(self) -> None:  # noqa: B027 (for workers that can be behind)
         """Skip a step that other workers have made, if :attr:`behind` is positive."""
 
     @abstractmethod
+    def arrive(self) -> None:
+        """Arrive at a rendezvous. The worker makes no steps until it has ended."""
+
+    @abstractmethod
+    def wait_for_global_model(self) -> None:
+        """Wait until all live workers have arrived and the global model is available.
+
+        Raises:
+            PeerError: a rank did not arrive in time.
+
+        """
+
+    @abstractmethod
+    def take_global_model(self) -> None:
+        """Write the global model into the parameters, in place. The rendezvous ends."""
+
+
+class Engine(ABC):
+    """The workers and the servers of a rank. Called in the rank's main thread.
+
+    Attributes:
+        workers: worker of each optimizer.
+        handlers: handlers for the server loop of the rank.
+        notified: ranks that are notified when this rank waits in a live-rank collective, because
+            their servers must not wait for it meanwhile.
+
+    """
+
+    workers: Sequence[Worker]
+    handlers: Sequence[Handler]
+    notified: Sequence[int]
+
+    @property
+    def behind(self) -> int:
+        """Number of steps that this rank may skip to catch up with the others."""
+        return max((worker.behind for worker in self.workers), default=0)
+
     def rendezvous(self) -> None:
         """Write the global model into the parameters, in place. Bit for bit equal on all ranks.
 
@@ -66,14 +100,14 @@ class Engine(ABC):
             PeerError: a rank did not arrive in time.
 
         """
-
-    @abstractmethod
-    def wait_in_collective(self, number: int) -> None:
-        """Notify servers that this rank waits in a live-rank collective. Called repeatedly."""
-
-    @abstractmethod
-    def leave_collective(self, number: int) -> None:
-        """Report with each later push that a live-rank collective has ended."""
+        # All arrive first, so that the rendezvous of all optimizers overlap.
+        for worker in self.workers:
+            worker.arrive()
+        for worker in self.workers:
+            worker.wait_for_global_model()
+        # After all waits, so that an error leaves the parameters as they were.
+        for worker in self.workers:
+            worker.take_global_model()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:

@@ -9,7 +9,7 @@ the end of an epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,8 @@ class LiveCollectives:
         world_size: number of ranks at the start.
         channel: channel of the main thread.
         retry_s: minimum time before a contribution is sent again, in seconds.
-        on_waiting: function that is called with the number of a collective in which this rank
-            waits. It is called again after each ``retry_s``, because its messages may be lost.
-        on_done: function that is called with the number of a collective that has ended.
+        notified: ranks that are notified when this rank waits in a collective, because their
+            servers must not wait for it meanwhile.
 
     """
 
@@ -64,19 +63,18 @@ class LiveCollectives:
         channel: RequestChannel,
         *,
         retry_s: float = 5.0,
-        on_waiting: Callable[[int], None] = lambda number: None,
-        on_done: Callable[[int], None] = lambda number: None,
+        notified: Sequence[int] = (),
     ) -> None:
         self._world_size = world_size
         self._channel = channel
         self._retry_s = retry_s
-        self._on_waiting = on_waiting
-        self._on_done = on_done
+        self._notified = notified
         self._notify_at = 0.0
         self._number = 0
         self._request = Request(
-            channel, self._leader, retry_s=retry_s, on_moved=self._forward_result
+            channel, self._leader, retry_s=retry_s, on_moved=self._follow_leader
         )
+        self._moved = False
         self._latest: Message | None = None
         channel.on(Kind.RESULT, self._take_result)
 
@@ -105,7 +103,7 @@ class LiveCollectives:
         )
         assert self._latest is not None, "a request is acknowledged by a result"
         contributions = read_result(self._latest)
-        self._on_done(self._number)
+        self._channel.collectives_done = self._number
         return contributions
 
     def barrier(self) -> None:
@@ -162,8 +160,12 @@ class LiveCollectives:
         if self._request.message is None:
             return True
         if now >= self._notify_at:
+            # Repeated, because these messages may be lost and are not acknowledged.
             self._notify_at = now + self._retry_s
-            self._on_waiting(self._number)
+            for rank in self._notified:
+                self._channel.send(rank, Message(Kind.WAITING, 0, self._number))
+            if self._moved:
+                self._forward_result()
         return False
 
     def _leader(self, gone: Collection[int]) -> int:
@@ -175,7 +177,11 @@ class LiveCollectives:
             self._latest = received.message
             self._request.acknowledge(now)
 
-    def _forward_result(self, now: float) -> None:
+    def _follow_leader(self, now: float) -> None:
+        self._moved = True
+        self._forward_result()
+
+    def _forward_result(self) -> None:
         """Send the latest result to the new leader, so that all ranks get it."""
         if self._latest is not None:
             self._channel.send(self._request.rank, self._latest)
@@ -205,7 +211,7 @@ class CollectiveLeader:
 
     def __init__(self, world_size: int, replies: Replies, *, limit_s: float) -> None:
         self._live = set(range(world_size))
-        self._rendezvous = Rendezvous(replies, limit_s)
+        self._rendezvous = Rendezvous(replies, self._live, limit_s)
 
     def handle(self, received: Received, now: float) -> None:
         """Store a contribution, or a result of a lost leader."""
@@ -217,15 +223,9 @@ class CollectiveLeader:
             # Ranks without this result must not get another one, computed by this leader.
             self._rendezvous.end(number, message)
 
-    def deadline(self) -> float:
-        """Time at which the current collective reaches its time limit."""
-        return self._rendezvous.deadline()
-
     def tick(self, now: float) -> None:
         """Send the list of missing ranks if the time limit has passed."""
-        if self._rendezvous.deadline() <= now:
-            waiting = f"in collective {self._rendezvous.latest} of all ranks"
-            self._rendezvous.report_missing(self._live, waiting, now)
+        self._rendezvous.report_missing("in collective {number} of all ranks", now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank. Its contribution still counts if it has been received."""
@@ -233,11 +233,11 @@ class CollectiveLeader:
         self._end_if_complete()
 
     def _end_if_complete(self) -> None:
-        arrived, number = self._rendezvous.arrived, self._rendezvous.latest
-        if arrived and not self._rendezvous.missing(self._live):
+        number = self._rendezvous.latest
+        if self._rendezvous.is_complete:
             contributions = {
                 rank: arrival.request.message
-                for rank, arrival in arrived.items()
+                for rank, arrival in self._rendezvous.arrived.items()
                 if arrival.number == number
             }
             self._rendezvous.end(number, write_result(number, contributions))

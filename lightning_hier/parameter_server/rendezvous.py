@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ class Rendezvous:
 
     Args:
         replies: port of the rank.
+        live: live ranks. The owner updates this set.
         limit_s: seconds after which waiting ranks get the list of missing ranks.
 
     Attributes:
@@ -34,8 +34,9 @@ class Rendezvous:
 
     """
 
-    def __init__(self, replies: Replies, limit_s: float) -> None:
+    def __init__(self, replies: Replies, live: Set[int], limit_s: float) -> None:
         self._replies = replies
+        self._live = live
         self._limit_s = limit_s
         self._since = 0.0
         self._answer: Message | None = None
@@ -60,11 +61,17 @@ class Rendezvous:
         """Number of the latest rendezvous at which a rank has arrived."""
         return max((arrival.number for arrival in self.arrived.values()), default=self.number)
 
-    def missing(self, live: Set[int]) -> Set[int]:
-        """Live ranks that have not arrived at the latest rendezvous."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether all live ranks have arrived at the latest rendezvous."""
+        return bool(self.arrived) and not self._missing()
+
+    def _missing(self) -> Set[int]:
         # A rank that waits at an earlier rendezvous needs that answer before it can arrive.
         latest = self.latest
-        return live - {rank for rank, arrival in self.arrived.items() if arrival.number == latest}
+        return self._live - {
+            rank for rank, arrival in self.arrived.items() if arrival.number == latest
+        }
 
     def end(self, number: int, answer: Message) -> None:
         """End a rendezvous and all earlier ones, and send the answer to the ranks that wait."""
@@ -75,19 +82,28 @@ class Rendezvous:
             # A lost answer is sent again when its rank repeats the request.
             self._replies.send(self.arrived.pop(rank).request.address, answer)
 
+    def leave(self, rank: int) -> None:
+        """Stop waiting for a rank that is gone."""
+        self.arrived.pop(rank, None)
+        self.confirm(rank)
+
     def confirm(self, rank: int) -> None:
-        """Free the answer when all its receivers have continued, or are lost."""
+        """Free the answer, which may be as large as the model, when all its receivers have it."""
         self._unconfirmed.discard(rank)
         if not self._unconfirmed:
             self._answer = None
 
-    def deadline(self) -> float:
-        """Time at which the waiting ranks reach the limit, or infinity."""
-        return self._since + self._limit_s if self.arrived else math.inf
+    def report_missing(self, waiting: str, now: float) -> None:
+        """At the limit, send the missing ranks and the purpose of the wait to the waiting ranks.
 
-    def report_missing(self, live: Set[int], waiting: str, now: float) -> None:
-        """Send the list of missing ranks, and the purpose of the wait, to the waiting ranks."""
-        missing = self.missing(live)
+        Args:
+            waiting: purpose of the wait, in which ``{number}`` stands for the latest rendezvous.
+            now: the time, in seconds.
+
+        """
+        if now < self._since + self._limit_s:
+            return
+        missing, waiting = self._missing(), waiting.format(number=self.latest)
         for _, request in self.arrived.values():
             message = request.message
             report = missing_report(message.block, message.timestamp, missing, waiting)

@@ -35,8 +35,11 @@ class RequestChannel:
         is_sending: :meth:`ClientPort.is_sending <.ports.ClientPort.is_sending>`.
         gone: returns the ranks that are lost or have left.
         lost: returns the lost ranks, with reasons.
+        now: returns the time in seconds.
         known_gone: lost or left ranks whose requests have been moved.
         requests: requests of this channel.
+        collectives_done: number of the last live-rank collective that has ended for this rank.
+            Every push contains it.
 
     """
 
@@ -52,7 +55,9 @@ class RequestChannel:
         self.is_sending = port.is_sending
         self.gone = server_loop.gone
         self.lost = server_loop.lost
+        self.now = time.monotonic
         self.known_gone: set[int] = set()
+        self.collectives_done = 0
         self.requests: list[Request] = []
         self._port = port
         self._server_loop = server_loop

@@ -14,11 +14,11 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received, ServerPort
 from lightning_hier.parameter_server.watch import Watch
 
-RETRY_S = 0.05
-"""Seconds after which a handler repeats a reply that a full queue has rejected."""
-
-# Longest wait for a message, which is also the longest interval between polls of the watch.
-_LONGEST_WAIT_S = 0.1
+# Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
+# some tens of milliseconds.
+_TICK_S = 0.01
+# Shorter than a reconnection, so that a rank that returns is lost to all of the others or to none.
+_WATCH_S = 0.02
 _END_LIMIT_S = 10.0
 
 
@@ -51,11 +51,8 @@ class Handler(Protocol):
     def handle(self, received: Received, now: float) -> None:
         """Handle a message. ``now`` is ``time.monotonic()`` in seconds."""
 
-    def deadline(self) -> float:
-        """Time at which to call :meth:`tick`, or infinity."""
-
     def tick(self, now: float) -> None:
-        """Do the work that is due."""
+        """Do the work that is due, such as unsent replies and time limits. Called regularly."""
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Handle the loss or the departure of a rank, which will not return."""
@@ -132,6 +129,7 @@ class ServerLoop(BackgroundThread):
         self._handlers: list[Handler] = []
         self._by_kind: dict[Kind, Handler] = {}
         self._known_gone: set[int] = set()
+        self._tick_at = self._watch_at = 0.0
         self._shutting_down = False
         self._failure: Exception | None = None
         self.add(handlers)
@@ -155,24 +153,29 @@ class ServerLoop(BackgroundThread):
 
     def _run_once(self) -> None:
         # One message in an iteration, so that a flood of them delays neither ticks nor the watch.
-        wait_s, now = _LONGEST_WAIT_S, time.monotonic()
-        for handler in self._handlers:
-            wait_s = min(wait_s, handler.deadline() - now)
-        received = self._port.receive(max(0.0, wait_s))
+        received = self._port.receive(_TICK_S)
         now = time.monotonic()
-        # Before the message is handled, because its sender may be lost to the other ranks.
-        self._watch.poll(unread=received is not None)
+        if now >= self._watch_at:
+            self._watch_at = now + _WATCH_S
+            # Before the message is handled, because its sender may be lost to the other ranks.
+            self._watch.poll(unread=received is not None)
         for rank in sorted(self.gone() - self._known_gone):
             self._known_gone.add(rank)
             self._note_gone(rank, now)
-        if received is not None and received.sender in self._watch.lost():
-            # Handlers continue without a lost rank, so its requests would never be answered.
-            self._expel(received)
-        elif received is not None and received.message.kind in self._by_kind:
-            self._by_kind[received.message.kind].handle(received, now)
-        for handler in self._handlers:
-            if handler.deadline() <= now:
+        if received is not None:
+            self._handle(received, now)
+        if now >= self._tick_at:
+            self._tick_at = now + _TICK_S
+            for handler in self._handlers:
                 handler.tick(now)
+
+    def _handle(self, received: Received, now: float) -> None:
+        if received.sender in self._watch.lost():
+            # Handlers continue without a lost rank, so its requests would never be answered.
+            facts = {"reason": self._watch.lost()[received.sender]}
+            self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))
+        elif received.message.kind in self._by_kind:
+            self._by_kind[received.message.kind].handle(received, now)
 
     def _note_gone(self, rank: int, now: float) -> None:
         left_at_the_end = self._shutting_down and rank in self._watch.left()
@@ -180,7 +183,3 @@ class ServerLoop(BackgroundThread):
         for handler in self._handlers:
             if not left_at_the_end or Kind.CONTRIBUTION in handler.kinds:
                 handler.peer_gone(rank, now)
-
-    def _expel(self, received: Received) -> None:
-        facts = {"reason": self._watch.lost()[received.sender]}
-        self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))

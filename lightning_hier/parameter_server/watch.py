@@ -19,6 +19,10 @@ from lightning_hier.parameter_server.transport import Context, Unconnected
 
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
+# In a flood of messages, one is always unread. Connections are read in turn, so the BYE of a rank
+# that has left is read within so many heartbeats.
+_FLOODED_HEARTBEATS = 10
+
 _ENDED = "its process has ended: connections to it are refused"
 
 
@@ -82,7 +86,7 @@ class Watch:
 
         Args:
             unread: whether there may be unread messages. One of them may be the BYE of a rank whose
-                process has ended since.
+                process has ended since, so it counts as lost some heartbeats later.
 
         """
         now = time.monotonic()
@@ -92,7 +96,8 @@ class Watch:
             # At most one heartbeat, because this process itself may have been stopped since.
             peer.note_events(min(elapsed_s, self._heartbeat_s))
             # Not at once: ZeroMQ reconnects, usually before that.
-            ended = not unread and peer.unreachable_s > self._heartbeat_s and peer.has_ended()
+            wait_s = self._heartbeat_s * (_FLOODED_HEARTBEATS if unread else 1)
+            ended = peer.unreachable_s > wait_s and peer.has_ended()
             if ended or peer.unreachable_s > self._grace_s:
                 reason = _ENDED if ended else peer.reason(self._grace_s)
                 self._peers.pop(rank).close()

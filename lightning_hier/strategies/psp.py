@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_flag
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
@@ -81,27 +81,24 @@ class PSPStrategy(ParameterServerStrategy):
             timeout=timeout,
             **ddp_kwargs,
         )
-        self.push_rule = PushRule(min_pushes, push_timeout_s)
-        self.pull_rule = PullRule(min_pulled, pull_timeout_s)
-        check_flag("linear_scaling", linear_scaling)
-        self.linear_scaling = linear_scaling
+        self.settings = PSPSettings(
+            min_pushes=min_pushes,
+            min_pulled=min_pulled,
+            push_timeout_s=push_timeout_s,
+            pull_timeout_s=pull_timeout_s,
+            linear_scaling=linear_scaling,
+            warmup_steps=warmup_steps,
+            timeout_s=self.limit.total_seconds(),  # torch's default instead of None
+        )
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {
-            "min_pushes": self.push_rule.min_pushes,
-            "push_timeout_s": self.push_rule.timeout_s,
-            "min_pulled": self.pull_rule.min_pulled,
-            "pull_timeout_s": self.pull_rule.timeout_s,
-            "linear_scaling": self.linear_scaling,
-            "grace_s": self.grace_s,
-        }
+        return asdict(self.settings) | {"grace_s": self.grace_s}
 
     @override
     def _check_groups(self) -> None:
         # Not in the constructor, where the number of ranks is unknown.
-        if problem := self.push_rule.objection(self.world_size):
-            raise ValueError(problem)
+        self.settings.check_workers(self.world_size)
 
     @property
     @override
@@ -118,16 +115,7 @@ class PSPStrategy(ParameterServerStrategy):
             self.optimizers,
             channel,
             ports.server,
-            self._psp_settings(),
-            self.pull_rule,
-        )
-
-    def _psp_settings(self) -> PSPSettings:
-        return PSPSettings(
-            rule=self.push_rule,
             world_size=self.world_size,
-            linear_scaling=self.linear_scaling,
-            warmup_steps=self.warmup_steps,
-            steps_made=tuple(self._steps),
-            limit_s=self.limit.total_seconds(),
+            settings=self.settings,
+            steps_made=self._steps,
         )

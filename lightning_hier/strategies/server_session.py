@@ -96,8 +96,7 @@ class ServerSession:
         self.collectives = LiveCollectives(
             world_size,
             self._channel,
-            on_waiting=self.engine.wait_in_collective,
-            on_done=self.engine.leave_collective,
+            notified=self.engine.notified,
         )
         self._traffic = traffic
         self._at_end = ExitStack()
@@ -132,7 +131,7 @@ class ServerSession:
             StepGradients(
                 optimizer,
                 check=partial(self._parameters.check_step, index),
-                take=partial(self.engine.step, index),
+                take=self.engine.workers[index].step,
             )
             for index, optimizer in enumerate(optimizers)
         ]
@@ -164,7 +163,7 @@ class ServerSession:
         # At the end of an epoch without steps, Lightning still calls a step.
         if not gradients.taken and not self.keeps_module:
             # There was no gradient, or gradient scaling found that it is not finite.
-            self.engine.abstain(optimizer)
+            self.engine.workers[optimizer].abstain()
 
     def swap_in_global_model(self) -> None:
         """Put the global model into the module. Every live rank must call it."""

@@ -149,7 +149,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         self._steps[index] += 1  # skipped ones too, so that all ranks count the same
         if self._skips_batch:
             result = closure()
-            self._running.engine.skip(index)
+            self._running.engine.workers[index].skip()
             return result
         with self._running.step(index):
             return super().optimizer_step(optimizer, closure, model, **kwargs)

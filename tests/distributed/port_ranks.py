@@ -88,11 +88,11 @@ def heard(port: ServerPort | ClientPort) -> Received:
     return received
 
 
-def poll_until_lost(watch: Watch) -> None:
+def poll_until_lost(watch: Watch, *, unread: bool = False) -> None:
     """Do what a server_loop does until a rank is lost."""
 
     def poll() -> bool:
-        watch.poll()
+        watch.poll(unread=unread)
         return bool(watch.lost())
 
     wait_until(poll, "the loss of a rank")

@@ -27,19 +27,17 @@ _CPU = torch.device("cpu")
 
 
 def main(folder: Path) -> None:
-    """Speak with everybody, on the interface that was named and on the one that leads there."""
+    """Speak with everybody, on the interface that was named."""
     with joined():
         _run(folder)
 
 
 def _run(folder: Path) -> None:
-    assert os.environ.pop("GLOO_SOCKET_IFNAME") == _LINK
-    reports = [_speak_with_everybody()]
-    os.environ["NCCL_SOCKET_IFNAME"] = "eth"
-    reports.append(_speak_with_everybody())
+    assert os.environ["GLOO_SOCKET_IFNAME"] == _LINK
+    report = _speak_with_everybody()
     _cut_that_is_forgiven()
     _cut_that_is_not(folder)
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(reports))
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
 
 
 def _speak_with_everybody() -> dict[str, Any]:

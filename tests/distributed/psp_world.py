@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from tests.distributed.server_world import World, server_world
 
@@ -19,16 +19,16 @@ from tests.distributed.server_world import World, server_world
 def psp_world(
     optimizers: Sequence[Optimizer],
     *,
-    push_rule: PushRule,
-    pull_rule: PullRule,
     timeout_s: float = 20.0,
     **settings: Any,
 ) -> AbstractContextManager[World[PSPEngine]]:
-    """Train by rules; the rest are `PSPSettings`."""
+    """Train by `PSPSettings`."""
     world_size = int(os.environ["WORLD_SIZE"])
-    chosen = PSPSettings(rule=push_rule, world_size=world_size, limit_s=timeout_s, **settings)
+    chosen = PSPSettings(timeout_s=timeout_s, **settings)
 
     def build(rank: int, ports: Ports, channel: RequestChannel) -> PSPEngine:
-        return PSPEngine(rank, optimizers, channel, ports.server, chosen, pull_rule)
+        return PSPEngine(
+            rank, optimizers, channel, ports.server, world_size=world_size, settings=chosen
+        )
 
     return server_world(build, timeout_s=timeout_s)

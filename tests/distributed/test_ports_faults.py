@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -144,9 +143,6 @@ class _Slow:
     def handle(self, received: Received, now: float) -> None:
         time.sleep(0.3)
 
-    def deadline(self) -> float:
-        return math.inf
-
     def tick(self, now: float) -> None:
         pass
 
@@ -209,4 +205,15 @@ def test_pause_of_the_poller_is_not_held_against_others(tmp_path: Path) -> None:
             watch.poll()
         assert not watch.lost()
         poll_until_lost(watch)
+        watch.close()
+
+
+def test_rank_whose_process_has_ended_is_lost_also_in_a_flood_of_messages(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(tmp_path / "ended"))  # from now on, connections to it are refused
+    with zmq.Context() as context:
+        unconnected = Unconnected(context.socket(zmq.DEALER), f"ipc://{tmp_path}/ended")
+        watch = Watch(context, {1: unconnected}, heartbeat_s=0.02, grace_s=2 * WAIT_S)
+        poll_until_lost(watch, unread=True)
+        assert watch.lost() == {1: "its process has ended: connections to it are refused"}
         watch.close()

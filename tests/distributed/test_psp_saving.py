@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import heard, opened
@@ -27,7 +27,6 @@ NUMEL = 500_000
 def test_state_that_is_larger_than_the_queue_is_saved() -> None:
     """Values and two moments of a block; the queue takes one of them at a time."""
     limits = Limits(queued_bytes=NUMEL)
-    settings = PSPSettings(rule=PushRule(), world_size=2)
     moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(NUMEL), "exp_avg_sq": None}
     with opened(2, limits=limits) as ranks, ExitStack() as stack:
         engines = []
@@ -36,7 +35,9 @@ def test_state_that_is_larger_than_the_queue_is_saved() -> None:
             server_loop = ServerLoop(ports.server, ports.watch, [])
             channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
             optimizer = optim.Adam(own)
-            engine = PSPEngine(rank, [optimizer], channel, ports.server, settings, PullRule())
+            engine = PSPEngine(
+                rank, [optimizer], channel, ports.server, world_size=2, settings=PSPSettings()
+            )
             states = {at: {**moments, "exp_avg_sq": torch.full((NUMEL,), 2.0)} for at in range(2)}
             engine.load(0, states)
             server_loop.add(engine.handlers)
@@ -85,7 +86,7 @@ def _snapshot() -> tuple[list[Tensor], dict[int, Any], list[Tensor]]:
     own = [Parameter(value) for value in start()]
     optimizer = optim.SGD(own, lr=0.01, momentum=0.9)
     found: tuple[list[Tensor], dict[int, Any], list[Tensor]] = ([], {}, [])
-    with psp_world([optimizer], push_rule=PushRule(), pull_rule=PullRule()) as world:
+    with psp_world([optimizer]) as world:
         for step in range(8):
             if rank == 0 and step == 5:
                 snapshot = world.engine.snapshot()
@@ -94,6 +95,6 @@ def _snapshot() -> tuple[list[Tensor], dict[int, Any], list[Tensor]]:
                 found = values, dict(snapshot.optimizer_states[0]), at
             for parameter, gradient in zip(own, loss_gradients(rank, step, own), strict=True):
                 parameter.grad = gradient
-            world.engine.step(0)
+            world.engine.workers[0].step()
         world.engine.rendezvous()
     return found

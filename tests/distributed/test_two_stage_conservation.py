@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
+from lightning_hier.parameter_server.two_stage.pushes import Push
 from tests.distributed.two_stage_world import two_stage_world
 from tests.ranks import rank_outcomes, run_ranks
 
@@ -24,15 +26,14 @@ def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
     """On rank 0: add up all that the master applies, and the number of gradients behind it."""
     if engine._master is None:
         return
-    model = engine._master.models[0]
 
-    def apply(total: Tensor, count: int, **kwargs: Any) -> bool:
-        seen[:-1] += total
-        seen[-1] += count
-        model.version += 1
+    def update(pushes: Sequence[Push]) -> bool:
+        for push in pushes:
+            seen[:-1] += push.total
+            seen[-1] += push.count
         return True
 
-    model.apply = apply  # type: ignore[method-assign]
+    engine._master.parts[0]._update = update  # type: ignore[method-assign]
 
 
 def _value(step: int, rank: int) -> float:
@@ -57,7 +58,7 @@ def _race(
             parameter.grad = gradient
             if rank == victim and step == steps // 2:
                 threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            world.engine.step(0)
+            world.engine.workers[0].step()
             total += value
         if rank == victim:
             time.sleep(60)

@@ -38,7 +38,7 @@ def _two_optimizers() -> dict[str, Any]:
                 for group in optimizer.param_groups:
                     for parameter in group["params"]:
                         parameter.grad = parameter.detach().clone()
-                world.engine.step(index)
+                world.engine.workers[index].step()
             if world.rank == 0:
                 snapshot = world.engine.snapshot()
                 versions.append([len(snapshot.values), len(snapshot.optimizer_states)])

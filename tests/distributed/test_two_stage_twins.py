@@ -1,10 +1,12 @@
-"""Two-stage ASGD on real ranks against float64 twins."""
+"""Two-stage ASGD on real ranks against float64 twins.
+
+One node of one device: tests/unit/test_two_stage_device.py.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,8 +15,6 @@ from tests.equivalence.two_stage_twins import (
     FEATURES,
     MasterTwin,
     NodeTwin,
-    Rule,
-    adam,
     batch,
     plan,
     sgd,
@@ -22,12 +22,7 @@ from tests.equivalence.two_stage_twins import (
 )
 from tests.ranks import run_ranks
 
-ETA = 0.1
 START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
-
-
-def _make(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    return getattr(torch.optim, name)(module.parameters(), lr=ETA)
 
 
 def _linear() -> nn.Linear:
@@ -42,14 +37,14 @@ def _step(world: World, module: nn.Linear, optimizer: torch.optim.Optimizer, ste
     optimizer.zero_grad()
     loss = 0.5 * (module(inputs).squeeze(1) - targets).square().mean()
     loss.backward()
-    world.engine.step(0)
+    world.engine.workers[0].step()
 
 
 def _train(
-    optimizer_name: str, epochs: list[dict[int, int]], rates: list[float], settings: dict[str, Any]
+    epochs: list[dict[int, int]], rates: list[float], settings: dict[str, Any]
 ) -> dict[str, Any]:
     module = _linear()
-    optimizer = _make(optimizer_name, module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=rates[0])
     with two_stage_world([optimizer], 1, double_buffering=False, **settings) as world:
         ends, step = [], 0
         for epoch, rate in zip(epochs, rates, strict=True):
@@ -67,30 +62,14 @@ def _train(
         }
 
 
-def _rules(name: str, rate: float) -> Rule:
-    return {"SGD": sgd, "Adam": adam}[name](rate)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-@pytest.mark.parametrize("push_period", [1, 4])
-def test_one_node_of_one_device(name: str, push_period: int) -> None:
-    """11 mini-batches: with a period of 4 the last push has 3, at gamma = eta / 3."""
-    [ours] = run_ranks(_train, 1, name, [{0: 11}], [ETA], {"push_period": push_period})
-    master = MasterTwin(START, _rules(name, ETA))
-    node = NodeTwin(START, _rules(name, ETA), rank=0)
-    train_waiting(master, {0: node}, [0], {0: plan(11, push_period)})
-    torch.testing.assert_close(ours["ends"][0], master.weights, rtol=1e-12, atol=1e-12)
-    assert ours["metrics"]["hier/two_stage/master/version"] == master.pushes
-
-
 def test_two_nodes_in_the_order_that_was_locked() -> None:
     """Two epochs of unequal lengths; the rate changes between them, as by a scheduler."""
     epochs, rates = [{0: 11, 1: 6}, {0: 5, 1: 9}], [0.1, 0.05]
-    results = run_ranks(_train, 2, "SGD", epochs, rates, {"push_period": 4})
+    results = run_ranks(_train, 2, epochs, rates, {"push_period": 4})
     order = results[0]["order"]
     assert sorted(order) == [0, 1]
-    master = MasterTwin(START, sgd(ETA))
-    nodes = {rank: NodeTwin(START, sgd(ETA), rank=rank) for rank in (0, 1)}
+    master = MasterTwin(START, sgd(rates[0]))
+    nodes = {rank: NodeTwin(START, sgd(rates[0]), rank=rank) for rank in (0, 1)}
     for number, (epoch, rate) in enumerate(zip(epochs, rates, strict=True)):
         for twin in (master, *nodes.values()):
             twin.rule = sgd(rate)

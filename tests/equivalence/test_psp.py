@@ -14,7 +14,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from tests.equivalence.optimizer_twins import Adam, Sgd
 from tests.equivalence.psp_twins import Push, partial, summed, synchronous
 from tests.unit.psp_network import Cluster, Weather
@@ -45,7 +45,6 @@ def train(
     make: Make,
     *,
     weather: Weather | None = None,
-    b: float = 1.0,
     steps: int = STEPS,
     workers: int = WORKERS,
     seed: int = 0,
@@ -53,7 +52,6 @@ def train(
     **terms: Any,
 ) -> list[Tensor]:
     """PSP-SGD from the same start; the model that all ranks have in the end."""
-    rule = terms.pop("rule", PushRule())
     run = Cluster(
         workers,
         start(),
@@ -61,8 +59,7 @@ def train(
         steps=steps,
         make=make,
         weather=weather,
-        settings=PSPSettings(rule=rule, world_size=workers, **terms),
-        pull_rule=PullRule(b),
+        settings=PSPSettings(**terms),
         rendezvous_every=every,
         seed=seed,
     )
@@ -118,8 +115,8 @@ def test_warm_up_is_the_mean_at_the_rate_as_it_is_whatever_the_rules() -> None:
     found = train(
         lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
         weather=Weather(compute_s=[0.1, 0.1, 0.1, 3.0]),
-        rule=PushRule(1),
-        b=0.3,
+        min_pushes=1,
+        min_pulled=0.3,
         warmup_steps=STEPS,
     )
     rule = Sgd(lr=0.05, momentum=0.9)
@@ -156,7 +153,7 @@ def test_partial_pushes_follow_the_twin() -> None:
         weather=weather,
         workers=3,
         steps=4,
-        rule=PushRule(2),
+        min_pushes=2,
     )
     both = [[Push(0, step, step), Push(1, step, step)] for step in range(4)]
     # Worker 2 has fallen behind (0 at 2.5 is dropped, 2 at 5.0 is dropped), then is alone.
@@ -169,7 +166,11 @@ def test_a_server_that_waits_a_little_longer_takes_the_late_gradient() -> None:
     """tau_1 = 1.6 s after the first two: the third comes 1.5 s later, in every round."""
     weather = Weather(latency_s=(0.0, 0.0), compute_s=[1.0, 1.0, 2.5])
     found = train(
-        lambda p: optim.SGD(p, lr=0.02), weather=weather, workers=3, rule=PushRule(2, 1.6)
+        lambda p: optim.SGD(p, lr=0.02),
+        weather=weather,
+        workers=3,
+        min_pushes=2,
+        push_timeout_s=1.6,
     )
     rule = Sgd(lr=0.02 * 3)
     assert_same(found, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,22 +54,12 @@ def _twin(model: Net, rate: float) -> Tensor:
     return weights(model)
 
 
-SGD = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
-ADAM = {"lr": 0.01, "eps": 1e-4}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options", "scales"),
-    [("SGD", SGD, True), ("SGD", SGD, False), ("Adam", ADAM, True), ("AdamW", ADAM, False)],
-)
-def test_all_pushes_and_all_pulls_are_synchronous_sgd_at_the_rate_times_the_workers(
-    optimizer: str, options: dict[str, Any], scales: bool
-) -> None:
-    model = partial(_Net64, optimizer=optimizer, **options)
-    strategy = partial(PSP, linear_scaling=scales)
+def test_all_pushes_and_all_pulls_are_synchronous_sgd_at_the_rate_times_the_workers() -> None:
+    """Other optimizers, and the rate as it is: tests/equivalence/test_psp.py."""
+    model = partial(_Net64, lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True)
     env = {"PL_GLOBAL_SEED": "0"}
-    expected = _twin(model(), rate=RANKS if scales else 1)
-    for own in fit_on_ranks(RANKS, strategy, model, data=_doubles(RANKS), env=env):
+    expected = _twin(model(), rate=RANKS)
+    for own in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
         torch.testing.assert_close(own.weights, expected, rtol=0, atol=1e-10)
         assert own.metrics["hier/psp/dropped"] == own.metrics["hier/psp/staleness"] == 0
         assert own.metrics["hier/psp/rounds"] == BATCHES

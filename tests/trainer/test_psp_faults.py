@@ -72,9 +72,8 @@ def test_rank_that_takes_over_may_raise() -> None:
     _ended_alike(outcomes, {1, 2})
 
 
-@pytest.mark.parametrize("min_pulled", [1.0, 0.75])
-def test_rank_that_sleeps_comes_back(min_pulled: float) -> None:
-    _ended_alike(_outcomes({(3, 4): "sleeps"}, min_pushes=3, min_pulled=min_pulled), set())
+def test_rank_that_sleeps_comes_back() -> None:
+    _ended_alike(_outcomes({(3, 4): "sleeps"}, min_pushes=3, min_pulled=0.75), set())
 
 
 def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
@@ -86,19 +85,10 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
         assert "set min_pushes to the number of workers that must be left" in outcome.error
 
 
-def test_what_the_docs_say_to_set_costs_nothing_while_all_are_there() -> None:
-    """Servers then wait for all: the run is that of the default."""
-    default, advised = _outcomes({}), _outcomes({}, min_pushes=3, push_timeout_s=20.0)
-    for one, other in zip(default, advised, strict=True):
-        assert torch.equal(one.result.weights, other.result.weights)
-
-
-@pytest.mark.parametrize("dead", [0, 1])
-def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for(dead: int) -> None:
-    outcomes = rank_outcomes(_fit, 2, {(dead, 3): "dies"}, min_pushes=1, ranks_per_node=1)
-    survivor = outcomes[1 - dead]
+def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for() -> None:
+    _, survivor = rank_outcomes(_fit, 2, {(0, 3): "dies"}, min_pushes=1, ranks_per_node=1)
     assert survivor.error is None, survivor.traceback
-    assert any(f"rank {dead} is lost" in text for text in survivor.result.warned)
+    assert any("rank 0 is lost" in text for text in survivor.result.warned)
     [warning] = [text for text in survivor.result.warned if "torchrun" in text]
     assert "waits 300 s for its agents on the hosts that were lost" in warning
     assert "SIGKILL" in warning

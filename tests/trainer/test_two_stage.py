@@ -74,11 +74,9 @@ def _ended_alike(outcomes: list[RankOutcome]) -> None:
     assert outcomes[0].result.weights.isfinite().all()
 
 
-@pytest.mark.parametrize("double_buffering", [True, False])
-def test_rank_that_sleeps_comes_back(double_buffering: bool) -> None:
+def test_rank_that_sleeps_comes_back() -> None:
     """Each of them once."""
-    sleeps = {(rank, 5 * rank): "sleeps" for rank in range(4)}
-    _ended_alike(_disturbed(sleeps, double_buffering=double_buffering))
+    _ended_alike(_disturbed({(rank, 5 * rank): "sleeps" for rank in range(4)}))
 
 
 @pytest.mark.parametrize(

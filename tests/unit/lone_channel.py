@@ -18,6 +18,7 @@ class LoneChannel(RequestChannel):
 
     Attributes:
         lost_ranks: ranks that are gone, and why; tests add some.
+        time: time of this channel, in seconds.
         sending: ranks to which what was sent is still queued.
         inbox: received messages that :meth:`poll` will handle.
 
@@ -29,6 +30,8 @@ class LoneChannel(RequestChannel):
         self.inbox: list[Received] = []
         port: Any = _Port(send, self.sending, self.inbox)
         super().__init__(port, _Loop(self.lost_ranks), timeout_s=1.0)
+        self.time = 0.0
+        self.now = lambda: self.time
 
     def receive(self, received: Received, now: float) -> None:
         """Handle a message as :meth:`poll` does."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -21,15 +21,9 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import (
-    PSPSettings,
-    PullRule,
-    PushRule,
-    QuorumError,
-)
+from lightning_hier.parameter_server.psp.settings import PSPSettings, QuorumError
 from lightning_hier.parameter_server.psp.shards import plan_shards
-from lightning_hier.parameter_server.psp.worker import Worker
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
@@ -68,16 +62,12 @@ class Rank:
         self.number = number
         self.parameters = [Parameter(value.clone()) for value in cluster.start]
         self.optimizer = make(self.parameters)
-        plan = plan_shards([self.optimizer], cluster.settings.world_size)
+        plan = plan_shards([self.optimizer], cluster.world_size)
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
-        self.server = ShardServer(number, plan, [self.optimizer], cluster.settings, replies)
+        self.server = ShardServer(number, plan, [self.optimizer], [cluster.settings], replies)
         self.channel = LoneChannel(lambda rank, message: cluster.post(self, rank, message))
-        self.worker = Worker(
-            plan,
-            self.channel,
-            pull_rule=cluster.pull_rule,
-            warming=partial(cluster.settings.warming, 0),
-        )
+        self.channel.now = lambda: cluster.now
+        self.worker = PSPWorker(self.optimizer, plan, self.channel, cluster.settings)
         self.plan = {block.number: block for block in plan}
         self.state = "computing"
         self.steps = 0
@@ -98,8 +88,7 @@ class Cluster:
         gradients: of a rank at a step.
         steps: of every rank.
         weather: how things behave.
-        settings: of the servers, but for the world size; None: the default ones.
-        pull_rule: of the workers.
+        settings: of the run; None: the default ones.
         seed: of everything that is drawn.
 
     """
@@ -114,15 +103,12 @@ class Cluster:
         make: MakeOptimizer = lambda parameters: optim.SGD(parameters, lr=1.0),
         weather: Weather | None = None,
         settings: PSPSettings | None = None,
-        pull_rule: PullRule | None = None,
         rendezvous_every: int = 0,
         seed: int = 0,
     ) -> None:
         self.start = list(start)
-        self.settings = replace(
-            settings or PSPSettings(rule=PushRule(), world_size=1), world_size=world_size
-        )
-        self.pull_rule = pull_rule or PullRule()
+        self.world_size = world_size
+        self.settings = settings or PSPSettings()
         self.weather = weather or Weather()
         self.now = 0.0
         self.seen: dict[tuple[int, int], int] = {}
@@ -197,9 +183,7 @@ class Cluster:
 
     def _tick(self) -> None:
         for rank in self.live():
-            due = rank.server.deadline()
-            if due <= self.now:
-                rank.server.tick(self.now)
+            rank.server.tick(self.now)
             self._poll(rank)
         self._at(self.now + _TICK_S, self._tick)
 
@@ -211,7 +195,7 @@ class Cluster:
             rank.heard.add(number)
             rank.channel.lose(number, self.now)
             try:
-                self.settings.rule.check_quorum(len(self.ranks), rank.lost)
+                self.settings.check_quorum(len(self.ranks), rank.lost)
             except QuorumError:
                 rank.state = "done"
         while rank.inbox:
@@ -221,7 +205,7 @@ class Cluster:
             rank.worker.pull()
             self._go_on(rank)
         elif rank.state == "meeting" and rank.worker.has_global_model(0.0):
-            rank.worker.take_global()
+            rank.worker.take_global_model()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:
                 self.models.append({})
@@ -242,7 +226,7 @@ class Cluster:
         gradients = self._gradients(rank.number, rank.steps, rank.parameters)
         for parameter, gradient in zip(rank.parameters, gradients, strict=True):
             parameter.grad = gradient
-        rank.worker.push(hyperparameters(rank.optimizer), self.now)
+        rank.worker.push()
         rank.steps += 1
         rank.pushed += 1
         rank.state = "pulling"
@@ -250,7 +234,7 @@ class Cluster:
 
     def _go_on(self, rank: Rank) -> None:
         if rank.steps % self._every == 0 or rank.steps >= self._steps:
-            rank.worker.arrive(self.now)
+            rank.worker.arrive()
             rank.state = "meeting"
             self._poll(rank)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import optim
@@ -11,9 +10,9 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
-from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
 
 Sent = tuple[int, Kind, int, int]
@@ -22,14 +21,16 @@ Sent = tuple[int, Kind, int, int]
 class Harness:
     """Worker 0 of some ranks with one parameter a block, of two elements."""
 
-    def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0, **settings: Any) -> None:
+    def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0) -> None:
         self.own = [Parameter(torch.zeros(2)) for _ in range(ranks)]
         self.sent: list[tuple[int, Message]] = []
         self.closed: set[int] = set()
         self.now = 0.0
-        blocks = plan_shards([optim.SGD(self.own, lr=1.0)], ranks)
+        optimizer = optim.SGD(self.own, lr=1.0)
+        blocks = plan_shards([optimizer], ranks)
         self.channel = LoneChannel(self._send)
-        self.worker = Worker(blocks, self.channel, pull_rule=PullRule(b, tau), **settings)
+        chosen = PSPSettings(min_pulled=b, pull_timeout_s=tau)
+        self.worker = PSPWorker(optimizer, blocks, self.channel, chosen)
         for kind in (Kind.BLOCK, Kind.FINAL):
             self.channel.on(kind, self.worker.handle)
 
@@ -37,7 +38,7 @@ class Harness:
         for parameter in self.own:
             parameter.grad = torch.full_like(parameter, gradient)
         self.sent.clear()
-        self.worker.push([{"lr": 1.0}], self.now)
+        self.worker.push()
         return self.said()
 
     def block(
@@ -56,7 +57,7 @@ class Harness:
         self.channel.receive(Received(sender, b"", message), self.now)
 
     def tick(self, now: float) -> list[Sent]:
-        self.now = now
+        self.now = self.channel.time = now
         self.sent.clear()
         self.channel.tick(now)
         return self.said()

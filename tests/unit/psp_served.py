@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import ServerCounts
 from lightning_hier.parameter_server.psp.served_shard import ServedShard
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
@@ -60,10 +61,10 @@ class Served:
         updater = Updater(self.optimizer, dict(zip(own, tensors, strict=True)))
         self.replies = Replying(self._send)
         self.shard = ServedShard(
-            shard,
+            replace(shard, world_size=workers),
             ServedValues("shard 0", tensors, updater, shard.dtype),
             timestamp=0,
-            settings=PSPSettings(rule=PushRule(c, tau), world_size=workers, **settings),
+            settings=PSPSettings(min_pushes=c, push_timeout_s=tau, **settings),
             live=self.live,
             waiting_ranks=WaitingRanks(),
             replies=self.replies,

@@ -81,7 +81,17 @@ def test_a_successor_hears_from_those_that_went_on_that_a_rendezvous_has_ended(h
 
 def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:
     """A worker that is one rendezvous ahead means that the other is late."""
-    served = Served(2, limit_s=1.0)
+    served = Served(2, timeout_s=1.0)
     served.arrive(0, 0, 2)
     assert served.arrive(1, 0, 1) == [(1, 0)]
     assert served.arrive(1, 0, 2) == [(0, 0), (1, 0)]
+
+
+def test_answer_is_kept_until_all_have_gone_on() -> None:
+    served = Served(2)
+    served.arrive(0, 0)
+    served.arrive(1, 0)
+    served.push(0, 0, final=1)
+    assert served.arrive(1, 0) == [(1, 0)]  # its answer was lost
+    served.push(1, 0, final=1)
+    assert served.arrive(1, 0) == []

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.settings import (
-    Countdown,
-    PSPSettings,
-    PullRule,
-    PushRule,
-    QuorumError,
-)
+from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings, QuorumError
 from lightning_hier.parameter_server.psp.shards import plan_shards
 
 
@@ -26,47 +20,47 @@ from lightning_hier.parameter_server.psp.shards import plan_shards
     [("all", 7, 7), (3, 7, 3), (1, 7, 1), (1.0, 7, 7), (0.5, 7, 4), (0.9, 32, 29), (0.1, 30, 3)],
 )
 def test_c(min_pushes: Any, workers: int, needed: int) -> None:
-    assert PushRule(min_pushes).needed(workers) == needed
+    assert PSPSettings(min_pushes=min_pushes).needed_pushes(workers) == needed
 
 
 @pytest.mark.parametrize(("b", "blocks", "needed"), [(1.0, 5, 5), (0.9, 32, 29), (0.01, 4, 1)])
 def test_b(b: float, blocks: int, needed: int) -> None:
-    assert PullRule(b).needed(blocks) == needed
+    assert PSPSettings(min_pulled=b).needed_shards(blocks) == needed
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, "some", True, None, float("nan")])
 def test_wrong_min_pushes(wrong: Any) -> None:
     with pytest.raises(ValueError, match="min_pushes"):
-        PushRule(wrong)
+        PSPSettings(min_pushes=wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, 0.0, -0.5, 1.5, True, float("nan")])
 def test_wrong_min_pulled(wrong: Any) -> None:
     with pytest.raises(ValueError, match="min_pulled"):
-        PullRule(wrong)
+        PSPSettings(min_pulled=wrong)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
 def test_wrong_timeouts(wrong: float) -> None:
     with pytest.raises(ValueError, match="push_timeout_s"):
-        PushRule(1, wrong)
+        PSPSettings(push_timeout_s=wrong)
     with pytest.raises(ValueError, match="pull_timeout_s"):
-        PullRule(1.0, wrong)
+        PSPSettings(pull_timeout_s=wrong)
 
 
 def test_more_pushes_than_workers() -> None:
-    assert PushRule(4).objection(4) is None
-    problem = PushRule(5).objection(4)
-    assert problem is not None and "5" in problem and "4" in problem
+    PSPSettings(min_pushes=4).check_workers(4)
+    with pytest.raises(ValueError, match="number of workers, 4, got 5"):
+        PSPSettings(min_pushes=5).check_workers(4)
 
 
 def test_quorum() -> None:
-    PushRule("all").check_quorum(4, {})
-    PushRule(3).check_quorum(4, {2: "it broke"})
+    PSPSettings(min_pushes="all").check_quorum(4, {})
+    PSPSettings(min_pushes=3).check_quorum(4, {2: "it broke"})
     with pytest.raises(QuorumError, match="rank 2: it broke; rank 3: silent"):
-        PushRule(3).check_quorum(4, {3: "silent", 2: "it broke"})
+        PSPSettings(min_pushes=3).check_quorum(4, {3: "silent", 2: "it broke"})
     with pytest.raises(QuorumError, match="'all' needs 4 of 4 workers, and 3 are left"):
-        PushRule("all").check_quorum(4, {2: "it broke"})
+        PSPSettings(min_pushes="all").check_quorum(4, {2: "it broke"})
 
 
 def test_a_wait_is_over_when_all_have_come_or_some_time_after_enough_have() -> None:
@@ -132,6 +126,6 @@ def test_owner_is_the_next_that_is_there() -> None:
 
 
 def test_steps_that_an_optimizer_made_before_this_run_are_not_left_of_its_warm_up() -> None:
-    settings = PSPSettings(rule=PushRule(), world_size=2, warmup_steps=5, steps_made=(6, 2))
-    assert not settings.warming(0, 0)
-    assert [settings.warming(1, version) for version in range(4)] == [True, True, True, False]
+    settings = PSPSettings(warmup_steps=5)
+    assert not settings.after(6).warming(0)
+    assert [settings.after(2).warming(version) for version in range(4)] == [True, True, True, False]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 5
@@ -45,9 +45,12 @@ def cluster(
         steps=STEPS,
         weather=weather,
         settings=PSPSettings(
-            rule=PushRule(c, tau[0]), world_size=world_size, warmup_steps=warmup_steps
+            min_pushes=c,
+            min_pulled=b,
+            push_timeout_s=tau[0],
+            pull_timeout_s=tau[1],
+            warmup_steps=warmup_steps,
         ),
-        pull_rule=PullRule(b, tau[1]),
         rendezvous_every=every,
         seed=seed,
     )

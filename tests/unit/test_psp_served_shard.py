@@ -113,14 +113,14 @@ def test_staleness_is_how_many_versions_a_gradient_is_behind() -> None:
 
 
 def test_those_that_wait_too_long_are_told_for_whom() -> None:
-    served = Served(3, limit_s=10.0)
+    served = Served(3, timeout_s=10.0)
     served.push(0, 0, now=1.0)
     served.push(2, 0, now=2.0)
-    assert served.shard.deadline() == 11.0
+    assert served.tick(10.9) == []
     served.tick(11.0)
     told = [(worker, message.kind, message.facts) for worker, message in served.sent]
     assert told == [(w, Kind.MISSING, {"missing": [1], "waiting": "for gradients"}) for w in (0, 2)]
-    assert served.shard.deadline() == 21.0
+    assert served.tick(20.9) == [] and len(served.tick(21.0)) == 2
 
 
 @given(

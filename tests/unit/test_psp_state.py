@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import StateCollector
 from tests.unit.lone_channel import LoneChannel
@@ -33,7 +33,7 @@ class Job:
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
         self.room = 1000
-        settings = PSPSettings(rule=PushRule(), world_size=RANKS)
+        settings = [PSPSettings()] * len(optimizers)
         self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
             ShardServer(rank, self.blocks, optimizers, settings, replies)
@@ -48,9 +48,7 @@ class Job:
 
     def tick(self, now: float) -> None:
         for rank, server in enumerate(self.servers):
-            due = server.deadline()
-            if due <= now:
-                server.tick(now)
+            server.tick(now)
             queued = any(answer.sender == rank for answer in self.answers)
             self.replies[rank].sending = {b"0"} if queued else set()
         self.channel.tick(now)
@@ -84,7 +82,7 @@ class Job:
 def test_a_copy_is_taken_when_it_is_asked_for() -> None:
     own = parameters()
     job = Job([optim.Adam(own)])
-    job.collector.request(0.0)
+    job.collector.request()
     job.push(0, gradients(0))
     job.collect()
     assert all(torch.equal(job.collector.snapshot(1).values[one], one) for one in own)
@@ -95,7 +93,7 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
     job.silent = {1}
-    job.collector.request(0.0)
+    job.collector.request()
     job.collect()
     assert "rank 1" in job.collector.missing()
     job.asked.clear()
@@ -111,7 +109,7 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     job.channel.lose(1, 6.0)
     assert job.asked == [(1, 1), (2, 1)]
     job.collect()
-    assert job.collector.is_complete()
+    assert job.collector.is_complete(0.0)
 
 
 def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
@@ -119,13 +117,13 @@ def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
     job = Job([optim.Adam(own)])
     job.push(0, gradients(0))
     job.room = 0
-    job.collector.request(0.0)
+    job.collector.request()
     assert not job.answers
     job.room = 1
     job.tick(5.0)
     assert len(job.answers) == RANKS
     job.collect()
-    assert job.collector.is_complete()
+    assert job.collector.is_complete(0.0)
     assert {
         one["exp_avg_sq"].shape for one in job.collector.snapshot(1).optimizer_states[0].values()
     } == {one.shape for one in own}
@@ -134,8 +132,8 @@ def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
 def test_answers_to_an_earlier_request_are_passed_over() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
-    job.collector.request(0.0)
+    job.collector.request()
     job.silent = set(range(RANKS))
-    job.collector.request(0.0)
+    job.collector.request()
     job.collect()
-    assert not job.collector.is_complete()
+    assert not job.collector.is_complete(0.0)

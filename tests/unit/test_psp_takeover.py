@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from tests.unit.replying import Replying
 
@@ -25,7 +25,7 @@ class Server:
         own = [Parameter(torch.zeros(SIZE, dtype=torch.float64)) for _ in range(4)]
         optimizer = optim.SGD(own, lr=1.0, momentum=0.9)
         self.sent: list[tuple[int, Message]] = []
-        settings = PSPSettings(rule=PushRule(c), world_size=4, takeover_s=10.0)
+        settings = [PSPSettings(min_pushes=c)]
         plan, replies = plan_shards([optimizer], 4), Replying(self._send)
         self.handler = ShardServer(rank, plan, [optimizer], settings, replies)
 

@@ -7,12 +7,11 @@ import torch
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
-from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 
@@ -96,7 +95,7 @@ def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> Non
     for parameter in h.own:
         parameter.grad = torch.ones(2)
     h.own[2].grad = torch.tensor([1.0, value])
-    h.worker.push([], 0.0)
+    h.worker.push()
     assert h.said() == every(Kind.ABSTAIN, 0)
 
 
@@ -116,7 +115,7 @@ def test_rendezvous() -> None:
     h.block(1, 1, 1.0)
     h.worker.pull()
     h.sent.clear()
-    h.worker.arrive(0.0)
+    h.worker.arrive()
     assert h.said() == every(Kind.ARRIVE, 1)
     h.block(3, 9, 9.0)  # an answer to the push before; all ranks take the final values
     for number in range(4):
@@ -125,7 +124,7 @@ def test_rendezvous() -> None:
         h.final(number, 2 + number, 6.0 + number)
     h.block(0, 9, 9.0)
     assert h.worker.has_global_model(0.0)
-    h.worker.take_global()
+    h.worker.take_global_model()
     assert h.values() == [6.0, 7.0, 8.0, 9.0]
     assert h.worker.behind == 0
     assert h.push() == every(Kind.PUSH, 5)
@@ -134,16 +133,17 @@ def test_rendezvous() -> None:
 def test_fewer_parameters_than_ranks() -> None:
     """Empty blocks are nobody's business: b counts those that have parameters."""
     own = [Parameter(torch.zeros(2))]
-    blocks = plan_shards([optim.SGD(own, lr=1.0)], 4)
+    optimizer = optim.SGD(own, lr=1.0)
+    blocks = plan_shards([optimizer], 4)
     sent: list[int] = []
 
     def send(rank: int, message: Message) -> bool:
         sent.append(rank)
         return True
 
-    worker = Worker(blocks, LoneChannel(send), pull_rule=PullRule(0.25))
+    worker = PSPWorker(optimizer, blocks, LoneChannel(send), PSPSettings(min_pulled=0.25))
     own[0].grad = torch.ones(2)
-    worker.push([], 0.0)
+    worker.push()
     assert sent == [0]
     assert not worker.is_pulled(0.0)
 
@@ -174,18 +174,11 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     assert h.values()[2] == 3.0
 
 
-def test_a_server_names_the_worker_that_it_waits_for() -> None:
-    h = Harness()
-    h.push()
-    with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for ranks 2, 3"):
-        h.hear(1, missing_report(1, 0, [3, 2], "for gradients"))
-
-
 def test_missing_names_the_ranks_that_have_not_answered() -> None:
     h = Harness()
     h.push()
     h.block(1, 1)
     assert "ranks 0, 2, 3" in h.worker.missing()
-    h.worker.arrive(0.0)
+    h.worker.arrive()
     h.final(0, 1, 0.0)
     assert "ranks 1, 2, 3" in h.worker.missing()

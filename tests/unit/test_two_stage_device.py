@@ -15,8 +15,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.master import Master
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
@@ -43,6 +42,7 @@ class FakeClient:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
         self.lost_ranks: dict[int, str] = {}
+        self.collectives_done = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         return False
@@ -77,7 +77,7 @@ class OneNode:
         [self.replica] = open_replicas([parameters], group_size=1, rank=0, exchange=lambda v: [v])
         self.to_master: deque[Message] = deque()
         self.to_node: deque[Message] = deque()
-        model = MasterModel(self.optimizer, parameters)
+        model = master_model(self.optimizer, parameters)
         self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
         self.exchange = Exchange(
             0,
@@ -153,7 +153,7 @@ def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
             node.weights, answer = answer, None
         torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
     ours.deliver()
-    assert master.pushes == ours.master.models[0].version >= 3
+    assert master.pushes == ours.master.parts[0].counts.version >= 3
 
 
 def test_refresh_period_is_how_often_the_device_takes_the_replica() -> None:
@@ -186,7 +186,7 @@ def test_gradient_that_is_not_finite_reaches_nothing(bad: float) -> None:
     assert torch.equal(ours.replica.weights, START) and ours.replica.pending == 0
     assert (ours.device.counts.nonfinite, ours.device.counts.gradients) == (1, 0)
     ours.carry()
-    assert ours.master.models[0].version == 0
+    assert ours.master.parts[0].counts.version == 0
 
 
 @pytest.mark.parametrize(("setting", "value"), [("lr", 1e300), ("lr", float("nan"))])

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.two_stage.master import Master
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.node import Exchange
+from lightning_hier.parameter_server.two_stage.pushes import Push
 from lightning_hier.parameter_server.two_stage.replica import Replica, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
@@ -28,20 +27,6 @@ HAS_ONE = torch.ones(1, dtype=torch.uint8)
 SETTINGS = TwoStageSettings(push_period=2, timeout_s=1e30)
 
 
-class Recorded(MasterModel):
-    """A master that adds up what it is given."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        super().__init__(optimizer, parameters)
-        self.total = torch.zeros(self.form[1])
-        self.gradients = 0
-
-    def apply(self, total: Tensor, count: int, **kwargs: Any) -> bool:
-        self.total += total
-        self.gradients += count
-        return super().apply(total, count, **kwargs)
-
-
 class Lossy:
     """Three nodes of one device; what becomes of each message is a matter of chance."""
 
@@ -52,9 +37,11 @@ class Lossy:
         self.to_master: list[tuple[int, Message]] = []
         parameter = nn.Parameter(torch.zeros(len(NODES)))
         optimizer = torch.optim.SGD([parameter], lr=0.5)
-        self.model = Recorded(optimizer, [parameter])
+        self.model = master_model(optimizer, [parameter])
         nodes = {node: [node] for node in NODES}
         self.master = Master([self.model], nodes, Replying(self._answer), SETTINGS)
+        self.pushes: list[Push] = []
+        self._record()
         self.replicas: list[Replica] = []
         self.exchanges: list[Exchange] = []
         self.channels: list[LoneChannel] = []
@@ -68,6 +55,17 @@ class Lossy:
             self.exchanges.append(
                 Exchange(0, [node], channel, replica, SETTINGS, hyperparameters(optimizer))
             )
+
+    def _record(self) -> None:
+        """Keep all pushes that the master applies."""
+        part = self.master.parts[0]
+        update = part._update
+
+        def recorded(pushes: Sequence[Push]) -> bool:
+            self.pushes += pushes
+            return update(pushes)
+
+        part._update = recorded  # type: ignore[method-assign]
 
     def _ask(self, node: int) -> Callable[[int, Message], bool]:
         return lambda rank, message: self._put(self.to_master, node, message)
@@ -114,8 +112,9 @@ def test_every_gradient_counts_once_and_all_end_with_one_model(
             if all(replica.node.finals == epoch for replica in net.replicas):
                 break
             net.turn()
-        assert net.model.total.tolist() == [float(number * epoch) for number in steps]
-        assert net.model.gradients == sum(steps) * epoch
+        total = sum((push.total for push in net.pushes), torch.zeros(len(NODES)))
+        assert total.tolist() == [float(number * epoch) for number in steps]
+        assert sum(push.count for push in net.pushes) == sum(steps) * epoch
         for replica in net.replicas:
             assert replica.node.finals == epoch
             assert torch.equal(replica.weights, net.model.flat())

@@ -33,7 +33,7 @@ def test_sum_that_is_not_finite_stays_out(bad: float) -> None:
     talk = Talk((0,))
     [(_, answer)] = talk.push(0, torch.tensor([0.0, bad, 0.0], dtype=torch.float64), 2)
     assert answer.payload.tolist() == [0.0] * 3
-    assert (talk.model.version, talk.counts.nonfinite) == (0, 1)
+    assert (talk.counts.version, talk.counts.nonfinite) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_sum_that_is_not_finite_stays_out(bad: float) -> None:
 def test_push_that_cannot_be_meant_is_dropped(total: Tensor, facts: dict[str, Any]) -> None:
     talk = Talk((0,))
     assert talk.push(0, total, **{"count": 1} | facts) == []
-    assert (talk.model.version, talk.counts.malformed) == (0, 1)
+    assert (talk.counts.version, talk.counts.malformed) == (0, 1)
 
 
 def test_ranks_that_are_no_nodes_are_ignored() -> None:
@@ -56,7 +56,7 @@ def test_ranks_that_are_no_nodes_are_ignored() -> None:
     talk._numbers[1] = 0
     assert talk.push(1, ones(1.0), 1) == []
     talk.master.peer_gone(1, 0.0)
-    assert talk.model.version == 0
+    assert talk.counts.version == 0
 
 
 def test_answer_that_is_still_queued_is_not_sent_again() -> None:
@@ -105,7 +105,7 @@ def test_update_of_which_nan_or_inf_comes_is_undone(
     total = torch.tensor([0.0, 1e30, 1.0], dtype=torch.float64)
     [(_, answer)] = talk.push(0, total, 1, together=together)
     assert answer.payload.tolist() == [0.0] * 3
-    assert (talk.model.version, talk.counts.nonfinite, talk.counts.pushes) == (0, 1, 0)
+    assert (talk.counts.version, talk.counts.nonfinite, talk.counts.pushes) == (0, 1, 0)
     assert not talk.model.snapshot()[1]  # nothing of it is left in the optimizer's state either
     group.update(sound)
     [(_, answer)] = talk.push(0, ones(1.0), 1)

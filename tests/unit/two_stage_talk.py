@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.two_stage.master import Master
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
@@ -37,7 +36,7 @@ class Talk:
         **settings: Any,
     ) -> None:
         self.optimizer = optimizer or torch.optim.SGD([parameter()], lr=ETA)
-        self.model = MasterModel(self.optimizer, self.optimizer.param_groups[0]["params"])
+        self.model = master_model(self.optimizer, self.optimizer.param_groups[0]["params"])
         self.sent: list[tuple[int, Message]] = []
         settings = {"timeout_s": LIMIT_S} | settings
         ranks = {node: range(node, node + 2) for node in nodes}
@@ -61,7 +60,7 @@ class Talk:
     ) -> list[tuple[int, Message]]:
         self._numbers[node] += 1
         told = self.facts(self._numbers[node], count)
-        version = facts.pop("version", self.model.version)
+        version = facts.pop("version", self.counts.version)
         return self.say(node, Message(Kind.PUSH, 0, version, told | facts, total), now)
 
     def facts(self, number: int, count: int = 1) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
+from lightning_hier.parameter_server.server_loop import Replies
 
 
 @dataclass
@@ -42,7 +41,7 @@ class ServedShard:
         shard: number, size and dtype.
         values: values and their Updater.
         timestamp: t, version of the values.
-        settings: settings of all servers.
+        settings: settings of the optimizer.
         live: live workers. The owner updates this set.
         waiting_ranks: workers that wait in a live-rank collective. The owner updates it.
         replies: port of the rank. Workers repeat requests whose replies are lost.
@@ -68,9 +67,8 @@ class ServedShard:
         self.shard = shard
         self.values = values
         self.timestamp = timestamp
-        self.rendezvous = Rendezvous(replies, settings.limit_s)
+        self.rendezvous = Rendezvous(replies, live, settings.timeout_s)
         self._settings = settings
-        self._min_pushes = settings.rule.needed(settings.world_size)
         self._live = live
         self._waiting_ranks = waiting_ranks
         self._replies = replies
@@ -78,7 +76,6 @@ class ServedShard:
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
         self._most_advanced: PushFacts | None = None
-        self._retry_at = math.inf
 
     def respond(self, received: Received, now: float) -> None:
         """Handle a PUSH or an ABSTAIN, which also request a newer version.
@@ -102,13 +99,15 @@ class ServedShard:
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         self.end_rendezvous(message.facts["final"])
+        if message.facts["final"] == self.rendezvous.number:
+            self.rendezvous.confirm(received.sender)
         # Also without a gradient, because the round waits for the response of every worker.
         if timestamp >= self.timestamp:
             current = self._round
             current.responded.add(received.sender)
             current.newest = max(current.newest, timestamp)
             current.began = min(current.began, now)
-        self._answer(now)
+        self._answer()
         self.end_if_complete(now)
 
     def arrive(self, received: Received, now: float) -> None:
@@ -134,39 +133,31 @@ class ServedShard:
     def leave(self, worker: int, now: float) -> None:
         """Stop waiting for a worker. Its gradient in this round counts."""
         self._workers.pop(worker, None)
-        self.rendezvous.arrived.pop(worker, None)
+        self.rendezvous.leave(worker)
         # The round or the rendezvous may have waited for this worker alone.
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
         """End the round or the rendezvous if it does not wait for any worker."""
-        arrived = self.rendezvous.arrived.values()
-        if arrived and not self.rendezvous.missing(self._live):
+        if self.rendezvous.is_complete:
             # The gradients of the current round are part of the model of the rendezvous.
             if self._round.responded:
                 self._update()
+            arrived = self.rendezvous.arrived.values()
             resumed = max(arrival.request.message.timestamp for arrival in arrived)
             self.timestamp = max(self.timestamp, resumed)
             self.end_rendezvous(self.rendezvous.latest)
         elif self._round.responded and self._round_is_over(now):
             self._update()
-            self._answer(now)
-
-    def deadline(self) -> float:
-        """Time at which to call :meth:`tick`."""
-        due = min(self._report_at(), self.rendezvous.deadline(), self._retry_at)
-        if self._round.countdown.since is not None:
-            due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
-        return due
+            self._answer()
 
     def tick(self, now: float) -> None:
         """End rounds whose countdown is over, and report missing workers at the time limit."""
         self.end_if_complete(now)
-        self._answer(now)
-        if self._report_at() <= now:
-            self._report_missing(now)
-        if self.rendezvous.deadline() <= now:
-            self.rendezvous.report_missing(self._live, "at a rendezvous of all ranks", now)
+        # Again, because a full queue may have rejected an answer.
+        self._answer()
+        self._report_missing(now)
+        self.rendezvous.report_missing("at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""
@@ -175,14 +166,15 @@ class ServedShard:
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
         current, active, settings = self._round, self._active(), self._settings
-        warming = settings.warming(self.shard.optimizer, self.timestamp)
-        wanted = settings.world_size if warming else self._min_pushes
+        wanted = self.shard.world_size
+        if not settings.warming(self.timestamp):
+            wanted = settings.needed_pushes(wanted)
         # Lost workers push no more, and those that wait for other ranks not before they continue.
         needed = min(wanted, len(active | current.sums.keys()))
         return current.countdown.is_over(
             complete=active <= current.responded,
             enough=len(current.sums) >= needed,
-            timeout_s=settings.rule.timeout_s,
+            timeout_s=settings.push_timeout_s,
             now=now,
         )
 
@@ -203,7 +195,7 @@ class ServedShard:
         """Lines 13 and 14, and a new round."""
         ended, self._round = self._round, Round()
         if ended.gradients and self._most_advanced is not None:
-            warming = self._settings.warming(self.shard.optimizer, self.timestamp)
+            warming = self._settings.warming(self.timestamp)
             scaled = self._settings.linear_scaling and not warming
             done = self.values.update(
                 ended.mean(),
@@ -217,9 +209,8 @@ class ServedShard:
         # Also after a round without a gradient: the workers wait for a newer version.
         self.timestamp = max(self.timestamp, ended.newest) + 1
 
-    def _answer(self, now: float) -> None:
+    def _answer(self) -> None:
         """Send the current version to the workers that wait for it (line 3)."""
-        self._retry_at = math.inf
         for _, worker in sorted(self._workers.items()):
             if worker.pull is None or worker.pull >= self.timestamp:
                 continue
@@ -227,17 +218,14 @@ class ServedShard:
             queued = self._is_queued(worker.address)
             if not queued and self._replies.send(worker.address, answer):
                 worker.sent, worker.pull = self.timestamp, None
-            else:
-                self._retry_at = now + RETRY_S
 
     def _is_queued(self, address: bytes) -> bool:
         return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
-    def _report_at(self) -> float:
-        """Time at which the wait of workers in the round reaches the limit."""
-        return self._round.began + self._settings.limit_s
-
     def _report_missing(self, now: float) -> None:
+        """Report missing workers to those that wait, if their wait has reached the limit."""
+        if now < self._round.began + self._settings.timeout_s:
+            return
         number, silent = self.shard.number, self._active() - self._round.responded
         for worker in self._workers.values():
             if worker.pull is not None and worker.pull >= self.timestamp:

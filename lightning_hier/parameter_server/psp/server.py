@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,9 @@ from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
+# Seconds that the successor of a server waits for the workers' copies.
+_TAKEOVER_S = 30.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +35,7 @@ class ShardServer:
         rank: rank of this process.
         shards: all shards, the same on all ranks.
         optimizers: optimizers of the user; copied.
-        settings: settings of all servers.
+        settings: settings of each optimizer.
         replies: port of the rank.
 
     Attributes:
@@ -51,7 +53,7 @@ class ShardServer:
         rank: int,
         shards: Sequence[Shard],
         optimizers: Sequence[Optimizer],
-        settings: PSPSettings,
+        settings: Sequence[PSPSettings],
         replies: Replies,
     ) -> None:
         self.counts = ServerCounts()
@@ -60,7 +62,7 @@ class ShardServer:
         self._settings = settings
         self._replies = replies
         self._shards = {shard.number: shard for shard in shards if shard.size}
-        self._live = set(range(settings.world_size))
+        self._live = {shard.home for shard in shards}
         self._gone: set[int] = set()
         self._waiting_ranks = WaitingRanks()
         self._updaters: dict[int, Updater] = {}
@@ -113,16 +115,10 @@ class ShardServer:
         # A HOLD after the takeover is ignored, because older values have been updated since. The
         # timestamp of its worker's next push brings that of the shard up to date.
 
-    def deadline(self) -> float:
-        """Time at which to call :meth:`tick`."""
-        due = min(map(ServedShard.deadline, self.served.values()), default=math.inf)
-        return min([due, *map(self._takeover_due, self._own_takeovers())])
-
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose countdown is over, and send unsent replies."""
         for served in self.served.values():
-            if served.deadline() <= now:
-                served.tick(now)
+            served.tick(now)
         self._start_takeovers(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
@@ -141,7 +137,7 @@ class ShardServer:
             shard,
             ServedValues(f"shard {shard.number}", tensors, updater, shard.dtype),
             timestamp=timestamp,
-            settings=self._settings,
+            settings=self._settings[shard.optimizer],
             live=self._live,
             waiting_ranks=self._waiting_ranks,
             replies=self._replies,
@@ -166,20 +162,13 @@ class ShardServer:
         self._takeovers.setdefault(shard.number, Takeover(shard, now)).take(received)
         self._start_takeovers(now)
 
-    def _own_takeovers(self) -> list[Takeover]:
-        """Takeovers by this rank, because all ranks that precede it are lost."""
-        takeovers = self._takeovers.values()
-        return [
-            takeover for takeover in takeovers if takeover.shard.owner(self._gone) == self._rank
-        ]
-
-    def _takeover_due(self, takeover: Takeover) -> float:
-        return takeover.since + self._settings.takeover_s
-
     def _start_takeovers(self, now: float) -> None:
-        for takeover in self._own_takeovers():
-            if self._live <= takeover.copies.keys() or now >= self._takeover_due(takeover):
-                del self._takeovers[takeover.shard.number]
+        for number, takeover in list(self._takeovers.items()):
+            is_due = now >= takeover.since + _TAKEOVER_S
+            # Otherwise a rank that precedes this one is the successor.
+            is_own = takeover.shard.owner(self._gone) == self._rank
+            if is_own and (is_due or self._live <= takeover.copies.keys()):
+                del self._takeovers[number]
                 self._take_over(takeover)
 
     def _take_over(self, takeover: Takeover) -> None:

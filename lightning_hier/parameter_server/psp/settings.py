@@ -1,13 +1,18 @@
-"""Settings of PSP-SGD: partial pushing, partial pulling, and settings of all servers."""
+"""Settings of PSP-SGD: partial pushing, partial pulling, and the end of their waits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from lightning_hier.algorithms.arguments import check_not_negative, check_share, is_number
+from lightning_hier.algorithms.arguments import (
+    check_flag,
+    check_not_negative,
+    check_share,
+    is_number,
+)
 
 
 class QuorumError(RuntimeError):
@@ -35,26 +40,37 @@ class Countdown:
         return complete or (self.since is not None and now >= self.since + timeout_s)
 
 
-@dataclass(frozen=True)
-class PushRule:
-    """Condition for an update of a shard (Algorithm 1, server, line 12).
+@dataclass(frozen=True, kw_only=True)
+class PSPSettings:
+    """Settings of one run; all ranks must have the same.
 
     Attributes:
-        min_pushes: c: ``"all"``, a number of workers, or a fraction of them, rounded up.
-        timeout_s: tau_1, seconds that a server waits for more gradients after c.
+        min_pushes: c, gradients that a server needs for an update (Algorithm 1, server, line 12):
+            ``"all"``, a number of workers, or a fraction of the ranks at the start, rounded up.
+        min_pulled: b, fraction of the shards that a worker needs for the next gradient (worker,
+            line 15). Shards without parameters do not count.
+        push_timeout_s: tau_1, seconds that a server waits for more gradients after c.
+        pull_timeout_s: tau_2, seconds that a worker waits for more shards after b.
+        linear_scaling: whether the learning rate is multiplied by the number of gradients.
+        warmup_steps: number of first steps of every optimizer in which the gradients of all workers
+            are averaged and the learning rate is not scaled.
+        timeout_s: seconds after which waiting workers get the list of missing ones.
+
+    Raises:
+        ValueError: a value is outside its range.
 
     """
 
     min_pushes: Literal["all"] | int | float = "all"
-    timeout_s: float = 0.0
+    min_pulled: float = 1.0
+    push_timeout_s: float = 0.0
+    pull_timeout_s: float = 0.0
+    linear_scaling: bool = True
+    warmup_steps: int = 0
+    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: a value is outside its range.
-
-        """
+        """Check the values."""
         # The type decides: 1 is one worker, and 1.0 is all of them.
         c = self.min_pushes
         whole = is_number(c) and isinstance(c, int) and c >= 1
@@ -64,24 +80,35 @@ class PushRule:
                 f'min_pushes must be "all", a number of workers (1, 2, ...) or a fraction of them '
                 f"(above 0.0, at most 1.0), got {c!r}"
             )
-        check_not_negative("push_timeout_s", self.timeout_s)
+        check_share("min_pulled", self.min_pulled)
+        check_not_negative("push_timeout_s", self.push_timeout_s)
+        check_not_negative("pull_timeout_s", self.pull_timeout_s)
+        check_flag("linear_scaling", self.linear_scaling)
 
-    def objection(self, workers: int) -> str | None:
-        """Reason why the rule does not support this number of workers, or None."""
+    def check_workers(self, workers: int) -> None:
+        """Check that there can be as many gradients as servers need.
+
+        Raises:
+            ValueError: ``min_pushes`` is larger than the number of workers.
+
+        """
         if isinstance(self.min_pushes, int) and self.min_pushes > workers:
-            return (
+            raise ValueError(
                 f"min_pushes must be at most the number of workers, {workers}, got "
                 f"{self.min_pushes}: set a smaller number, a fraction such as 0.75, or 'all'"
             )
-        return None
 
-    def needed(self, workers: int) -> int:
+    def needed_pushes(self, workers: int) -> int:
         """c for this number of workers."""
         if self.min_pushes == "all":
             return workers
         if isinstance(self.min_pushes, float):
             return rounded_up(self.min_pushes, workers)
         return int(self.min_pushes)
+
+    def needed_shards(self, shards: int) -> int:
+        """Number of shards that a worker needs."""
+        return rounded_up(self.min_pulled, shards)
 
     def check_quorum(self, workers: int, lost: Mapping[int, str]) -> None:
         """Check that servers can still get the gradients that they need.
@@ -95,7 +122,7 @@ class PushRule:
 
         """
         # Of the workers at the start: c does not shrink with the losses.
-        left, needed = workers - len(lost), self.needed(workers)
+        left, needed = workers - len(lost), self.needed_pushes(workers)
         if lost and left < needed:
             why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
             raise QuorumError(
@@ -105,64 +132,14 @@ class PushRule:
                 "the seconds that servers then wait for the other workers"
             )
 
-
-@dataclass(frozen=True)
-class PullRule:
-    """Condition for the next gradient of a worker (Algorithm 1, worker, line 15).
-
-    Attributes:
-        min_pulled: b, fraction of the shards. Shards without parameters do not count.
-        timeout_s: tau_2, seconds that a worker waits for more shards after b.
-
-    """
-
-    min_pulled: float = 1.0
-    timeout_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: a value is outside its range.
-
-        """
-        check_share("min_pulled", self.min_pulled)
-        check_not_negative("pull_timeout_s", self.timeout_s)
-
-    def needed(self, shards: int) -> int:
-        """Number of shards that a worker needs."""
-        return rounded_up(self.min_pulled, shards)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PSPSettings:
-    """Settings of all servers of a run.
-
-    Attributes:
-        rule: c and tau_1.
-        world_size: number of ranks at the start, to which c refers.
-        linear_scaling: whether the learning rate is multiplied by the number of gradients.
-        warmup_steps: number of first steps of every optimizer in which the gradients of all workers
-            are averaged and the learning rate is not scaled.
-        steps_made: steps of each optimizer before this run, if it resumes another one.
-        limit_s: seconds after which waiting workers get the list of missing ones.
-        takeover_s: seconds that the successor of a server waits for the workers' copies.
-
-    """
-
-    rule: PushRule
-    world_size: int
-    linear_scaling: bool = True
-    warmup_steps: int = 0
-    steps_made: tuple[int, ...] = ()
-    limit_s: float = 1800.0
-    takeover_s: float = 30.0
-
-    def warming(self, optimizer: int, version: int) -> bool:
-        """Whether the step of an optimizer from this version is part of the warm-up."""
+    def after(self, steps_made: int) -> PSPSettings:
+        """The settings for the rest of a run that is resumed after so many steps."""
         # Versions count the updates of this run from 0.
-        made = self.steps_made[optimizer] if self.steps_made else 0
-        return made + version < self.warmup_steps
+        return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))
+
+    def warming(self, version: int) -> bool:
+        """Whether the step from this version is part of the warm-up."""
+        return version < self.warmup_steps
 
 
 def rounded_up(fraction: float, whole: int) -> int:

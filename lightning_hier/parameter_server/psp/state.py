@@ -85,6 +85,7 @@ class StateCollector:
 
     def __init__(self, shards: Sequence[Shard], channel: RequestChannel) -> None:
         self._shards = {shard.number: shard for shard in shards if shard.size}
+        self._channel = channel
         self._number = 0
         self._states: dict[int, tuple[Tensor, ParameterStates]] = {}
         self._requests = {
@@ -92,13 +93,13 @@ class StateCollector:
             for number, shard in self._shards.items()
         }
 
-    def request(self, now: float) -> None:
+    def request(self) -> None:
         """Request the current state of all shards."""
         # A number of its own, so that late answers to an earlier request are not mixed in.
         self._number += 1
         self._states.clear()
         for number, request in self._requests.items():
-            request.put(Message(Kind.STATE_REQUEST, number, self._number), now)
+            request.put(Message(Kind.STATE_REQUEST, number, self._number), self._channel.now())
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a server's STATE, unless it answers an earlier or an acknowledged request."""
@@ -107,7 +108,7 @@ class StateCollector:
             self._states[message.block] = read_state(message, self._shards[message.block])
             request.acknowledge(now)
 
-    def is_complete(self) -> bool:
+    def is_complete(self, now: float) -> bool:
         """Whether the state of all shards has been received."""
         return not self._awaited()
 

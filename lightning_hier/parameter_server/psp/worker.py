@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts
-from lightning_hier.parameter_server.psp.settings import Countdown, PullRule
+from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
-from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 # Shortest time before a request is repeated, and a copy of a shard, which is large.
 _RETRY_S = 2.0
@@ -78,44 +82,43 @@ class WorkerShard:
         self._copy.put(hold, now)
 
 
-class Worker:
+class PSPWorker(Worker):
     """Pushes gradients of one optimizer and pulls its shards.
 
-    It neither waits nor receives, so that tests can drive it. A worker continues with the newest
-    timestamp that it has received. In the published algorithm, it continues with one more than its
-    own, so a worker that has fallen behind would never catch up.
+    A worker continues with the newest timestamp that it has received. In the published algorithm,
+    it continues with one more than its own, so a worker that has fallen behind would never catch
+    up.
 
     Args:
+        optimizer: optimizer of the user; read for its hyperparameters before each step.
         shards: all shards of the optimizer, with this rank's parameters.
         channel: channel of the main thread.
-        pull_rule: b and tau_2.
-        warming: whether the step from a version waits for all shards.
+        settings: settings of the optimizer.
 
     Attributes:
         shards: shards that are not empty, by number.
         timestamp: t of the next push.
         behind: number of steps that other workers have made and this one has not.
         late: number of shards that arrived after the worker had continued without them, or twice.
-        collectives_done: number of the last live-rank collective that has ended.
+        waiting_s: seconds of waits for shards.
 
     """
 
     def __init__(
         self,
+        optimizer: Optimizer,
         shards: Sequence[Shard],
         channel: RequestChannel,
-        *,
-        pull_rule: PullRule,
-        warming: Callable[[int], bool] = lambda version: False,
+        settings: PSPSettings,
     ) -> None:
         self.shards = {shard.number: WorkerShard(shard, channel) for shard in shards if shard.size}
         self.timestamp = 0
         self.behind = 0
         self.late = 0
-        self.collectives_done = 0
-        self._min_pulled = pull_rule.needed(len(self.shards))
-        self._timeout_s = pull_rule.timeout_s
-        self._warming = warming
+        self.waiting_s = 0.0
+        self._optimizer = optimizer
+        self._channel = channel
+        self._settings = settings
         self._steps = 0
         # To the next gradient, which starts when enough shards have been received.
         self._countdown = Countdown()
@@ -127,7 +130,18 @@ class Worker:
         """Number of gradients that could not be sent before the worker continued."""
         return sum(shard.request.dropped for shard in self.shards.values())
 
-    def push(self, hyperparameters: Hyperparameters, now: float) -> None:
+    @override
+    def step(self) -> None:
+        with profiler_range("hier/psp/push"):
+            self.push()
+        self._wait_and_pull()
+
+    @override
+    def abstain(self) -> None:
+        self._push_nothing()
+        self._wait_and_pull()
+
+    def push(self) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
         # All shards are read before the first push: one gradient that is not finite means that the
         # worker abstains from all of them.
@@ -139,15 +153,16 @@ class Worker:
             read.append((shard, flat, gradients))
             finite = finite and all_finite(flat)
         if not finite:
-            self.abstain(now)
+            self._push_nothing()
             return
+        latest, now = hyperparameters(self._optimizer), self._channel.now()
         for shard, flat, gradients in read:
             facts = PushFacts(
                 version=shard.timestamp,
                 final=shard.final,
-                collectives_done=self.collectives_done,
+                collectives_done=self._channel.collectives_done,
                 steps=self._steps,
-                hyperparameters=hyperparameters,
+                hyperparameters=latest,
                 absent=[at for at, gradient in enumerate(gradients) if gradient is None],
             )
             push = Message(Kind.PUSH, shard.shard.number, self.timestamp, vars(facts), flat)
@@ -156,14 +171,14 @@ class Worker:
             shard.request.put(push, now, repeat=self._abstention(shard))
         self._end_step()
 
-    def abstain(self, now: float) -> None:
+    def _push_nothing(self) -> None:
         """Respond to all servers without a gradient."""
         for shard in self.shards.values():
-            shard.request.put(self._abstention(shard), now)
+            shard.request.put(self._abstention(shard), self._channel.now())
         self._end_step()
 
+    @override
     def skip(self) -> None:
-        """Skip a step that other workers have made."""
         self.behind = max(0, self.behind - 1)
         # Schedulers advance in a skipped step too, and servers use the most advanced settings.
         self._steps += 1
@@ -171,11 +186,14 @@ class Worker:
     def is_pulled(self, now: float) -> bool:
         """Whether enough shards have been received for the next gradient (line 15)."""
         pulled = sum([shard.newest > self.timestamp for shard in self.shards.values()])
-        needed = len(self.shards) if self._warming(self.timestamp) else self._min_pulled
+        # A step of the warm-up waits for all shards.
+        needed = len(self.shards)
+        if not self._settings.warming(self.timestamp):
+            needed = self._settings.needed_shards(needed)
         return self._countdown.is_over(
             complete=pulled == len(self.shards),
             enough=pulled >= needed,
-            timeout_s=self._timeout_s,
+            timeout_s=self._settings.pull_timeout_s,
             now=now,
         )
 
@@ -196,21 +214,26 @@ class Worker:
         self.behind += max(0, newest - self.timestamp - 1)
         self.timestamp = newest
 
-    def arrive(self, now: float) -> None:
-        """Arrive at the next rendezvous. The worker does not push until it has ended."""
+    @override
+    def arrive(self) -> None:
         self._rendezvous += 1
         self._at_rendezvous = True
         # These requests replace unanswered pushes, because the values of the rendezvous are newer.
         facts = {"number": self._rendezvous}
         for number, shard in self.shards.items():
-            shard.request.put(Message(Kind.ARRIVE, number, self.timestamp, facts), now)
+            arrival = Message(Kind.ARRIVE, number, self.timestamp, facts)
+            shard.request.put(arrival, self._channel.now())
+
+    @override
+    def wait_for_global_model(self) -> None:
+        self._channel.wait(self.has_global_model, self.missing)
 
     def has_global_model(self, now: float) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
         return all(shard.final == self._rendezvous for shard in self.shards.values())
 
-    def take_global(self) -> None:
-        """Write the values of the rendezvous into the parameters, in place."""
+    @override
+    def take_global_model(self) -> None:
         self._at_rendezvous = False
         self.pull()
         self.behind = 0
@@ -236,10 +259,15 @@ class Worker:
         elif message.facts["number"] == self._rendezvous:
             shard.take_final(message, self._rendezvous)
 
+    def _wait_and_pull(self) -> None:
+        with profiler_range("hier/psp/pull"):
+            self.waiting_s += self._channel.wait(self.is_pulled, self.missing)
+            self.pull()
+
     def _end_step(self) -> None:
         self._steps += 1
         self._countdown.since = None
 
     def _abstention(self, shard: WorkerShard) -> Message:
-        facts = {"final": shard.final, "collectives_done": self.collectives_done}
+        facts = {"final": shard.final, "collectives_done": self._channel.collectives_done}
         return Message(Kind.ABSTAIN, shard.shard.number, self.timestamp, facts)

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.two_stage.node import MASTER
+from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
@@ -49,7 +51,7 @@ class DeviceCounts:
     waiting_seconds: float = 0.0
 
 
-class Device:
+class Device(Worker):
     """Training of one optimizer's parameters on a rank. Used by the main thread.
 
     The replica is updated by a copy of the user's optimizer. Its state (momentum, moments) belongs
@@ -65,6 +67,7 @@ class Device:
             changed.
         parameters: copies on this rank, whose values are written in place.
         settings: settings of the run.
+        exchange: exchange with the master, if this is the first device of the node.
 
     Attributes:
         counts: totals of this device.
@@ -80,6 +83,7 @@ class Device:
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
         settings: TwoStageSettings,
+        exchange: Exchange | None = None,
     ) -> None:
         self._ranks = list(ranks)
         self._replica = replica
@@ -93,20 +97,15 @@ class Device:
         self._buffer = self._host.empty()
         self._channel = channel
         self._settings = settings
+        self._exchange = exchange
+        self._latest = hyperparameters(optimizer)
         self._seen = 0
         self._since_refresh = 0
         self.counts = DeviceCounts()
 
+    @override
     def step(self) -> None:
-        """Make a step with the gradients in ``.grad``, and refresh the parameters if that is due.
-
-        Raises:
-            PeerError: the node or the master is lost, or did not answer in time.
-
-        """
-        # Raises if the server loop of this rank has failed, or the other ranks have excluded it.
-        self._channel.poll()
-        self._check_required_ranks()
+        self._begin_step()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
@@ -125,35 +124,39 @@ class Device:
         self.counts.gradients += 1
         self._end_step()
 
+    @override
     def abstain(self) -> None:
-        """Make a step without a gradient. Raises the errors of :meth:`step`."""
-        self._channel.poll()
-        self._check_required_ranks()
+        self._begin_step()
         self._end_step()
 
+    @override
     def arrive(self) -> None:
-        """Arrive at a rendezvous. The device adds no gradients until it has ended."""
         self._counters.arrived += 1
 
-    def leave_collective(self, number: int) -> None:
-        """Record the end of a live-rank collective. The node's next push contains its number."""
-        self._counters.collectives_done = number
-
-    def finish_rendezvous(self) -> None:
-        """Copy the master's model when all nodes have arrived.
-
-        Returns when all devices of this node have copied it, because none of them may update the
-        replica before.
-
-        Raises:
-            PeerError: a node or a device did not arrive in time.
-
-        """
+    @override
+    def wait_for_global_model(self) -> None:
         number = self._counters.arrived
         self._wait(lambda: self._replica.node.finals >= number, "all nodes at the end of the epoch")
+
+    @override
+    def take_global_model(self) -> None:
+        number = self._counters.arrived
         self._refresh()
         self._counters.finished = number
+        # None of the devices may update the replica before all of them have copied it.
         self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
+
+    def _begin_step(self) -> None:
+        # Raises if the server loop of this rank has failed, or the other ranks have excluded it.
+        self._channel.poll()
+        self._check_required_ranks()
+        # The node's next push contains it.
+        self._counters.collectives_done = self._channel.collectives_done
+        # Read anew at each step, because schedulers change the user's optimizer. A new list, so
+        # that the node's thread never reads a half-written one.
+        self._latest = hyperparameters(self._optimizer)
+        if self._exchange is not None:
+            self._exchange.hyperparameters = self._latest
 
     def _check_required_ranks(self) -> None:
         """Check the master and the node.
@@ -186,8 +189,7 @@ class Device:
         state of its optimizer is reset. Updates by other devices since the copy are not lost,
         because their sums contain them.
         """
-        # Read anew at each step, because schedulers change the user's optimizer.
-        self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
+        self._updater.step(gradients, hyperparameters=self._latest)
         if all_finite(self._replica.weights):
             return
         self.counts.nonfinite += 1

@@ -12,13 +12,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.parameter_server.engine import Engine, Snapshot
-from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import AllGather, Ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.server_loop import Handler
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.master import Master
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
 from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
@@ -48,6 +45,8 @@ class TwoStageASGD(Engine):
 
     """
 
+    workers: list[Device]
+
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
@@ -65,69 +64,42 @@ class TwoStageASGD(Engine):
         remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
         self._parameters = [trainable(optimizer) for optimizer in optimizers]
         self._optimizers = list(optimizers)
-        self._channel = channel
-        self._settings = settings
-        self._first = rank - rank % group_size
-        self._ranks = range(self._first, self._first + group_size)
+        first = rank - rank % group_size
+        self._ranks = range(first, first + group_size)
         self._replicas = open_replicas(
             self._parameters, group_size=group_size, rank=rank, exchange=exchange
         )
-        self._node = self._make_node(ports, remaining) if rank == self._first else None
+        self._node: Node | None = None
+        if rank == first:
+            # A port of its own, because the node exchanges while the main thread computes.
+            node_channel = channel.on_port(ports.open_client("node"))
+            self._node = self._make_node(node_channel, remaining)
         self._master: Master | None = None
         if rank == MASTER:
-            models = list(map(MasterModel, optimizers, self._parameters))
+            models = list(map(master_model, optimizers, self._parameters))
             firsts = range(0, world_size, group_size)
             nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server, settings)
-        self._devices = [
+        self.handlers = [] if self._master is None else [self._master]
+        # The master skips a node while all its ranks wait. Without order locking, or with double
+        # buffering, no rank waits for another node's turn, so the order is kept.
+        may_wait = settings.order_locking and not settings.double_buffering
+        self.notified = [MASTER] if may_wait else []
+        self.workers = [
             Device(
-                rank - self._first,
+                rank - first,
                 self._ranks,
                 channel,
                 self._replicas[index],
                 optimizer,
                 self._parameters[index],
                 remaining[index],
+                None if self._node is None else self._node.exchanges[index],
             )
             for index, optimizer in enumerate(optimizers)
         ]
         if self._node is not None:
             self._node.start()
-
-    @property
-    @override
-    def handlers(self) -> Sequence[Handler]:
-        return [] if self._master is None else [self._master]
-
-    @override
-    def step(self, optimizer: int) -> None:
-        self._publish_hyperparameters(optimizer)
-        self._devices[optimizer].step()
-
-    @override
-    def abstain(self, optimizer: int) -> None:
-        self._publish_hyperparameters(optimizer)
-        self._devices[optimizer].abstain()
-
-    @override
-    def rendezvous(self) -> None:
-        # All arrive first, so that the exchanges of all optimizers overlap.
-        for device in self._devices:
-            device.arrive()
-        for device in self._devices:
-            device.finish_rendezvous()
-
-    @override
-    def wait_in_collective(self, number: int) -> None:
-        # The master skips a node while all its ranks wait. Without order locking, or with double
-        # buffering, no rank waits for another node's turn, so the order is kept.
-        if self._settings.order_locking and not self._settings.double_buffering:
-            self._channel.send(MASTER, Message(Kind.WAITING, 0, number))
-
-    @override
-    def leave_collective(self, number: int) -> None:
-        for device in self._devices:
-            device.leave_collective(number)
 
     @override
     def snapshot(self) -> Snapshot:
@@ -153,14 +125,13 @@ class TwoStageASGD(Engine):
     @override
     def metrics(self) -> dict[str, float]:
         values: dict[str, float] = {}
-        for index, device in enumerate(self._devices):
-            prefix = f"hier/two_stage/{index}" if len(self._devices) > 1 else "hier/two_stage"
+        for index, device in enumerate(self.workers):
+            prefix = f"hier/two_stage/{index}" if len(self.workers) > 1 else "hier/two_stage"
             roles = {"device": asdict(device.counts)}
             if self._node is not None:
                 roles["node"] = asdict(self._node.exchanges[index].counts)
             if self._master is not None:
                 roles["master"] = asdict(self._master.parts[index].counts)
-                roles["master"]["version"] = self._master.models[index].version
             for role, counts in roles.items():
                 values |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
         return values
@@ -175,9 +146,7 @@ class TwoStageASGD(Engine):
             for replica in self._replicas:
                 replica.close()
 
-    def _make_node(self, ports: Ports, settings: Sequence[TwoStageSettings]) -> Node:
-        # A port of its own, because the node exchanges while the main thread computes.
-        channel = self._channel.on_port(ports.open_client("node"))
+    def _make_node(self, channel: RequestChannel, settings: Sequence[TwoStageSettings]) -> Node:
         exchanges = [
             Exchange(
                 index,
@@ -190,9 +159,3 @@ class TwoStageASGD(Engine):
             for index, optimizer in enumerate(self._optimizers)
         ]
         return Node(channel, exchanges)
-
-    def _publish_hyperparameters(self, optimizer: int) -> None:
-        if self._node is not None:
-            # A new list at each step, so that the node's thread never reads a half-written one.
-            latest = hyperparameters(self._optimizers[optimizer])
-            self._node.exchanges[optimizer].hyperparameters = latest

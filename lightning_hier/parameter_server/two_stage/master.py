@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
+from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies, send_again
-from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push
+from lightning_hier.parameter_server.two_stage.pushes import MasterCounts, OrderLock, Push
+from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import Updater
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class MasterCounts:
-    """Numbers of applied and dropped pushes, and staleness.
-
-    ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
-    """
-
-    pushes: int = 0
-    nonfinite: int = 0
-    malformed: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
+def master_model(optimizer: Optimizer, parameters: Sequence[Parameter]) -> ServedValues:
+    """W, with the current values of the parameters, and a copy of the optimizer that updates it."""
+    dtype = shared_dtype(parameters)
+    # Copies, because on the CPU the master would otherwise update the module of rank 0.
+    tensors = [p.detach().to("cpu", dtype, copy=True).contiguous() for p in parameters]
+    updater = Updater(optimizer, dict(zip(parameters, tensors, strict=True)))
+    return ServedValues("the master's model", tensors, updater, dtype)
 
 
 class MasterPart:
@@ -37,7 +35,7 @@ class MasterPart:
 
     Args:
         block: number of the optimizer.
-        model: model W.
+        model: model W. The server loop updates it, and the main thread copies its state.
         nodes: first ranks of the nodes.
         replies: port of the rank.
         idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
@@ -52,7 +50,7 @@ class MasterPart:
     def __init__(
         self,
         block: int,
-        model: MasterModel,
+        model: ServedValues,
         nodes: Iterable[int],
         replies: Replies,
         idle_nodes: Callable[[], set[int]],
@@ -67,7 +65,7 @@ class MasterPart:
         self._settings = settings
         self._pending: dict[int, Push] = {}
         self._applied = dict.fromkeys(self._live, 0)
-        self._epochs = Rendezvous(replies, settings.timeout_s)
+        self._epochs = Rendezvous(replies, self._live, settings.timeout_s)
         self.counts = MasterCounts()
 
     def push(self, received: Received, now: float) -> None:
@@ -100,19 +98,13 @@ class MasterPart:
         if node not in self._live:
             return
         self._live.discard(node)
-        self._epochs.confirm(node)
-        self._epochs.arrived.pop(node, None)
+        self._epochs.leave(node)
         self._pending.pop(node, None)
         self._end_turns(node)
 
-    def due(self) -> float:
-        """Time at which the first waiting node reaches its limit, or infinity."""
-        return min([self._epochs.deadline(), *(push.due for push in self._pending.values())])
-
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
-        if self._epochs.deadline() <= now:
-            self._epochs.report_missing(self._live, "at the end of an epoch", now)
+        self._epochs.report_missing("at the end of an epoch", now)
         for node, push in list(self._pending.items()):
             if push.due <= now:
                 missing = self._absent_from_turn()
@@ -126,7 +118,9 @@ class MasterPart:
         # In the warm-up, a node without a finite gradient pushes too: all make the step together.
         if push.count == 0:
             return not push.total.numel()
-        return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
+        weights = self._model.flat()
+        same = push.total.dtype == weights.dtype and push.total.numel() == weights.numel()
+        return push.count > 0 and same
 
     def _absent_from_turn(self) -> Collection[int]:
         if any(push.together for push in self._pending.values()):
@@ -136,7 +130,7 @@ class MasterPart:
     def _end_turns(self, node: int) -> None:
         self.order.leave(node)
         self.apply_pending()
-        if self._epochs.arrived and not self._epochs.missing(self._live):
+        if self._epochs.is_complete:
             self._end_epoch()
 
     def apply_pending(self) -> None:
@@ -164,9 +158,11 @@ class MasterPart:
         """Update W with the pushes of some nodes, and answer them."""
         pushes = [self._pending.pop(node) for node in nodes]
         done = self._update(pushes)
+        # Only of updates that were made: staleness counts versions.
+        self.counts.version += done
         for node, push in zip(nodes, pushes, strict=True):
             # The model's version before this update, minus the version at the node.
-            staleness = 0 if push.together else self._model.version - done - push.timestamp
+            staleness = 0 if push.together else self.counts.version - done - push.timestamp
             if done:
                 self.counts.pushes += 1
                 self.counts.staleness_sum += staleness
@@ -177,30 +173,34 @@ class MasterPart:
             self._replies.send(push.address, self._answer(push, staleness=staleness))
 
     def _update(self, pushes: Sequence[Push]) -> bool:
+        """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
+
+        For SGD with learning rate eta, this is eq. 4 with gamma = eta / count (eq. 5). Returns
+        False, with nothing changed, if the sum or the new W is not finite.
+        """
         totals = [push.total for push in pushes if push.count]
         if not totals:
             return False
         count = sum(push.count for push in pushes)
-        # The update takes the mean gradient. Times the count, it is that of the sum (gamma = eta).
+        # Times the count, the update is that of the sum (gamma = eta).
         mean = self._settings.hierarchical_lr or pushes[0].together
-        done = self._model.apply(
-            totals[0] if len(totals) == 1 else sum(totals[1:], totals[0]),
-            count,
+        done = self._model.update(
+            sum(totals[1:], totals[0]) / count,
+            absent=set.intersection(*(set(push.absent) for push in pushes if push.count)),
             rate_factor=1.0 if mean else float(count),
             hyperparameters=pushes[0].hyperparameters,
-            absent=set.intersection(*(set(push.absent) for push in pushes if push.count)),
         )
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
 
     def _answer(self, push: Push, *, staleness: int) -> Message:
         facts = {"number": push.number, "staleness": staleness}
-        return Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
+        return Message(Kind.BLOCK, self._block, self.counts.version, facts, self._model.flat())
 
     def _end_epoch(self) -> None:
         number = self._epochs.latest
         facts, weights = {"number": number}, self._model.flat()
-        final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
+        final = Message(Kind.FINAL, self._block, self.counts.version, facts, weights)
         self._epochs.end(number, final)
         self.order.reopen(self._live)
 
@@ -224,7 +224,7 @@ class Master:
 
     def __init__(
         self,
-        models: Sequence[MasterModel],
+        models: Sequence[ServedValues],
         nodes: Mapping[int, Collection[int]],
         replies: Replies,
         settings: TwoStageSettings,
@@ -250,10 +250,6 @@ class Master:
             part.push(received, now)
         else:
             part.arrive(received, now)
-
-    def deadline(self) -> float:
-        """Time at which the first waiting node reaches its limit."""
-        return min(map(MasterPart.due, self.parts), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""

@@ -1,4 +1,4 @@
-"""Pushes of nodes, and the order in which the master applies them.
+"""Pushes of nodes, their counts, and the order in which the master applies them.
 
 Order-locking (two_stage_asgd 3.1) keeps the order of the nodes' first pushes, which bounds
 staleness: between two pushes of a node, every other node pushes once. A node is skipped from the
@@ -57,6 +57,21 @@ class Push:
             due=due,
             **message.facts,
         )
+
+
+@dataclass
+class MasterCounts:
+    """Numbers of updates, of applied and dropped pushes, and staleness.
+
+    ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
+    """
+
+    version: int = 0
+    pushes: int = 0
+    nonfinite: int = 0
+    malformed: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
 
 
 class OrderLock:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from ctypes import Structure, c_char, c_int64
+from ctypes import Structure, c_char, c_int64, sizeof
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,7 @@ from lightning_hier.parameter_server.two_stage.accumulator import Accumulator, D
 from lightning_hier.parameter_server.two_stage.shared_memory import SharedFile
 
 _PAGE = 4096
-# Each writer has cache lines of its own, so that writers do not slow each other down.
-_LINE = 64
-# At least the size of NodeCounters, in whole lines.
-_NODE_BYTES = 33 * _LINE
-_FAILURE_BYTES = 32 * _LINE
+_FAILURE_BYTES = 2048
 
 
 class NodeCounters(Structure):
@@ -76,20 +73,21 @@ class Shape:
         """Shape of a replica of some tensors."""
         return cls(len(tensors), sum(tensor.numel() for tensor in tensors), shared_dtype(tensors))
 
-    @property
-    def values_bytes(self) -> int:
-        """Bytes of the elements, in whole pages."""
-        return _rounded_up(self.numel * self.dtype.itemsize)
-
-    @property
-    def accumulator_bytes(self) -> int:
-        """Bytes of an accumulator: its sum and its ``present``, each in whole pages."""
-        return self.values_bytes + _rounded_up(self.parameters)
-
 
 def file_size(devices: int, shape: Shape) -> int:
     """Bytes of the file of a group: counters, a replica, and an accumulator for each device."""
-    return _head(devices) + shape.values_bytes + devices * shape.accumulator_bytes
+    return sum(_sizes(devices, shape))
+
+
+def _sizes(devices: int, shape: Shape) -> list[int]:
+    """Bytes of the parts of a file, in their order.
+
+    In whole pages, so that writers have cache lines of their own and do not slow each other down.
+    """
+    counters = [sizeof(NodeCounters), *[sizeof(DeviceCounters)] * devices]
+    values = shape.numel * shape.dtype.itemsize
+    accumulators = [values, shape.parameters] * devices
+    return [-(-size // _PAGE) * _PAGE for size in (*counters, values, *accumulators)]
 
 
 class Replica:
@@ -115,18 +113,15 @@ class Replica:
 
     def __init__(self, path: Path, *, devices: int, shape: Shape) -> None:
         file = self._file = SharedFile(path)
-        head = _head(devices)
+        starts = accumulate(_sizes(devices, shape), initial=0)
         self.parameters = shape.parameters
-        self.weights = file.tensor(shape.dtype, shape.numel, head)
-        self.node = file.structure(NodeCounters, 0)
-        self.devices: list[DeviceCounters] = []
+        self.node = file.structure(NodeCounters, next(starts))
+        self.devices = [file.structure(DeviceCounters, next(starts)) for _ in range(devices)]
+        self.weights = file.tensor(shape.dtype, shape.numel, next(starts))
         self.accumulators: list[Accumulator] = []
-        for device in range(devices):
-            counters = file.structure(DeviceCounters, _NODE_BYTES + _LINE * device)
-            start = head + shape.values_bytes + device * shape.accumulator_bytes
-            total = file.tensor(shape.dtype, shape.numel, start)
-            present = file.tensor(torch.uint8, shape.parameters, start + shape.values_bytes)
-            self.devices.append(counters)
+        for device, counters in enumerate(self.devices):
+            total = file.tensor(shape.dtype, shape.numel, next(starts))
+            present = file.tensor(torch.uint8, shape.parameters, next(starts))
             # The byte only identifies the lock. What the file contains there does not matter.
             self.accumulators.append(Accumulator(total, present, counters, file.lock(device)))
 
@@ -217,12 +212,3 @@ def _require_one_memory(rows: Sequence[dict[str, Any]], group_size: int) -> None
                 f"the ranks of a group must share memory, but these do not: {hosts}; set "
                 "group_size='node', and let containers of one host share /dev/shm"
             )
-
-
-def _head(devices: int) -> int:
-    """Bytes of all counters, in whole pages."""
-    return _rounded_up(_NODE_BYTES + _LINE * devices)
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
