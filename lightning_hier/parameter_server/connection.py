@@ -1,4 +1,4 @@
-"""A connection with a peer: its queue, and assembly of messages from parts."""
+"""A connection with a peer: sequence numbers, queues, and assembly of messages from parts."""
 
 from __future__ import annotations
 
@@ -101,6 +101,8 @@ class Connection:
         # finished with it, which does not measure the queue.
         self._is_own = rank == context.rank
         self._tier = context.tier_of(rank)
+        self._sent = 0
+        self._received = 0
         self._waiting: deque[_Queued] = deque()
         self._waiting_bytes = 0
         self._reassembler = Reassembler(context.memory)
@@ -120,7 +122,7 @@ class Connection:
         limits = self._context.limits
         # Inside a process, memory is passed by reference in one part.
         size = limits.payload_bytes if self._is_own else None
-        parts = encode(message, limits, size)
+        parts = encode(message, self._sent + 1, limits, size)
         nbytes = message.payload.nbytes
         copied = nbytes <= ZERO_COPY_BYTES
         # Trackers measure the queue: ZeroMQ releases the memory of a part once it has been sent.
@@ -128,6 +130,8 @@ class Connection:
         if tracked and not self._has_room(nbytes):
             return False
         for header, facts, raw in parts:
+            # Also if the part cannot be sent: the peer requires increasing numbers and allows gaps.
+            self._sent += 1
             payload = zmq.Frame(raw, track=tracked, copy=copied)
             try:
                 socket.send_multipart([*address, header, facts, payload], zmq.NOBLOCK, copy=False)
@@ -162,11 +166,15 @@ class Connection:
         """The message that these frames complete, or None if parts are missing.
 
         Raises:
-            Refused: the frames are malformed.
+            Refused: the frames are malformed or replayed.
 
         """
         try:
             part = decode([frame.buffer for frame in frames], self._context.limits)
+            if part.sequence <= self._received:
+                detail = f"{part.message.kind.name} {part.sequence} after {self._received}"
+                raise Refused("replayed", self._name, detail)
+            self._received = part.sequence
             # Counted but not refused: the part itself starts a valid message.
             cut = self._reassembler.cut_by(part)
             if cut is not None:

@@ -7,7 +7,9 @@ import threading
 from collections import Counter
 from typing import Literal
 
-Reason = Literal["handshake", "unknown_key", "stranger", "impostor", "malformed", "truncated"]
+Reason = Literal[
+    "handshake", "unknown_key", "stranger", "impostor", "malformed", "truncated", "replayed"
+]
 
 _log = logging.getLogger(__name__)
 # A stranger can use any number of names, which must not fill the log.
@@ -30,8 +32,8 @@ class Refusals:
 
     Reasons: ``handshake`` (not ZeroMQ, or without the job's encryption), ``unknown_key`` (a CURVE
     key that belongs to no rank), ``stranger`` (without the token of a rank), ``impostor`` (the key
-    of one rank with the name of another), ``malformed`` (see :mod:`.wire`) and ``truncated`` (the
-    last parts did not arrive).
+    of one rank with the name of another), ``malformed`` (see :mod:`.wire`), ``truncated`` (the last
+    parts did not arrive) and ``replayed`` (a sequence number that does not increase).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What ranks must not say: nonsense, anything too large, and halves."""
+"""What ranks must not say: nonsense, anything too large, anything twice, and halves."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.distributed.port_ranks import Serving, counted, heard, opened
 from tests.waiting import wait_until
 
 
-def _frames(**fields: Any) -> list[bytes]:
+def _frames(sequence: int, **fields: Any) -> list[bytes]:
     """One push in one part."""
     message = Message(Kind.PUSH, **fields)
-    [part] = encode(message, Limits())
+    [part] = encode(message, sequence, Limits())
     return [bytes(frame) for frame in part]
 
 
-_WORD = _frames()
+_WORD = _frames(1)
 
 
 @pytest.mark.parametrize(
     "frames",
-    [[], [_WORD[0], b"{", b""], _frames(payload=torch.zeros(300))],
+    [[], [_WORD[0], b"{", b""], _frames(1, payload=torch.zeros(300))],
     ids=["none", "json", "oversized"],
 )
 def test_malformed_message_of_a_rank_is_dropped(frames: Sequence[bytes]) -> None:
@@ -48,11 +48,21 @@ def test_frame_far_beyond_the_limit_is_not_even_read() -> None:
     limits = Limits(payload_bytes=1000, facts_bytes=1000)
     with opened(2, limits=limits) as [ports, other], Serving(ports) as serving:
         client = other.open_client("main")
-        client._sockets[0].send_multipart(_frames(payload=torch.zeros(100_000)))
+        client._sockets[0].send_multipart(_frames(1, payload=torch.zeros(100_000)))
         wait_until(
             lambda: client.send(0, Message(Kind.ARRIVE)) and serving.received, "the next message"
         )
         assert {r.message.kind for r in serving.received} == {Kind.ARRIVE}
+
+
+def test_message_that_comes_again_is_dropped() -> None:
+    with opened(2) as [ports, other], Serving(ports) as serving:
+        client = other.open_client("main")
+        for sequence, timestamp in ((1, 1), (3, 2), (3, 3), (2, 4), (1, 5), (4, 6)):
+            client._sockets[0].send_multipart(_frames(sequence, timestamp=timestamp))
+        wait_until(lambda: len(serving.received) >= 3, "what is new")
+        assert [r.message.timestamp for r in serving.received] == [1, 2, 6]
+        assert ports.refusals() == {"replayed": 3}
 
 
 def test_message_that_is_cut_off_is_given_up() -> None:
@@ -61,27 +71,33 @@ def test_message_that_is_cut_off_is_given_up() -> None:
     with opened(2) as [ports, other], Serving(ports) as serving:
         raw = other.open_client("main")._sockets[0]
 
-        parts = encode(Message(Kind.PUSH, payload=payload), Limits(), 30)
-        for sent in (parts[:2], parts, parts[1:3], parts):
-            for frames in sent:
+        def send(sequence: int, which: slice) -> None:
+            for frames in encode(Message(Kind.PUSH, payload=payload), sequence, Limits(), 30)[
+                which
+            ]:
                 raw.send_multipart(frames)
+
+        send(1, slice(0, 2))
+        send(5, slice(0, 4))
+        send(9, slice(1, 3))
+        send(13, slice(0, 4))
         wait_until(lambda: len(serving.received) == 2, "the whole ones")
         for received in serving.received:
             assert torch.equal(received.message.payload, payload)
         assert ports.refusals() == {"truncated": 1, "malformed": 2}
 
 
-def test_replies_that_are_malformed_are_dropped() -> None:
+def test_replies_that_are_malformed_or_come_again_are_dropped() -> None:
     with opened(2) as [ports, other]:
         client = other.open_client("main")
         client.send(0, Message(Kind.PUSH))
         received = heard(ports.server)
-        for frames in (_frames(timestamp=1), [b"?"], _frames(timestamp=2)):
+        for frames in (_frames(1, timestamp=1), _WORD, [b"?"], _frames(2, timestamp=2)):
             ports.server._socket.send_multipart([received.address, *frames])
         for timestamp in (1, 2):
             answer = heard(client)
             assert answer.message.timestamp == timestamp
-        assert other.refusals() == {"malformed": 1}
+        assert other.refusals() == {"replayed": 1, "malformed": 1}
 
 
 def test_each_reason_is_said_once_for_each_peer(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,15 +105,14 @@ def test_each_reason_is_said_once_for_each_peer(caplog: pytest.LogCaptureFixture
         with Serving(ports):
             for other in others:
                 raw = other.open_client("main")._sockets[0]
-                parts = encode(Message(Kind.PUSH, payload=torch.ones(9)), Limits(), 30)
-                for frames in ([b"?"], [b"?"], parts[0], parts[0], parts[0]):
+                for frames in ([b"?"], [b"?"], _WORD, _WORD, _WORD):
                     raw.send_multipart(frames)
             counted(ports, "malformed", 4)
-            counted(ports, "truncated", 4)
+            counted(ports, "replayed", 4)
     said = sorted(record.getMessage() for record in caplog.records)
     assert said == [
         "refused from rank 1: malformed (1 frames instead of 3)",
-        "refused from rank 1: truncated (PUSH, 30 of 36 bytes)",
+        "refused from rank 1: replayed (PUSH 1 after 1)",
         "refused from rank 2: malformed (1 frames instead of 3)",
-        "refused from rank 2: truncated (PUSH, 30 of 36 bytes)",
+        "refused from rank 2: replayed (PUSH 1 after 1)",
     ]

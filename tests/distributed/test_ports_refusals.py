@@ -25,7 +25,7 @@ from lightning_hier.parameter_server.wire import encode
 from tests.distributed.port_ranks import Serving, counted, opened
 from tests.waiting import WAIT_S, wait_until
 
-_WORD = [bytes(frame) for frame in encode(Message(Kind.PUSH), Limits())[0]]
+_WORD = [bytes(frame) for frame in encode(Message(Kind.PUSH), 1, Limits())[0]]
 
 
 @contextmanager

@@ -49,8 +49,8 @@ SMALL_FACTS = st.dictionaries(st.text(max_size=5), JSON, max_size=3).filter(
 )
 
 
-def _frames(message: Message) -> list[bytes]:
-    [part] = encode(message, LIMITS)
+def _frames(message: Message, sequence: int = 1) -> list[bytes]:
+    [part] = encode(message, sequence, LIMITS)
     return [bytes(frame) for frame in part]
 
 
@@ -68,6 +68,7 @@ def _read(frames: Sequence[memoryview | bytes]) -> Message:
     st.sampled_from(list(Kind)),
     st.integers(0, 2**32 - 1),
     st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**63),
     SMALL_FACTS,
     st.tuples(st.sampled_from(DTYPES), st.binary(max_size=512)),
     st.integers(1, 600),
@@ -76,6 +77,7 @@ def test_what_is_sent_comes_back(
     kind: Kind,
     block: int,
     timestamp: int,
+    sequence: int,
     facts: dict,
     content: tuple,
     part_bytes: int,
@@ -85,7 +87,8 @@ def test_what_is_sent_comes_back(
     raw = raw[: len(raw) // dtype.itemsize * dtype.itemsize]
     payload = torch.tensor(list(raw), dtype=torch.uint8).view(dtype)
     sent = Message(kind, block, timestamp, facts, payload)
-    parts = [decode(frames, LIMITS) for frames in encode(sent, LIMITS, part_bytes)]
+    parts = [decode(frames, LIMITS) for frames in encode(sent, sequence, LIMITS, part_bytes)]
+    assert [part.sequence for part in parts] == list(range(sequence, sequence + len(parts)))
     reassembler = _reassembler()
     *unfinished, message = [reassembler.add(part) for part in parts]
     assert unfinished == [None] * (len(parts) - 1) and message is not None
@@ -99,7 +102,7 @@ def test_what_is_sent_comes_back(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_payload_is_not_copied(dtype: torch.dtype) -> None:
     payload = torch.zeros(96, dtype=torch.uint8).view(dtype)[1:]
-    [frames] = encode(Message(Kind.PUSH, payload=payload), LIMITS)
+    [frames] = encode(Message(Kind.PUSH, payload=payload), 1, LIMITS)
     message = _read(frames)
     assert message.payload.data_ptr() == payload.data_ptr()
 
@@ -123,7 +126,7 @@ def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
 
     def receive(value: int) -> Message:
         payload = torch.full((1000,), value, dtype=torch.uint8)
-        parts = encode(Message(Kind.PUSH, payload=payload), LIMITS, 300)
+        parts = encode(Message(Kind.PUSH, payload=payload), 1, LIMITS, 300)
         reassembler = Reassembler(memory)
         message = [reassembler.add(decode(frames, LIMITS)) for frames in parts][-1]
         assert message is not None
@@ -149,6 +152,7 @@ def _header(**changed: int) -> bytes:
         "dtype": 8,
         "block": 0,
         "timestamp": 0,
+        "sequence": 1,
         "count": 2,
         "offset": 0,
     }
@@ -161,8 +165,8 @@ def _header(**changed: int) -> bytes:
         ([], "0 frames"),
         ([_header(), b""], "2 frames"),
         ([_header(), b"", bytes(8), b""], "4 frames"),
-        ([_header()[:-1], b"", bytes(8)], "header of 35 bytes"),
-        ([_header() + b"\0", b"", bytes(8)], "header of 37 bytes"),
+        ([_header()[:-1], b"", bytes(8)], "header of 43 bytes"),
+        ([_header() + b"\0", b"", bytes(8)], "header of 45 bytes"),
         ([_header(magic=0x5350484C), b"", bytes(8)], "magic 0x5350484c"),  # the other byte order
         ([_header(version=2), b"", bytes(8)], "version 2"),
         ([_header(kind=0), b"", bytes(8)], "unknown kind 0"),
@@ -198,7 +202,7 @@ def test_malformed(frames: list[bytes], fault: str) -> None:
 )
 def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        encode(message, LIMITS)
+        encode(message, 1, LIMITS)
 
 
 def test_payload_of_more_than_4_gib_travels_in_parts(tmp_path: Path) -> None:
@@ -209,9 +213,10 @@ def test_payload_of_more_than_4_gib_travels_in_parts(tmp_path: Path) -> None:
     context = make_context(1)
     with server_socket(context, Limits()) as socket:
         for count, size in ((2**30, PART_BYTES), (2**31 + 10, 3 * PART_BYTES)):
-            parts = encode(Message(Kind.PUSH, payload=payload[:count]), Limits())
+            parts = encode(Message(Kind.PUSH, payload=payload[:count]), 1, Limits())
             assert {part[2].nbytes for part in parts[:-1]} == {size}
             assert len(parts) < socket.sndhwm and size < socket.maxmsgsize
             last = decode(parts[-1], Limits())
+            assert last.sequence == len(parts)
             assert last.nbytes == 4 * count == last.offset + last.raw.nbytes
     context.term()

@@ -60,7 +60,7 @@ def test_any_header(
     facts: bytes,
     payload: bytes,
 ) -> None:
-    header = HEADER.pack(magic, version, kind, code, 0, 0, count, offset)
+    header = HEADER.pack(magic, version, kind, code, 0, 0, 1, count, offset)
     _accepts_or_refuses([header, facts, payload])
 
 
@@ -81,7 +81,7 @@ def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
     expected, filled, under_way = 0, 0, None
     reassembler, complete = Reassembler(BufferPool(4096)), 0
     for kind, count, offset, size in several:
-        frames = [HEADER.pack(MAGIC, VERSION, kind, 1, 0, 0, count, offset), b"", bytes(size)]
+        frames = [HEADER.pack(MAGIC, VERSION, kind, 1, 0, 0, 1, count, offset), b"", bytes(size)]
         try:
             complete += reassembler.add(decode(frames, LIMITS)) is not None
         except MalformedMessage:
@@ -100,6 +100,6 @@ def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
 def test_deeply_nested_facts_are_refused() -> None:
     """The JSON reader gives up on them by another exception than on other nonsense."""
     limits = Limits(facts_bytes=10**6)
-    [(header, _, payload)] = encode(Message(Kind.PUSH), LIMITS)
+    [(header, _, payload)] = encode(Message(Kind.PUSH), 1, LIMITS)
     with pytest.raises(MalformedMessage, match="not JSON"):
         decode([header, b"[" * 200_000, payload], limits)
