@@ -43,7 +43,7 @@ def measure(hosts: int, rate: str, *, loopback: bool) -> list[tuple[str, ...]]:
     network = Network.read(f"{hosts}x1", rate, loopback=loopback)
     variants = [Variant(across_dtype=dtype) for dtype in _DTYPES]
     measured = synchronisations(network, WORK, variants, repetitions=3)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for variant in variants:
         seconds, wire_s = (measured[variant.name][name] for name in ("seconds", "wire_s"))
         goodput = 2 * (hosts - 1) / hosts * WORK.model_bytes / wire_s

@@ -18,9 +18,8 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk and of a quantised chunk on a CPU (comm/blocks/shard.py). On a GPU there are
-# fewer chunks, and their latencies are overestimated.
-_CHUNK, _QUANTISED_CHUNK = 1 << 19, 1 << 20
+# Elements of a chunk and of a quantised chunk (comm/blocks/shard.py), on CPUs and on accelerators.
+_CPU_CHUNKS, _ACCELERATOR_CHUNKS = (1 << 19, 1 << 20), (1 << 25, 1 << 23)
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
 # Bytes of the position of a selected element.
@@ -154,7 +153,9 @@ class _Fragment:
         self._bytes = elements * width
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
-        self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if self._encodes else _CHUNK))
+        on_accelerators = self._network.processor.cores is None
+        chunks = _ACCELERATOR_CHUNKS if on_accelerators else _CPU_CHUNKS
+        self.chunks = math.ceil(elements / chunks[self._encodes])
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.
