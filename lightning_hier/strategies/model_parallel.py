@@ -131,7 +131,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _check_optimizers(self) -> None:
-        optimizer_checks.check_averaged(self.optimizers, self.block_sync, 1)
+        optimizer_checks.check_averaged(self.optimizers, self.block_sync)
 
     @override
     def _configure_launcher(self) -> None:

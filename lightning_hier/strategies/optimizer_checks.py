@@ -31,16 +31,8 @@ _ONE_GROUP = (
 )
 
 
-def check_averaged(
-    optimizers: Sequence[Optimizer], block_sync: BlockSync | None, virtual_workers: int
-) -> None:
+def check_averaged(optimizers: Sequence[Optimizer], block_sync: BlockSync | None) -> None:
     """Raise ValueError for optimizers that a synchronous strategy does not support."""
-    if virtual_workers > 1 and len(optimizers) > 1:
-        # The block of one could end when the first workers have stepped the others too.
-        raise ValueError(
-            f"virtual_workers above 1 can't be combined with {len(optimizers)} optimizers: start a "
-            "rank for each worker"
-        )
     if block_sync is None:
         return
     for optimizer in optimizers:

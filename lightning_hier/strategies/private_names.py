@@ -41,7 +41,6 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop.epoch_loop._should_accumulate": "saves the gradients of an unfinished accumulation",
     "fit_loop.epoch_loop.automatic_optimization._make_closure": "replaced: virtual workers",
     "fit_loop.epoch_loop.automatic_optimization.run": "replaced: virtual workers",
-    "fit_loop.epoch_loop.manual_optimization.run": "replaced: virtual workers",
     "fit_loop.epoch_loop.on_advance_end": "replaced: virtual workers",
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",

@@ -14,7 +14,7 @@ from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
-from lightning_hier.strategies.virtual_workers.checks import needs_own_model
+from lightning_hier.strategies.virtual_workers.checks import has_sync_batchnorm
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -97,7 +97,7 @@ def _can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
     # One group without GTC averages gradients exactly over all ranks in any case.
     if workers == 1 or (groups == 1 and not isinstance(asked.gradient_sync, GTC)):
         return False
-    return len(session.workers) == 1 or not needs_own_model(session.trainer)
+    return len(session.workers) == 1 or not has_sync_batchnorm(session.trainer)
 
 
 def resolved_for_run(

@@ -161,10 +161,10 @@ def test_each_fit_of_one_strategy_chooses_anew() -> None:
     assert run_ranks(_fits_twice, 2) == [[2, 4, 6, 12]] * 2
 
 
-def _by_hand() -> Any:
+def _with_sync_batchnorm() -> Any:
     strategy = lh.HierarchicalStrategy(group_size=1, block_sync=lh.BMUF(), virtual_workers=2)
-    return fit(strategy, 40, Net(by_hand=True)).strategy.warmup_steps
+    return fit(strategy, 40, Net(), sync_batchnorm=True).strategy.warmup_steps
 
 
 def test_no_warm_up_where_it_can_not_be_had() -> None:
-    assert run_ranks(_by_hand, 1) == [0]
+    assert run_ranks(_with_sync_batchnorm, 1) == [0]

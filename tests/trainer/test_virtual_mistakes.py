@@ -19,7 +19,6 @@ from tests.trainer.fitting import (
     GTC,
     HIERARCHICAL,
     Net,
-    TwoOptimizers,
     errors_on_ranks,
     fit_on_ranks,
     loader,
@@ -88,25 +87,8 @@ class _Teaches(Net):
         return self.loss(batch)
 
 
-class _Twice(Net):
-    """Makes two steps in each training step."""
-
-    def due(self, batch_idx: int) -> list[Any]:
-        return super().due(batch_idx) * 2
-
-
-class _Unlike(Net):
-    """Decides by its data whether it steps."""
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        own = round(float(batch[0].sum()), 4)
-        self.first = getattr(self, "first", own)
-        return super().training_step(batch, batch_idx) if own == self.first else None
-
-
 _BMUF = partial(lh.BMUFStrategy, virtual_workers=2, warmup_steps=0)
 _GTC = partial(GTC, virtual_workers=2)
-_BY_HAND = partial(Net, by_hand=True)
 _FROZEN = "frozen parameters were written to in a step (teacher.weight)"
 
 
@@ -122,20 +104,7 @@ class _Mistake:
 
 
 _CASES = {
-    "by_hand": _Mistake("manual optimization in groups of several workers", _GTC, _BY_HAND),
-    "by_hand_warm": _Mistake(
-        "manual optimization in groups of several workers or a warm-up",
-        partial(_BMUF, warmup_steps=2),
-        _BY_HAND,
-    ),
-    "twice": _Mistake(
-        "can't be combined with 2 optimizer steps in one training_step",
-        model=partial(_Twice, by_hand=True),
-    ),
-    "unlike": _Mistake(
-        "took 1 optimizer steps as the first worker of this rank and 0",
-        model=partial(_Unlike, by_hand=True),
-    ),
+    "by_hand": _Mistake("with manual optimization: leave", model=partial(Net, by_hand=True)),
     "sync_batchnorm": _Mistake(
         "sync_batchnorm=True in groups of several workers", _GTC, settings={"sync_batchnorm": True}
     ),
@@ -179,7 +148,6 @@ _CASES = {
     ),
     "teaches": _Mistake(_FROZEN, model=_Teaches),
     "teaches_together": _Mistake(_FROZEN, _GTC, _Teaches),
-    "optimizers": _Mistake("can't be combined with 2 optimizers", model=TwoOptimizers),
 }
 
 

@@ -79,6 +79,9 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
         refused += [
             type(callback).__name__ for callback in callbacks if isinstance(callback, of_one)
         ]
+    # A block could end when the first workers have made several steps, and the others none.
+    if not trainer.lightning_module.automatic_optimization:
+        refused.append("manual optimization")
     if is_param_in_hook_signature(
         trainer.lightning_module.training_step, "dataloader_iter", explicit=True
     ):
@@ -91,22 +94,17 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
     ):
         refused.append(f"{hook} (use on_after_batch_transfer)")
     # In the warm-up, all workers of a rank share one model, whatever the groups are.
-    if layout.per_model > 1 or warmup_steps > 0:
-        refused += needs_own_model(trainer)
+    if (layout.per_model > 1 or warmup_steps > 0) and has_sync_batchnorm(trainer):
+        refused.append("sync_batchnorm=True in groups of several workers or a warm-up")
     if refused:
         raise ValueError(
             f"virtual_workers above 1 can't be combined with {', '.join(refused)}: {_WAY_OUT}"
         )
 
 
-def needs_own_model(trainer: pl.Trainer) -> list[str]:
-    """Settings that are not supported if several workers of a rank share a model."""
-    refused = []
-    if not trainer.lightning_module.automatic_optimization:
-        refused.append("manual optimization in groups of several workers or a warm-up")
-    if trainer._accelerator_connector._layer_sync is not None:
-        refused.append("sync_batchnorm=True in groups of several workers or a warm-up")
-    return refused
+def has_sync_batchnorm(trainer: pl.Trainer) -> bool:
+    """Whether batch statistics are those of several ranks, so that workers cannot share a model."""
+    return trainer._accelerator_connector._layer_sync is not None
 
 
 def check_loaders(trainer: pl.Trainer) -> None:

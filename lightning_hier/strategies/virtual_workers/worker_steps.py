@@ -51,7 +51,6 @@ class WorkerSteps:
         self._first_buffers: list[Tensor] = []
         path = "fit_loop.epoch_loop."
         session.changes.replace(path + "automatic_optimization.run", self._run)
-        session.changes.replace(path + "manual_optimization.run", self._run_manual)
         session.changes.replace(path + "automatic_optimization._make_closure", self._make_closure)
         session.changes.replace(path + "on_advance_end", self._on_advance_end)
 
@@ -74,18 +73,8 @@ class WorkerSteps:
     def _run(
         self, step: Callable[..., Any], optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs
     ) -> Any:
+        """Make the step of each model."""
         loop = self._trainer.fit_loop.epoch_loop.automatic_optimization
-        return self._step_all(loop, "optim_progress", kwargs, partial(step, optimizer, batch_idx))
-
-    def _run_manual(self, step: Callable[..., Any], kwargs: _Kwargs) -> Any:
-        loop = self._trainer.fit_loop.epoch_loop.manual_optimization
-        one_step = ManualStep(self._trainer, step)
-        return self._step_all(loop, "optim_step_progress", kwargs, one_step.of_next_worker)
-
-    def _step_all(
-        self, loop: Any, counts: str, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]
-    ) -> Any:
-        """Make the step of each model. ``counts`` is the loop attribute that counts the steps."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         # Before the loop, because the first step after the warm-up creates the other models.
@@ -99,14 +88,14 @@ class WorkerSteps:
             else:
                 batch = batches.batches[workers[0]]
                 self._log_for(batch)
-            progress = getattr(loop, counts)
+            progress = loop.optim_progress
             # Lightning counts the step of every model. Only that of the last one is kept.
             if not self._models.is_last:
-                setattr(loop, counts, deepcopy(progress))
+                loop.optim_progress = deepcopy(progress)
             # `_as` activates those of the other workers while their gradients are computed.
             with self._random.of(workers[0]):
-                output = step(OrderedDict(kwargs, batch=batch))
-            setattr(loop, counts, progress)
+                output = step(optimizer, batch_idx, OrderedDict(kwargs, batch=batch))
+            loop.optim_progress = progress
         self._writes.end_step()
         return output
 
@@ -156,53 +145,3 @@ class WorkerSteps:
     def _log_for(self, batch: Any) -> None:
         """Make Lightning weight logged values by the size of this batch."""
         self._trainer._results.batch, self._trainer._results.batch_size = batch, None
-
-
-class ManualStep:
-    """One step of all workers of a rank, each with its own model.
-
-    ``training_step`` steps schedulers too, so every worker starts from the same scheduler state.
-
-    Args:
-        trainer: Trainer that fits.
-        run: Lightning's method, which calls ``training_step`` once.
-
-    """
-
-    def __init__(self, trainer: Any, run: Callable[[OrderedDict[str, Any]], Any]) -> None:
-        self._loop = trainer.fit_loop.epoch_loop.manual_optimization
-        self._run = run
-        self._schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
-        self._of_first: int | None = None
-
-    def of_next_worker(self, kwargs: OrderedDict[str, Any]) -> Any:
-        """Run the step of the next worker.
-
-        Raises:
-            ValueError: a worker steps more than once, or not as often as the first: blocks end
-                with a step of all workers.
-
-        """
-        # Copies, because a scheduler refers to the lists of the state that it loads.
-        if self._of_first is not None:
-            for scheduler, begun in zip(self._schedulers, self._begun, strict=True):
-                scheduler.load_state_dict(deepcopy(begun))
-        before = self._loop.optim_step_progress.total.ready
-        output = self._run(kwargs)
-        taken = self._loop.optim_step_progress.total.ready - before
-        if taken > 1:
-            raise ValueError(
-                f"virtual_workers above 1 can't be combined with {taken} optimizer steps in one "
-                "training_step, because a block could end between them: take one step, or start "
-                "one rank per worker"
-            )
-        if self._of_first not in (None, taken):
-            raise ValueError(
-                f"with virtual_workers above 1 all workers step together, but training_step took "
-                f"{self._of_first} optimizer steps as the first worker of this rank and {taken} "
-                "as another: let the number of steps depend only on values that are the same for "
-                "all workers, such as batch_idx"
-            )
-        self._of_first = taken
-        return output
