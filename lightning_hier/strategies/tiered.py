@@ -238,7 +238,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def checkpoint_io(self) -> CheckpointIO:
         """The plugin that writes checkpoints: by default one whose files are complete or absent."""
-        self._checkpoint_io = io = atomic(self._checkpoint_io)  # kept, because it warns only once
+        self._checkpoint_io = io = atomic(self._checkpoint_io)
         return io
 
     @checkpoint_io.setter

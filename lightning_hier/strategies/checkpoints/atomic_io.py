@@ -17,7 +17,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from lightning_hier.strategies.checkpoints.integrity import (
@@ -25,7 +24,6 @@ from lightning_hier.strategies.checkpoints.integrity import (
     DamagedFileError,
     check_file,
     plain_numbers,
-    refused_entries,
 )
 from lightning_hier.strategies.checkpoints.rank_files import ABANDONED_AFTER
 
@@ -43,11 +41,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     stores are saved as in Lightning, because they become visible only when they are complete.
 
     NumPy scalars are saved as Python numbers, because ``weights_only=True`` does not read them.
-    The first save warns about other entries that it would not read. Values are compared with the
-    checksums in the file when they are read.
+    Values are compared with the checksums in the file when they are read.
     """
-
-    _warned = False  # one warning for a run, which saves the same types each time
 
     @override
     def save_checkpoint(
@@ -60,25 +55,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         """
         checkpoint = plain_numbers(checkpoint)
-        self._warn_of_refused(checkpoint, path)
         # Not by the form of the path, because a URL such as file:///tmp is local too.
         filesystem, local = url_to_fs(str(path))
         if not isinstance(filesystem, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         _write(checkpoint, Path(local))
-
-    def _warn_of_refused(self, checkpoint: dict[str, Any], path: str | Path) -> None:
-        refused = [] if self._warned else list(refused_entries(checkpoint))
-        if refused:
-            self._warned = True
-            rank_zero_warn(
-                f"{path} holds entries of types that a resume does not read, since they could run "
-                f"code: {'; '.join(refused)}. Save numbers, text, tensors, lists and "
-                "dictionaries of them instead (str(path), array.tolist()), or resume with "
-                "trainer.fit(..., weights_only=False) and newest_checkpoint(..., "
-                "weights_only=False)"
-            )
 
     @override
     def load_checkpoint(

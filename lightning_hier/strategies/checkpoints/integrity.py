@@ -7,23 +7,17 @@
 from __future__ import annotations
 
 import errno
-import io
-import pickle
 import zipfile
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fsspec.core import url_to_fs
-from torch import Tensor
 
 READER_ERRORS = (RuntimeError, UnicodeDecodeError)
 """Errors of torch for changed bytes that no checksum covers."""
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class DamagedFileError(OSError):
@@ -65,7 +59,7 @@ def refused_types(path: str | Path) -> list[str]:
     """
     filesystem, place = url_to_fs(str(path))
     with filesystem.open(place, "rb") as file:
-        return _unsafe(file)
+        return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))
 
 
 def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
@@ -128,8 +122,9 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
             f"the checkpoint file {path} is whole, but holds {', '.join(refused)}, which "
             "weights_only=True does not read. Allow them by "
             "torch.serialization.add_safe_globals([...]) before, or, if you trust the file, by "
-            "trainer.fit(..., weights_only=False) and newest_checkpoint(..., weights_only=False); "
-            "a warning at the save has named the entries that hold them"
+            "trainer.fit(..., weights_only=False) and newest_checkpoint(..., weights_only=False). "
+            "Save numbers, text, tensors, lists and dictionaries instead (str(path), "
+            "array.tolist())"
         )
 
 
@@ -152,34 +147,3 @@ def plain_numbers(value: Any) -> Any:
             changed_dict.update(numbers)
             return changed_dict
     return value
-
-
-def refused_entries(value: Any, name: str = "") -> Iterator[str]:
-    """Name and type of every entry of a checkpoint that ``weights_only=True`` would not read."""
-    # The type itself is compared, because an Enum may be a str or an int but is refused too.
-    if type(value) in _PLAIN or isinstance(value, Tensor):
-        return
-    if type(value) in (list, tuple):
-        for index, entry in enumerate(value):
-            yield from refused_entries(entry, f"{name}[{index}]")
-    elif type(value) in (dict, OrderedDict):
-        for key, entry in value.items():
-            yield from refused_entries(key, f"a key of {name}")
-            yield from refused_entries(entry, f"{name}.{key}" if name else str(key))
-    elif _refuses(value):
-        yield f"{name}: {type(value).__module__}.{type(value).__qualname__}"
-
-
-def _refuses(value: Any) -> bool:
-    # torch lists refused types for files only, not for values.
-    written = io.BytesIO()
-    try:
-        torch.save(value, written)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False  # the save itself has its own error for it
-    written.seek(0)
-    return bool(_unsafe(written))
-
-
-def _unsafe(file: Any) -> list[str]:
-    return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))
