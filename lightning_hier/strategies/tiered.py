@@ -35,7 +35,7 @@ from lightning_hier.strategies import (
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
-from lightning_hier.strategies.checkpoints.saved_run import read_nothing, read_same
+from lightning_hier.strategies.checkpoints.saved_run import read_same
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import described
 
@@ -202,7 +202,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         # Ranks with a checkpoint have compared it when they loaded it. The others take part here.
         if not self._start_compared:
             self._start_compared = True
-            read_nothing(self.root_device)
+            read_same(None, self.root_device)
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             trainer_checks.check_on_all_ranks(trainer, self._check_trainer)
@@ -253,7 +253,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         self._start_compared = True
         safe = True if weights_only is None else weights_only
         read = partial(super().load_checkpoint, checkpoint_path, safe)
-        return read_same(read, checkpoint_path, self.root_device)
+        return read_same(read, self.root_device)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

@@ -184,7 +184,7 @@ def test_incomplete_checkpoint_is_refused_on_every_rank(tmp_path: Path) -> None:
     next(tmp_path.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
     for outcome in rank_outcomes(_resume, 2, tmp_path / "a.ckpt"):
         assert outcome.error is not None
-        assert "FileNotFoundError: the checkpoint is incomplete" in outcome.error
+        assert "DamagedFileError: the checkpoint is incomplete or damaged" in outcome.error
         assert "rank_00001.pt" in outcome.error
         assert "newest_checkpoint" in outcome.error
 

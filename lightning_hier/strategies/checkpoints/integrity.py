@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,16 @@ def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
             problem = f"it can't be read ({error})"
         if problem is not None:
             problems[path] = problem
+    return _first_of(problems)
+
+
+def missing_beside(paths: Sequence[str]) -> str | None:
+    """Name a file that belongs to a checkpoint and does not exist, or return None."""
+    filesystem, _ = url_to_fs(paths[0])
+    return _first_of({path: "it is missing" for path in paths if not filesystem.exists(path)})
+
+
+def _first_of(problems: Mapping[str, str]) -> str | None:
     if not problems:
         return None
     path, problem = next(iter(problems.items()))

@@ -77,11 +77,6 @@ class RankFiles:
         of_groups = [self.path("group", group) for group in range(groups)]
         return of_groups + [self.path("rank", rank) for rank in range(devices * groups)]
 
-    def missing(self, sizes: tuple[int, int]) -> list[str]:
-        """Files of the save that do not exist."""
-        filesystem, _ = url_to_fs(self.folder)
-        return [path for path in self.paths(sizes) if not filesystem.exists(path)]
-
     def remove(self) -> None:
         """Remove the files, and the directory of all saves if it is empty."""
         remove_folder(self.folder)

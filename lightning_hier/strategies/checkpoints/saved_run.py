@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,17 @@ from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.progress_record import named_ranks
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
-from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, damage_beside
+from lightning_hier.strategies.checkpoints.integrity import (
+    DamagedFileError,
+    damage_beside,
+    missing_beside,
+)
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
 
 Shards = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
 """Block states of each rank of a group, in order."""
 
+_COMPARISON = "the comparison of checkpoints"
 _WAY_OUT = (
     "Every rank must read the same checkpoint: save to a directory that all hosts share (or a "
     "URL), or copy the checkpoint and its directory NAME.ckpt.ranks to every host"
@@ -104,32 +108,24 @@ class SavedRun:
         A collective of the world. Each rank reads a part of the files.
 
         Raises:
-            FileNotFoundError: on every rank. The error names a missing file.
-            DamagedFileError: on every rank. The error names a truncated or changed file.
+            DamagedFileError: on every rank. The error names a missing, truncated or changed file.
 
         """
-        # Every rank looks for all files, because hosts may have different file systems.
-        with raise_everywhere(device, error=FileNotFoundError):
-            if missing := self.files.missing(self.sizes):
-                raise FileNotFoundError(
-                    f"the checkpoint is incomplete: {len(missing)} of the files of its ranks are "
-                    f"missing, among them {missing[0]}. The save was interrupted, the checkpoint "
-                    f"was moved without its directory {self.files.folder}, or hosts do not share "
-                    "the directory. Resume from another checkpoint "
-                    "(lightning_hier.newest_checkpoint finds the newest complete one), or start a "
-                    "new run from its weights with load_from_checkpoint."
-                )
-        if not isinstance(base_io(self.io), AtomicCheckpointIO):
-            return  # the user's plugin determines the format of its files
         paths = self.files.paths(self.sizes)
-        if dist.is_initialized():
-            paths = paths[dist.get_rank() :: dist.get_world_size()]
+        own = paths[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else paths
         with raise_everywhere(device, error=DamagedFileError):
-            if problem := damage_beside(paths, contents=True):
+            # Every rank looks for all files, because hosts may have different file systems.
+            problem = missing_beside(paths)
+            # A plugin of the user determines the format of its files.
+            if problem is None and isinstance(base_io(self.io), AtomicCheckpointIO):
+                problem = damage_beside(own, contents=True)
+            if problem is not None:
                 raise DamagedFileError(
-                    f"the checkpoint is damaged: {problem}. Restore the file from a copy, or move "
-                    "the checkpoint to another directory, so that lightning_hier.newest_checkpoint "
-                    "finds the previous one"
+                    f"the checkpoint is incomplete or damaged: {problem}. Its directory "
+                    f"{self.files.folder} must be next to it and visible on every host. Restore "
+                    "the file from a copy, resume from another checkpoint "
+                    "(lightning_hier.newest_checkpoint finds the newest complete one if this one "
+                    "is moved away), or start a new run from its weights with load_from_checkpoint"
                 )
 
     def _read(self, path: str) -> State:
@@ -188,16 +184,13 @@ def _cut(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return cut
 
 
-def read_same(
-    read: Callable[[], dict[str, Any]], path: str | Path, device: torch.device
-) -> dict[str, Any]:
+def read_same(read: Callable[[], dict[str, Any]] | None, device: torch.device) -> dict[str, Any]:
     """Load a checkpoint, and compare it with those of the other ranks.
 
-    A collective of the world: every rank must call it or ``read_nothing``.
+    A collective of the world: every rank must call it.
 
     Args:
-        read: function that loads the checkpoint.
-        path: path of the checkpoint, as this rank calls it.
+        read: function that loads the checkpoint, or None if this rank has none.
         device: device of collectives.
 
     Raises:
@@ -208,29 +201,24 @@ def read_same(
     """
     checkpoint: dict[str, Any] = {}
     failed = None
-    try:
-        checkpoint = read()
-        saved = _described(checkpoint)
-        text = f"resume from {path} ({saved})"
-    except Exception as error:  # of any type, because the other ranks wait in the comparison
-        failed, saved = error, None
-        text = f"could not read {path} ({type(error).__name__}: {error})"
-    _compare(saved, text, device, failed)
+    # Without paths, because hosts may have copies of one checkpoint at different paths.
+    found = "start from the beginning, because they have no checkpoint"
+    if read is not None:
+        try:
+            checkpoint = read()
+            found = f"resume from {_described(checkpoint)}"
+        except Exception as error:  # of any type, because the other ranks wait in the comparison
+            failed, found = error, f"could not read it ({type(error).__name__})"
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, of_rank in enumerate(gather_json(found, device, place=_COMPARISON)):
+        ranks[of_rank].append(rank)
+    if len(ranks) > 1:
+        listed = "; ".join(f"{named_ranks(numbers)} {text}" for text, numbers in ranks.items())
+        problem = f"the ranks do not resume from the same checkpoint: {listed}. {_WAY_OUT}"
+        raise ValueError(problem) from failed
     if failed is not None:
         raise failed  # no rank could read it, and each raises its own error
     return checkpoint
-
-
-def read_nothing(device: torch.device) -> None:
-    """Compare with the other ranks that this rank does not resume.
-
-    A collective of the world: every rank must call it or ``read_same``.
-
-    Raises:
-        ValueError: on every rank, if another rank resumes from a checkpoint.
-
-    """
-    _compare("", "start from the beginning, because they have no checkpoint", device)
 
 
 def _described(checkpoint: Mapping[str, Any]) -> str:
@@ -238,19 +226,3 @@ def _described(checkpoint: Mapping[str, Any]) -> str:
     section = section_of(checkpoint)
     saved = "" if section is None else f", save of the checkpoint {section['save']}"
     return f"epoch {checkpoint.get('epoch')}, step {checkpoint.get('global_step')}{saved}"
-
-
-def _compare(
-    saved: str | None, text: str, device: torch.device, failed: Exception | None = None
-) -> None:
-    """Raise ValueError unless ``saved`` is equal on all ranks. ``text`` describes this rank."""
-    rows = gather_json([saved, text], device, place="the comparison of checkpoints")
-    # Not the paths, because hosts may have copies of one checkpoint at different paths.
-    if len({checkpoint for checkpoint, _ in rows}) == 1:
-        return
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, (_, found) in enumerate(rows):
-        ranks[found].append(rank)
-    listed = "; ".join(f"{named_ranks(numbers)} {found}" for found, numbers in ranks.items())
-    problem = f"the ranks do not resume from the same checkpoint: {listed}. {_WAY_OUT}"
-    raise ValueError(problem) from failed
