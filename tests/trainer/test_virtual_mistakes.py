@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging
@@ -42,14 +43,21 @@ class _Dealt(DistributedSampler[Any]):
 class _Uneven(Sampler[int]):
     """Each rank takes what is left to it."""
 
-    def __init__(self) -> None:
-        self.num_replicas, self.rank = 2, this_rank()
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.num_replicas, self.rank = ranks, rank
 
     def __iter__(self) -> Any:
         return iter(range(self.rank, 5, self.num_replicas))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+class _UnevenData(pl.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        trainer: Any = self.trainer
+        sampler = _Uneven(trainer.global_rank, trainer.world_size)
+        return DataLoader(loader(3).dataset, sampler=sampler)
 
 
 class _Transfers(Net):
@@ -117,7 +125,7 @@ _CASES = {
         data=lambda: DataLoader(_Stream()),
     ),
     "sampler": _Mistake(
-        "_Dealt divides the training data when it is created",
+        "_Dealt may divide the training data when it is created",
         data=lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
     ),
     "hook": _Mistake("on_before_batch_transfer (use on_after_batch_transfer)", model=_Transfers),
@@ -140,7 +148,7 @@ _CASES = {
     ),
     "uneven": _Mistake(
         "the workers have different numbers of training batches: 2 on worker 0; 1 on",
-        data=lambda: DataLoader(loader(3).dataset, sampler=_Uneven()),
+        data=_UnevenData,
         settings={"use_distributed_sampler": False},
     ),
     "clamps": _Mistake(

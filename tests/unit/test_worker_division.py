@@ -88,8 +88,8 @@ def test_a_sampler_that_divides_otherwise_than_by_rank_is_an_error() -> None:
 class _Batches:
     """Neither an epoch nor an honest length, and uneven where it is told to be."""
 
-    def __init__(self, *, even: bool = True) -> None:
-        self.num_replicas, self.rank, self.even = 1, 0, even
+    def __init__(self, rank: int = 0, ranks: int = 1, *, even: bool = True) -> None:
+        self.num_replicas, self.rank, self.even = ranks, rank, even
 
     def __iter__(self) -> Iterator[list[int]]:
         count = 12 if self.even else 13
@@ -99,11 +99,17 @@ class _Batches:
         return 90 // self.num_replicas
 
 
+def _requested(*, even: bool) -> WorkerLoaders:
+    def make(rank: int, ranks: int = 3) -> DataLoader[Any]:
+        sampler: Any = _Batches(rank, ranks, even=even)
+        return DataLoader(DATA, batch_sampler=sampler)
+
+    return _divided(make(0, 1), request=make)
+
+
 def test_an_epoch_ends_with_the_data_of_all_workers() -> None:
-    sampler: Any = _Batches()
-    data = _divided(DataLoader(DATA, batch_sampler=sampler))
+    data = _requested(even=True)
     data.sampler.set_epoch(1)  # which only others follow
     assert len(data) == 30 and len(list(data)) == 4
-    uneven: Any = _Batches(even=False)
     with pytest.raises(RuntimeError, match="after 4 batches the data of 2 of the 3 workers"):
-        list(_divided(DataLoader(DATA, batch_sampler=uneven)))
+        list(_requested(even=False))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler
@@ -100,8 +99,7 @@ def divide_among_workers(
             f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
             f"it is unknown how {type(loader).__name__} is divided among ranks: use a DataLoader "
             "of a map-style dataset with use_distributed_sampler=True, or a sampler or "
-            "batch_sampler that divides the data by its attributes num_replicas and rank whenever "
-            "it is iterated over"
+            "batch_sampler with the attributes num_replicas and rank"
         )
     rank, ranks = workers.start // len(workers), total // len(workers)
     if (sampler.num_replicas, sampler.rank) != (ranks, rank):
@@ -114,28 +112,22 @@ def divide_among_workers(
         )
     loaders = []
     for turn, number in enumerate(workers):
-        if _divides_when_made(sampler, number, total):
-            # The user's code may draw random numbers, as on a rank of its own.
-            with random.of(turn):
-                loaders.append(_requested(request, number, total, sampler))
-        else:
+        if _divides_by_attributes(sampler):
             loaders.append(_for_worker(loader, sampler, number, total))
+            continue
+        # The user's code may draw random numbers, as on a rank of its own.
+        with random.of(turn):
+            loaders.append(_requested(request, number, total, sampler))
     return WorkerLoaders(loaders, random)
 
 
-def _divides_when_made(sampler: Any, number: int, total: int) -> bool:
-    """Whether a sampler may divide the data in its constructor, so that it cannot be changed."""
-    if isinstance(sampler, DistributedSampler):
-        # The constructor of a subclass may divide, and `_copy_for_worker` calls that of torch only.
-        plain = type(sampler).__init__ is DistributedSampler.__init__
-        return not plain and not isinstance(sampler, DistributedSamplerWrapper)
-    try:
-        divided = _copy_for_worker(sampler, number, total, OwnGenerators())
-    except AttributeError:  # read-only attributes
-        return True
-    # More workers than ranks get shorter parts, unless the part was fixed in the constructor.
-    before, now = sized_len(sampler), sized_len(divided)
-    return before is not None and before > 1 and now == before
+def _divides_by_attributes(sampler: Any) -> bool:
+    """Whether it is known that a copy with other numbers divides the data among workers.
+
+    The constructor of another sampler may divide the data. Its attributes would have no effect.
+    """
+    plain = type(sampler).__init__ is DistributedSampler.__init__
+    return isinstance(sampler, DistributedSamplerWrapper) or plain
 
 
 def _requested(
@@ -145,10 +137,10 @@ def _requested(
     divided = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if divided is None or (divided.num_replicas, divided.rank) != (total, number):
         raise ValueError(
-            f"the sampler {type(sampler).__name__} divides the training data when it is created, "
-            f"so each of {total} workers needs its own: create the loader in train_dataloader of "
-            "the LightningModule or LightningDataModule, with trainer.global_rank and "
-            "trainer.world_size as rank and number of ranks"
+            f"the sampler {type(sampler).__name__} may divide the training data when it is "
+            f"created, so each of {total} workers needs its own: create the loader in "
+            "train_dataloader of the LightningModule or LightningDataModule, with "
+            "trainer.global_rank and trainer.world_size as rank and number of ranks"
         )
     assert isinstance(loader, DataLoader)
     _seed_loader(loader, number)
@@ -191,9 +183,6 @@ def _for_worker(
 def _copy_for_worker(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
     """Copy a sampler such that it divides the data among workers."""
     divided = generators.copied(sampler)
-    if not isinstance(divided, DistributedSampler):
-        divided.num_replicas, divided.rank = workers, worker
-        return divided
     data: Any = sampler.dataset
     if isinstance(sampler, DistributedSamplerWrapper):
         # This wrapper caches the order of an epoch, which its inner sampler draws.
