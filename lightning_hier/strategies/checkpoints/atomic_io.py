@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from glob import escape
 from pathlib import Path
@@ -133,16 +131,13 @@ class _RememberingFile:
     def __init__(self, write: Callable[[Any], int]) -> None:
         self._write = write
         self.error: OSError | None = None
-        self.written = 0
 
     def write(self, data: Any) -> int:
         try:
-            count = self._write(data)
+            return self._write(data)
         except OSError as error:
             self.error = self.error or error
             raise
-        self.written += count
-        return count
 
     def flush(self) -> None:
         """Do nothing. torch's writer calls it at the end, but closing the file flushes it."""
@@ -169,22 +164,9 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
     except BaseException as error:  # KeyboardInterrupt, too, must leave no part behind
         part.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError):  # torch's writer raises its own error
-            why = _no_space(checkpoint, path) if _is_full(error) else str(error)
-            raise OSError(f"the checkpoint {path} could not be written: {why}") from error
+            raise OSError(f"the checkpoint {path} could not be written: {error}") from error
         raise
     _sync_folder(path.parent)
-
-
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _no_space(checkpoint: dict[str, Any], path: Path) -> str:
-    # Serialised again to a file that only counts, because torch does not tell the size.
-    counter: Any = _RememberingFile(len)
-    torch.save(checkpoint, counter)
-    free = shutil.disk_usage(path.parent).free
-    return f"no space left on device: it needs {counter.written:,} bytes, and {free:,} are free"
 
 
 def _remove_abandoned(path: Path, now: float) -> None:
