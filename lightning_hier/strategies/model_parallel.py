@@ -38,7 +38,6 @@ from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
     existing,
     local_path,
-    save_file,
     save_folder,
 )
 from lightning_hier.strategies.private_names import private
@@ -218,14 +217,14 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         Raises:
             TypeError: ``storage_options`` are given.
             ValueError: the path is a URL.
-            IsADirectoryError: on every rank, if the path is a directory of other files.
+            FileExistsError: on every rank, if the path is no checkpoint of the same format.
 
         """
         if storage_options is not None:
             raise TypeError("storage_options can't be combined with a divided module: leave it out")
         path = local_path(self.broadcast(filepath))
-        with raise_everywhere(self.root_device, error=IsADirectoryError):
-            check_replaceable(path)
+        with raise_everywhere(self.root_device, error=FileExistsError):
+            check_replaceable(path, by_folder=self._save_distributed_checkpoint)
         self._save(checkpoint, path, partial(self._write, path=path))
 
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
@@ -235,7 +234,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                 session = self._session or self._ended
                 save_folder(checkpoint, path, self.communicators.group.group, session)
         elif self.is_global_zero:
-            save_file(checkpoint, path, self.checkpoint_io)
+            self.checkpoint_io.save_checkpoint(checkpoint, path)
 
     @override
     def load_checkpoint(

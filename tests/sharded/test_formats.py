@@ -70,23 +70,26 @@ def test_state_dict(saved: list[Any]) -> None:
 
 
 def _save_several(folder: Path) -> list[str]:
-    """Errors of saves to paths that cannot be used. Further saves replace each other."""
+    """Errors of saves to paths that cannot be used. Further saves replace an older one."""
     said = []
     for divided in (True, False):
         trainer = _fitted(divided)
-        for path, options in (
+        names = ["folder.ckpt", "file.ckpt"] if divided else ["file.ckpt", "folder.ckpt"]
+        path, other = (folder / name for name in names)
+        for unusable, options in (
             (folder / "taken", None),
+            (other, None),
             ("memory://run.ckpt", None),
             (folder / "other.ckpt", {"own": 1}),
         ):
-            with pytest.raises((IsADirectoryError, ValueError, TypeError)) as caught:
-                trainer.save_checkpoint(path, storage_options=options)
+            with pytest.raises((FileExistsError, ValueError, TypeError)) as caught:
+                trainer.save_checkpoint(unusable, storage_options=options)
             said.append(str(caught.value))
-        trainer.save_checkpoint(folder / "run.ckpt")
-        trainer.save_checkpoint(folder / "run.ckpt")
-        assert (folder / "run.ckpt").is_dir() == divided
+        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path)
+        assert path.is_dir() == divided
         if divided:
-            _interrupt(trainer, folder / "run.ckpt")
+            _interrupt(trainer, path)
     return said
 
 
@@ -103,7 +106,7 @@ def _interrupt(trainer: Any, path: Path) -> None:
         patch.setattr(Path, "replace", fail)
         trainer.save_checkpoint(path)
     assert not path.exists()
-    assert lh.newest_checkpoint(path.parent) == path.with_name("run.ckpt.replaced")
+    assert lh.newest_checkpoint(path.parent) == path.with_name("folder.ckpt.replaced")
     torch.testing.assert_close(_loaded(path, _strategy(True)), saved, rtol=0, atol=0)
     trainer.save_checkpoint(path)
     assert path.exists()
@@ -112,18 +115,26 @@ def _interrupt(trainer: Any, path: Path) -> None:
 def test_paths(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "results.csv").touch()
-    (tmp_path / "run.ckpt").touch()
+    (tmp_path / "file.ckpt").touch()
     for said in run_ranks(_save_several, 2, tmp_path):
-        for words, error in zip(_UNUSABLE * 2, said, strict=True):
+        for words, error in zip(_UNUSABLE, said, strict=True):
             assert words in error
-    assert sorted(own.name for own in tmp_path.iterdir()) == ["run.ckpt", "run.ckpt.ranks", "taken"]
+    names = ["file.ckpt", "file.ckpt.ranks", "folder.ckpt", "folder.ckpt.ranks", "taken"]
+    assert sorted(own.name for own in tmp_path.iterdir()) == names
     assert (tmp_path / "taken" / "results.csv").is_file()
 
 
-_UNUSABLE = (
-    "taken is a directory without a checkpoint",
+_ELSEWHERE = (
     "saved to local or mounted directories, got memory://run.ckpt",
     "storage_options can't be combined with a divided module",
+)
+_UNUSABLE = (
+    "taken is a directory without a checkpoint",
+    "file.ckpt is a file, and save_distributed_checkpoint=True saves a folder",
+    *_ELSEWHERE,
+    "taken is a directory, and save_distributed_checkpoint=False saves a file",
+    "folder.ckpt is a directory, and save_distributed_checkpoint=False saves a file",
+    *_ELSEWHERE,
 )
 
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO
 
-from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION
 from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
 from lightning_hier.strategies.private_names import private
@@ -29,7 +27,7 @@ def save_folder(
 ) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
-    The folder gets its name when it is complete, and replaces an older folder or file. If the
+    The folder gets its name when it is complete, and replaces an older folder. If the
     process is killed, :func:`existing` finds the older or the new one.
 
     Args:
@@ -56,24 +54,9 @@ def save_folder(
     if dist.get_rank(group) == 0:
         torch.save(checkpoint, metadata_file(incomplete))
         # A second time, because the user may have written there while the model was saved.
-        check_replaceable(path)
+        check_replaceable(path, by_folder=True)
         with _replacing(path):
             incomplete.replace(path)
-
-
-def save_file(checkpoint: dict[str, Any], path: Path, io: CheckpointIO) -> None:
-    """Save a checkpoint with the whole model to a file, which replaces an older folder or file."""
-    if not path.is_dir():
-        io.save_checkpoint(checkpoint, path)  # which replaces a file at once
-        older = _renamed(path)
-        if older.exists():
-            finish_writing(io)
-            _remove(older)
-        return
-    check_replaceable(path)
-    with _replacing(path):
-        io.save_checkpoint(checkpoint, path)
-        finish_writing(io)
 
 
 @contextmanager
@@ -101,16 +84,25 @@ def existing(path: str | Path) -> str | Path:
     return older if older.exists() and not Path(path).exists() else path
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise IsADirectoryError if ``path`` is a directory with other files than a checkpoint."""
-    if path.is_dir() and any(path.iterdir()) and not Path(metadata_file(path)).is_file():
-        raise IsADirectoryError(
-            f"{path} is a directory without a checkpoint: save to another path, or move it"
-        )
+def check_replaceable(path: Path, *, by_folder: bool) -> None:
+    """Raise FileExistsError unless ``path`` is free or a checkpoint of the same format."""
+    if not path.exists():
+        return
+    if by_folder and path.is_dir():
+        if Path(metadata_file(path)).is_file() or not any(path.iterdir()):
+            return
+        found = "a directory without a checkpoint"
+    elif path.is_dir():
+        found = "a directory, and save_distributed_checkpoint=False saves a file"
+    elif by_folder:
+        found = "a file, and save_distributed_checkpoint=True saves a folder"
+    else:
+        return
+    raise FileExistsError(f"{path} is {found}: save to another path, or move it")
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if there is one."""
+    """Remove a folder, or a link to one, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
