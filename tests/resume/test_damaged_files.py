@@ -161,7 +161,7 @@ def _resume(path: Path) -> None:
 
 
 @DAMAGES
-@pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "group_00000.pt"])
+@pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "rank_00000.pt"])
 def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, tmp_path: Path) -> None:
     """``newest_checkpoint`` takes the one before, but for a changed byte beside the checkpoint."""
     run_ranks(_save_twice, 2, tmp_path)

@@ -119,7 +119,7 @@ def _model_checkpoint(folder: Path, **settings: Any) -> list[str]:
 
 
 def _names(*checkpoints: str) -> set[str]:
-    parts = ["group_00000.pt", "group_00001.pt", "rank_00000.pt", "rank_00001.pt"]
+    parts = ["rank_00000.pt", "rank_00001.pt"]
     return {own for name in checkpoints for own in (name, *(f"{name}.ranks/{p}" for p in parts))}
 
 

@@ -2,10 +2,11 @@
 
 ``name.ckpt`` is Lightning's file, written by rank 0: the global model, the optimizers of rank
 0, and under the key ``lightning_hier`` step counts and the names of the ranks' files. The
-directory ``name.ckpt.ranks/<save>`` has a file for each group (local model, optimizers) and one
-for each rank (its shard of W, Delta and moments, residuals, buffers, random states, loss
-scale). The files of the ranks are written first, then all ranks agree that they exist, then
-rank 0 writes the file that names them: a checkpoint that can be read is complete.
+directory ``name.ckpt.ranks/<save>`` has a file for each rank (its shard of W, Delta and moments,
+residuals, buffers, random states, loss scale). That of the first rank of a group also has the local
+model and the optimizers of the group. The files of the ranks are written first, then all ranks
+agree that they exist, then rank 0 writes the file that names them: a checkpoint that can be read is
+complete.
 
 ``torch.distributed.checkpoint`` is used for divided modules only (``sharded_folder.py``): it
 exchanges pickled plans between ranks and reads its metadata with pickle. ``name.ckpt`` is then a

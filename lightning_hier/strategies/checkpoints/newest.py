@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
         return None
     files = RankFiles.saved_with(path, section["save"])
     # Without their checksums, which all ranks verify together when the run resumes.
-    return damage_beside(files.paths(tuple(section["sizes"])), contents=False)
+    return damage_beside(files.paths(math.prod(section["sizes"])), contents=False)
 
 
 def _read(path: str | Path, weights_only: bool) -> Any:

@@ -1,9 +1,8 @@
 """Files with the state of ranks next to a checkpoint.
 
 Next to ``name.ckpt`` is a directory ``name.ckpt.ranks`` with one directory for the save of
-``name.ckpt``: ``rank_00003.pt`` contains the state of a rank, ``group_00001.pt`` the common state
-of a group. ``name.ckpt`` is written last and names the save, so a checkpoint is complete if it can
-be read and all files that it names exist.
+``name.ckpt``: ``rank_00003.pt`` contains the state of rank 3. ``name.ckpt`` is written last and
+names the save, so a checkpoint is complete if it can be read and all files that it names exist.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -30,7 +29,6 @@ ABANDONED_AFTER = timedelta(hours=1)
 REPLACED = ".replaced"
 """End of the name of a checkpoint while another one of its name replaces it."""
 
-Part = Literal["rank", "group"]
 State = dict[str, Any]
 
 _log = logging.getLogger(__name__)
@@ -62,20 +60,13 @@ class RankFiles:
             return beside
         return cls(os.path.realpath(checkpoint), save)
 
-    def path(self, part: Part, number: int) -> str:
-        """Path of the file of a rank or of a group."""
-        return f"{self.folder}/{part}_{number:05d}.pt"
+    def path(self, rank: int) -> str:
+        """Path of the file of a rank, or of a virtual worker."""
+        return f"{self.folder}/rank_{rank:05d}.pt"
 
-    def paths(self, sizes: tuple[int, int]) -> list[str]:
-        """All files of a save on M groups of P ranks.
-
-        Args:
-            sizes: P and M.
-
-        """
-        devices, groups = sizes
-        of_groups = [self.path("group", group) for group in range(groups)]
-        return of_groups + [self.path("rank", rank) for rank in range(devices * groups)]
+    def paths(self, ranks: int) -> list[str]:
+        """All files of a save of so many ranks, or virtual workers."""
+        return [self.path(rank) for rank in range(ranks)]
 
     def remove(self) -> None:
         """Remove the files, and the directory of all saves if it is empty."""

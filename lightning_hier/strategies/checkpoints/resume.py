@@ -69,15 +69,15 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 
 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
-    state, group = session.state, _group(session, 0)
-    first = saved.of_rank(session.worker_numbers[0])
-    # Ranks of a divided module have different parts of the local model, in files of their own.
-    of_group = first if kinds["mesh"] else saved.of_group(group)
+    state, worker = session.state, session.worker_numbers[0]
+    first = saved.of_rank(worker)
+    model = _local_model(saved, session, worker, first)
+    _, group = session.worker_layout.coordinates(worker)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
-    state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
-    session.hooks.averages.load(of_group["averages"], first["averages"])
+    state.load(saved.section, model, first, saved.shards_for(group, kinds))
+    session.hooks.averages.load(model["averages"], first["averages"])
     if first["precision"]:
         session.trainer.precision_plugin.load_state_dict(first["precision"])
     _load_workers(saved, session, first)
@@ -93,9 +93,10 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
     random, gradients = [], []
     for workers in session.workers_by_model():
         for number in workers:
-            rank = saved.of_rank(session.worker_numbers[number]) if number else dict(first)
+            worker_number = session.worker_numbers[number]
+            rank = saved.of_rank(worker_number) if number else dict(first)
             if number == workers[0] and number:
-                state.load_local(saved.of_group(_group(session, number)), rank)
+                state.load_local(_local_model(saved, session, worker_number, rank), rank)
             worker = session.workers[number]
             worker.memory.load(rank["memory"], state.parameters)
             worker.loss_scale, worker.samples[:] = rank["loss_scale"], rank["samples"]
@@ -105,9 +106,14 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
     session.accumulated_gradients = gradients
 
 
-def _group(session: FitSession, number: int) -> int:
-    """Return the group of a worker of this rank."""
-    return session.worker_layout.coordinates(session.worker_numbers[number])[1]
+def _local_model(
+    saved: SavedRun, session: FitSession, worker: int, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Local model of a worker, from its own state or that of the first worker of its group."""
+    position, _ = session.worker_layout.coordinates(worker)
+    saver = state if "local_model" in state else saved.of_rank(worker - position)
+    model: dict[str, Any] = saver["local_model"]
+    return model
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
 from lightning_hier.strategies.checkpoints.rank_files import (
     FORMAT,
     SECTION,
-    Part,
     RankFiles,
     State,
     remove_folder,
@@ -102,7 +101,7 @@ class RunCheckpoints:
             try:
                 # First the files of the ranks, on all of them: the checkpoint then names only files
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.
-                self._write_everywhere(lambda: _write_all(session.state.parts(), files, io))
+                self._write_everywhere(lambda: _write_all(session.state.workers(), files, io))
                 sizes = list(session.worker_layout.sizes)
                 section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
                 checkpoint[SECTION] = section
@@ -171,14 +170,12 @@ class RunCheckpoints:
             _write(write)
 
 
-def _write_all(
-    parts: Iterable[tuple[Part, int, State]], files: RankFiles, io: CheckpointIO
-) -> None:
+def _write_all(states: Iterable[tuple[int, State]], files: RankFiles, io: CheckpointIO) -> None:
     failed = None
     # Always completed, because each worker's model is in the module while its state is read.
-    for part, number, state in parts:
+    for worker, state in states:
         try:
-            _write(partial(io.save_checkpoint, state, files.path(part, number)))
+            _write(partial(io.save_checkpoint, state, files.path(worker)))
         except OSError as error:
             failed = failed or error
     if failed is not None:

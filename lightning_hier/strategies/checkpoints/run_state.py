@@ -16,7 +16,7 @@ from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.comm.worker import StepCount
-from lightning_hier.strategies.checkpoints.rank_files import Part, State
+from lightning_hier.strategies.checkpoints.rank_files import State
 from lightning_hier.strategies.checkpoints.saved_run import Shards, cut_for
 from lightning_hier.strategies.settings import automatic_values
 
@@ -96,25 +96,24 @@ class RunState:
             "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 
-    def parts(self) -> Iterator[tuple[Part, int, State]]:
-        """Yield the states that this rank saves, each with its local model in the module."""
+    def workers(self) -> Iterator[tuple[int, State]]:
+        """Yield number and state of each worker of this rank, with its local model in the module.
+
+        All ranks of a group have the same local model, which the first worker of the group saves.
+        If the module is divided, each saves its part.
+        """
         session = self._session
         with session.models.opened():
             for number in session.each_worker():
                 worker, is_first = session.worker_numbers[number], number % self._per_model == 0
-                of_worker = self._of_worker(number, with_blocks=is_first)
-                if self._mesh:
-                    of_worker |= self._local_model()
-                yield "rank", worker, of_worker
-                position, group = session.worker_layout.coordinates(worker)
-                if position == 0:
-                    yield "group", group, {} if self._mesh else self._local_model()
+                state = self._of_worker(number, with_blocks=is_first)
+                position, _ = session.worker_layout.coordinates(worker)
+                if position == 0 or self._mesh:
+                    state["local_model"] = self._local_model()
+                yield worker, state
 
     def _local_model(self) -> State:
-        """Local model and optimizers, which are equal on all ranks of a group.
-
-        If the module is divided, those of this rank.
-        """
+        """Local model and optimizers or, if the module is divided, the part of this rank."""
         local = self._synchroniser.local.all()
         return {
             "parameters": {
@@ -166,39 +165,39 @@ class RunState:
 
     @torch.no_grad()
     def load(
-        self, shared: Mapping[str, Any], group: State, rank: State, shards: Shards | None
+        self, shared: Mapping[str, Any], model: State, rank: State, shards: Shards | None
     ) -> None:
         """Resume a run of the same groups exactly. The module then contains the local model.
 
         Args:
             shared: result of :meth:`shared`.
-            group: state of the group from :meth:`parts`.
-            rank: state of the first worker of this rank from :meth:`parts`.
+            model: local model from :meth:`workers`.
+            rank: state of the first worker of this rank from :meth:`workers`.
             shards: block states of each rank of the group, in order, if the model was divided into
                 other shards; otherwise None.
 
         """
-        self.load_optimizers(group["optimizers"])
+        self.load_optimizers(model["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
             states = rank["blocks"] if shards is None else cut_for(blocks, shards)
             for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
                 block.load(state, self.by_parameter(counts))
-        self._load_values(group, rank)
+        self._load_values(model, rank)
 
     @torch.no_grad()
-    def load_local(self, group: State, rank: State) -> None:
+    def load_local(self, model: State, rank: State) -> None:
         """Load the state of its first worker into the local model in the module, in place."""
-        for optimizer, state in zip(self._optimizers, group["optimizers"], strict=True):
+        for optimizer, state in zip(self._optimizers, model["optimizers"], strict=True):
             copy_optimizer_(optimizer, state)
         if rank["blocks"] is not None:
             for block, parts in zip(self._synchroniser.blocks or (), rank["blocks"], strict=True):
                 block.load_local(parts)
-        self._load_values(group, rank)
+        self._load_values(model, rank)
 
-    def _load_values(self, group: State, rank: State) -> None:
+    def _load_values(self, model: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())
-        for name, value in {**group["parameters"], **rank["buffers"]}.items():
+        for name, value in {**model["parameters"], **rank["buffers"]}.items():
             tensor = self.parameters[name] if name in self.parameters else buffers[name]
             local_tensor(tensor).copy_(value)
 

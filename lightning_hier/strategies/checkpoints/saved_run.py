@@ -65,11 +65,12 @@ class SavedRun:
 
     def of_rank(self, rank: int) -> State:
         """State of a rank, on the CPU."""
-        return self._read(self.files.path("rank", rank))
-
-    def of_group(self, group: int) -> State:
-        """State of a group, on the CPU."""
-        return self._read(self.files.path("group", group))
+        state: State = self.io.load_checkpoint(
+            self.files.path(rank),
+            map_location=torch.device("cpu"),
+            weights_only=self.weights_only,
+        )
+        return state
 
     def blocks_of(self, group: int) -> Shards:
         """Block states of each rank of a group, in order. Empty without blocks.
@@ -111,7 +112,7 @@ class SavedRun:
             DamagedFileError: on every rank. The error names a missing, truncated or changed file.
 
         """
-        paths = self.files.paths(self.sizes)
+        paths = self.files.paths(self.ranks)
         own = paths[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else paths
         with raise_everywhere(device, error=DamagedFileError):
             # Every rank looks for all files, because hosts may have different file systems.
@@ -127,12 +128,6 @@ class SavedRun:
                     "(lightning_hier.newest_checkpoint finds the newest complete one if this one "
                     "is moved away), or start a new run from its weights with load_from_checkpoint"
                 )
-
-    def _read(self, path: str) -> State:
-        state: State = self.io.load_checkpoint(
-            path, map_location=torch.device("cpu"), weights_only=self.weights_only
-        )
-        return state
 
 
 def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
