@@ -90,6 +90,7 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
     "torch.distributed": {
         "ProcessGroup._register_backend": "connects groups that come and go",
         "ProcessGroup._set_default_backend": "connects groups that come and go",
+        "ProcessGroupGloo._Options._devices": "connects groups through the address of this host",
         "ProcessGroupGloo._Options": "connects groups that come and go, with a time limit",
     },
     "torch.distributed.distributed_c10d": {
