@@ -28,8 +28,11 @@ def gather_rows(own: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     """
     rows = own.new_empty((group.size(), own.numel()))
-    dist.gather(own, list(rows.unbind()) if group.rank() == 0 else None, group=group, group_dst=0)
-    dist.broadcast(rows, group=group, group_src=0)
+    places = list(rows.unbind()) if group.rank() == 0 else None
+    # Waits are outside of torch's functions. These describe the group of an error in torch's log,
+    # and for a group of membership, which torch does not know, raise a ValueError in its place.
+    dist.gather(own, places, group=group, group_dst=0, async_op=True).wait()
+    dist.broadcast(rows, group=group, group_src=0, async_op=True).wait()
     return rows
 
 
