@@ -1,4 +1,4 @@
-"""The data of the language example: corpora, tokens, windows, batches for ranks."""
+"""Tests of the language example's data: corpora, tokens, windows, batches of ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_library(root: Path) -> None:
     files = {
         "one.py": "x = 1\n",
         "package/two.py": "def f():\n    return 'é'\n",
-        "package/same.py": "x = 1\n",  # comes after one.py
+        "package/same.py": "x = 1\n",  # a duplicate of one.py
         "package/table.py": table,
         "package/described.py": described,
         "package/empty.py": "\n",
@@ -119,14 +119,14 @@ def test_tokens_come_from_the_cache(
     root = write_texts(tmp_path / "texts")
     documents = build_folder_documents(path=str(root))
     options: dict[str, Any] = {"tokenizer": tokenizer, "vocabulary_size": 300}
-    made = tokenise(documents, **options, cache_dir=tmp_path / "cache")
+    first = tokenise(documents, **options, cache_dir=tmp_path / "cache")
     fresh = tokenise(documents, **options)
     monkeypatch.setattr(BPEVocabulary, "encode", None)
     monkeypatch.setattr(ByteVocabulary, "encode", None)
     read = tokenise(documents, **options, cache_dir=tmp_path / "cache")
     for split in SPLITS:
         tokens = read.splits[split].read(0, 10**9)
-        for other in (made, fresh):
+        for other in (first, fresh):
             assert np.array_equal(tokens, other.splits[split].read(0, 10**9))
         ends = tokens == read.vocabulary.end
         assert ends.sum() == len(documents.read()[split]) and ends[-1]

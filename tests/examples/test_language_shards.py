@@ -1,4 +1,4 @@
-"""Shards of the language example: the format, the command that writes them, the corpus."""
+"""Tests of the language example's shards: the format, the command that writes them, the corpus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_shards_are_mapped_as_they_were_written(tmp_path: Path, dtype: type) -> 
     mapped = map_shard(path)
     assert isinstance(mapped, np.memmap) and mapped.dtype == dtype
     assert np.array_equal(mapped, tokens)
-    # As the module's table has it.
+    # The format of the table in the module's docstring.
     content = path.read_bytes()
     code = np.dtype(dtype).itemsize
     assert content[:HEADER] == b"LHTOKENS" + struct.pack("<IIQ", 1, code, 1000)

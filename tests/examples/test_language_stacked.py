@@ -1,4 +1,4 @@
-"""Many small workers as one batch of models: the strategies train the same models."""
+"""Tests that workers trained as one batch of models equal those that the strategies train."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _stream_of_random_text(split: str) -> Tensor:
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
 def test_strategies_train_the_same_model(changes: dict[str, Any]) -> None:
-    """In 64 bits, with a last block that is shorter; after several blocks and a warm-up."""
+    """In float64, after a warm-up and several blocks, of which the last one is shorter."""
     rate = 0.05 if "optimizer" in changes else 0.003
     settings = Settings(workers=4, steps=24, block_size=5, learning_rate=rate, **changes)
     ours, blocks = train(settings, torch.float64)
@@ -106,7 +106,7 @@ def test_workers_of_a_run_share_its_text_whatever_their_number() -> None:
     torch.testing.assert_close(inputs[..., 1:], targets[..., :-1])
 
 
-def test_run_that_does_not_learn_counts_as_a_model_that_knows_nothing() -> None:
+def test_diverged_run_has_the_loss_of_a_uniform_model() -> None:
     wild = Settings(system="one_worker", optimizer="sgd", steps=4, learning_rate=1e30)
     assert run(wild).loss == pytest.approx(math.log(VOCABULARY))
     found = run(Settings(system="model_averaging", workers=2, steps=4))
