@@ -98,9 +98,9 @@ def test_pytorchjob_has_what_its_api_asks_for(capsys: pytest.CaptureFixture[str]
 
 def test_torchrun_command_of_the_docs_parses(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "running.md").read_text()
-    found = re.search(r"^torchrun (.*?)(?=\n```)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    args = shlex.split(found[1].replace("\\\n", " "))
+    arguments = re.search(r"^torchrun (.*?)(?=\n```)", text, re.MULTILINE | re.DOTALL)
+    assert arguments is not None
+    args = shlex.split(arguments[1].replace("\\\n", " "))
     config = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"
     command = [str(config) if each == "my.yaml" else each for each in args]
     trainer = printed(command[command.index("lightning_hier") + 1 :], capsys)

@@ -78,9 +78,9 @@ def test_strategy_is_named_in_a_config(
         },
     }.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"trainer": {"strategy": strategy}}))
-    found = printed(*args, capsys=capsys)["trainer"]["strategy"]
-    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, "auto")
+    merged = printed(*args, capsys=capsys)["trainer"]["strategy"]
+    assert merged["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert (merged["init_args"]["block_size"], merged["init_args"]["density"]) == (20, "auto")
 
 
 def test_strategies_of_lightning_are_named_in_a_config(

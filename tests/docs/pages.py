@@ -122,5 +122,5 @@ def slug_of(heading: str) -> str:
 def pages() -> list[Page]:
     """README.md, CONTRIBUTING.md and all pages of docs/."""
     folder = REPOSITORY / "docs"
-    found = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("*.md"))
-    return [Page.read(name) for name in ["README.md", "CONTRIBUTING.md", *found]]
+    names = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("*.md"))
+    return [Page.read(name) for name in ["README.md", "CONTRIBUTING.md", *names]]

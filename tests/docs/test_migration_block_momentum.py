@@ -1,4 +1,4 @@
-"""Tests that momentum of DiLoCo, SlowMo, fairseq and CNTK is `BlockFilter` with given arguments.
+"""Tests that `BlockFilter` gives the start models of DiLoCo, SlowMo, fairseq and CNTK.
 
 The recursions are implemented here from the sources that the pages name, in float64 on one
 process, and compared with `BlockFilter`: docs/migration/torchft_diloco.md,
@@ -93,8 +93,8 @@ def _slowmo() -> list[Tensor]:
 
 def test_slowmo_is_classical_block_momentum() -> None:
     expected = torch.stack(_slowmo())
-    found = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    ours = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
@@ -127,8 +127,8 @@ def test_start_models_are_theirs(
     theirs: Callable[[bool], list[Tensor]], ours: dict[str, object], nesterov: bool
 ) -> None:
     expected = torch.stack(theirs(nesterov))
-    found = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    models = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))
+    torch.testing.assert_close(models, expected, rtol=1e-12, atol=1e-12)
     if nesterov and "update_from" in ours:
         papers = ours | {"update_from": "global"}
         other = torch.stack(_start_models(BMUF(nesterov=True, **papers)))
@@ -152,4 +152,4 @@ def test_pages_train() -> None:
     first, second = run_ranks(_trained, 2, blocks, ranks_per_node=1)
     assert first == second
     start = weights(Net()).tolist()
-    assert all(found != start for found in first.values())
+    assert all(trained != start for trained in first.values())

@@ -138,9 +138,9 @@ def toy_corpus(speech: ToySpeech, *, normalisation: NormalisationMode = "global"
     ).finish(normalisation=normalisation)
 
 
-def agreement(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
-    right = sum(int((senones == truth[key]).sum()) for key, senones in found.items())
-    return right / sum(len(senones) for senones in found.values())
+def agreement(alignments: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    right = sum(int((senones == truth[key]).sum()) for key, senones in alignments.items())
+    return right / sum(len(senones) for senones in alignments.values())
 
 
 def test_corpus_is_aligned_from_transcripts() -> None:
@@ -154,18 +154,18 @@ def test_corpus_is_aligned_from_transcripts() -> None:
     options = FlatStartOptions(
         realignments=4, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
     )
-    found = align_corpus(corpus, options, on_round=note)
-    assert set(found) == {transcript.key for transcript in speech.transcripts}
-    assert agreement(found, speech.truth) > 0.8
+    alignments_by_key = align_corpus(corpus, options, on_round=note)
+    assert set(alignments_by_key) == {transcript.key for transcript in speech.transcripts}
+    assert agreement(alignments_by_key, speech.truth) > 0.8
     assert all(b > a for a, b in itertools.pairwise(likelihoods))
-    aligned = corpus.with_alignments(found)
+    aligned = corpus.with_alignments(alignments_by_key)
     for before, after in zip(corpus.train, aligned.train, strict=True):
         assert before.senones is None
         assert after.senones is not None
         assert len(after.senones) == len(before.features)
     torch.rand(1)
     state = torch.get_rng_state()
-    assert agreement(align_corpus(corpus, options), found) == 1.0
+    assert agreement(align_corpus(corpus, options), alignments_by_key) == 1.0
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -131,10 +131,10 @@ def test_archives_have_the_arrays_of_kaldiio(tmp_path: Path, suffix: str, text: 
     file.write_bytes(
         gzip.compress(plain.read_bytes()) if suffix.endswith("gz") else plain.read_bytes()
     )
-    found = dict(read_archive(file))
-    assert found.keys() == wanted.keys()
+    arrays = dict(read_archive(file))
+    assert arrays.keys() == wanted.keys()
     for key, array in kaldiio.load_ark(str(plain)):
-        np.testing.assert_array_equal(found[key], array)
+        np.testing.assert_array_equal(arrays[key], array)
 
 
 def test_places_have_offsets_and_ranges(tmp_path: Path) -> None:

@@ -30,15 +30,15 @@ def best_log_prob(grammar: Grammar, words: tuple[str, ...]) -> float:
         by_source.setdefault(arc.source, []).append(arc)
 
     def best(state: int, rest: tuple[str, ...]) -> float:
-        found = [-math.inf]
+        candidates = [-math.inf]
         if not rest and state in grammar.final_log_probs():
-            found.append(grammar.final_log_probs()[state])
+            candidates.append(grammar.final_log_probs()[state])
         for arc in by_source.get(state, []):
             if arc.word is None and rest:
-                found.append(arc.log_prob + best(arc.target, rest))
+                candidates.append(arc.log_prob + best(arc.target, rest))
             elif rest and arc.word == rest[0]:
-                found.append(arc.log_prob + best(arc.target, rest[1:]))
-        return max(found)
+                candidates.append(arc.log_prob + best(arc.target, rest[1:]))
+        return max(candidates)
 
     return best(0, words)
 
@@ -76,8 +76,8 @@ def test_graph_weighs_the_words_by_the_grammar(skip: float) -> None:
     path = kaldifst.shortest_path(kaldifst.compose(linear, graph.fst))
     _, _, labels, weight = kaldifst.get_linear_symbol_sequence(path)
     assert [graph.words[label - 1] for label in labels] == ["x", "y", "x"]
-    # Each of five phones has an entry at state 0, two advances without skip, and one exit. The
-    # probability of an advance or exit is half, the other half is the loop.
+    # Each of five phones has an entry at state 0, two advances without skip, and one exit. An
+    # advance or an exit has a probability of one half, as the loop has.
     enter = (1 - skip) / (1 - skip**3)
     hmm = 5 * math.log(enter * (0.5 * (1 - skip)) ** 2 * 0.5)
     grammar = sum(

@@ -50,7 +50,7 @@ def link_times_of(gigabit: Sequence[float], slow: Sequence[float]) -> LinkTimes:
     pairs = zip(link_times.RATES, (gigabit, slow), strict=True)
     return LinkTimes(
         how="measured",
-        seconds={link: dict(zip(names, own, strict=True)) for link, own in pairs},
+        seconds={link: dict(zip(names, values, strict=True)) for link, values in pairs},
     )
 
 

@@ -130,8 +130,8 @@ def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
     monkeypatch.setattr(align_once, "align_corpus", not_again)
     expected = dict(one(whole, checkpoint).trainer.callback_metrics)
     assert set(expected) == {"test/loss", "test/frame_error_rate", "test/word_error_rate"}
-    found = dict(one(alone, checkpoint).trainer.callback_metrics)
-    assert found == {"test/word_error_rate": expected["test/word_error_rate"]}
+    metrics = dict(one(alone, checkpoint).trainer.callback_metrics)
+    assert metrics == {"test/word_error_rate": expected["test/word_error_rate"]}
     assert "the test split has no alignments: word errors are scored" in caplog.text
     with pytest.raises(ValueError, match="nor a checkpoint of a model"):
         one(alone)

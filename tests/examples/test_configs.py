@@ -68,8 +68,8 @@ EXPECTED = {
 
 
 def test_every_config_is_tested() -> None:
-    found = {f"{p.parents[1].name}/{p.stem}" for p in EXAMPLES.glob("*/configs/*.yaml")}
-    assert found == set(EXPECTED)
+    names = {f"{p.parents[1].name}/{p.stem}" for p in EXAMPLES.glob("*/configs/*.yaml")}
+    assert names == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

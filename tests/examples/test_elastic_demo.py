@@ -46,9 +46,9 @@ def test_longest_pause_after_a_moment() -> None:
 
 
 def test_models_are_compared_where_groups_have_taken_part() -> None:
-    own = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
-    assert different_models([own, [own[0], own[2]]]) == []
-    assert different_models([own, [block(40, "x"), Line("end", 8, 41, 1.0, digest="y")]]) == [
+    lines = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
+    assert different_models([lines, [lines[0], lines[2]]]) == []
+    assert different_models([lines, [block(40, "x"), Line("end", 8, 41, 1.0, digest="y")]]) == [
         "block 40",
         "end 41",
     ]

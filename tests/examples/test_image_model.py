@@ -68,7 +68,7 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
     strategy = HierarchicalStrategy(group_size="world", warmup_steps=0)
     trainer = quiet_trainer(strategy, devices=3)
     model, data = ResNetClassifier(**SIZES, channels=(4,)), Images(batch_images=7)
-    found = trainer.validate(model, data, verbose=False)[0]
+    logged = trainer.validate(model, data, verbose=False)[0]
     images, labels = [], []
     for rank in range(3):
         sampler = data.val_dataloader().sampler
@@ -81,7 +81,7 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
         logits, wanted = model.eval()(torch.cat(images)), torch.cat(labels)
     accuracy = (logits.argmax(1) == wanted).float().mean().item()
     loss = functional.cross_entropy(logits, wanted).item()
-    return found["valid/accuracy"], found["valid/loss"], accuracy, loss
+    return logged["valid/accuracy"], logged["valid/loss"], accuracy, loss
 
 
 def test_scores_weigh_all_images_of_all_ranks_alike() -> None:

@@ -46,7 +46,7 @@ def test_attention_matches_a_direct_computation() -> None:
         small_model(vocabulary=5, context=6, heads=1).double().transformer.blocks[0].attention
     )
     hidden = torch.randn(1, 6, 16, dtype=torch.float64)
-    found = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
+    outputs = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
     query, key, value = (hidden[0] @ attention.query_key_value.weight.t()).split(16, dim=1)
     turns = torch.outer(torch.arange(6.0).double(), 10_000 ** (-torch.arange(8.0).double() / 8))
     turns = torch.polar(torch.ones_like(turns), turns)
@@ -55,7 +55,7 @@ def test_attention_matches_a_direct_computation() -> None:
     for t in range(6):
         weights = ((query[t] * key[: t + 1].conj()).sum(1).real / 4).softmax(0)
         wanted.append(weights @ value[: t + 1])
-    torch.testing.assert_close(found[0], torch.stack(wanted) @ attention.output.weight.t())
+    torch.testing.assert_close(outputs[0], torch.stack(wanted) @ attention.output.weight.t())
 
 
 def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
@@ -115,7 +115,7 @@ def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[fl
     data = small_data(Path(folder), tokenizer=tokenizer, vocabulary_size=300, eval_batch_windows=3)
     model = small_model()
     trainer = quiet_trainer("ddp" if world_size > 1 else "auto", devices=world_size)
-    found = trainer.validate(model, data, verbose=False)[0]
+    logged = trainer.validate(model, data, verbose=False)[0]
     corpus = data.corpus
     stream = corpus.splits["valid"].read(0, 10**9)
     token_bytes = corpus.vocabulary.token_bytes
@@ -130,8 +130,8 @@ def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[fl
             wanted = torch.from_numpy(stream[start : start + 16])
             nats += float(functional.cross_entropy(logits, wanted, reduction="sum"))
     return [
-        found["valid/bits_per_byte"],
-        found["valid/loss"],
+        logged["valid/bits_per_byte"],
+        logged["valid/loss"],
         nats / math.log(2) / written,
         nats / len(stream),
         written,

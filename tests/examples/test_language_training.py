@@ -93,9 +93,9 @@ def test_a_mesh_trains_the_same_model(
     folder = str(write_texts(tmp_path / "texts"))
     (alone,) = run_ranks(steps_on_this_rank, 1, folder, 1, 1)
     ranks = data_parallel * tensor_parallel
-    found = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
-    assert all(each == found[0] for each in found)
-    assert found[0] == pytest.approx(alone, rel=1e-5)
+    scores = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
+    assert all(each == scores[0] for each in scores)
+    assert scores[0] == pytest.approx(alone, rel=1e-5)
 
 
 def groups_on_this_rank(folder: str, *, divided: bool) -> dict[str, float]:
