@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from tests import rank_process
 
-# A run takes seconds, also on a busy machine. The limit ends a run that hangs.
+# A run takes seconds. The limit is long enough for a busy machine, and ends a run that hangs.
 LIMIT_S = 280.0
 _SETTLE_S = 0.3
 _EXIT_LIMIT_S = 60.0
@@ -82,8 +82,8 @@ def run_ranks(
 
     The function, its arguments and results are pickled, so the function must be defined at the top
     level of a module. A run can have one default process group. A second one, after
-    `destroy_process_group`, would find the keys of the first in the store. As soon as one rank
-    fails, the others are killed.
+    `destroy_process_group`, would find the keys of the first in the store. Unless `expect_failure`,
+    the others are killed as soon as one rank fails.
 
     Args:
         function: function that every rank calls.
