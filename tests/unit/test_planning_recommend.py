@@ -1,4 +1,4 @@
-"""What is recommended follows from the network, and says why."""
+"""The recommendation follows from the network, and has reasons."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def cluster(mbit_s: float, *, hosts: int = 16, devices: int = 8) -> Network:
     )
 
 
-def test_a_fast_network_needs_nothing_else_than_ddp() -> None:
+def test_ddp_is_recommended_on_a_fast_network() -> None:
     found = recommend(LSTM, cluster(400_000, devices=1))
     assert (found.strategy, found.arguments) == ("ddp", {})
     assert "no other strategy is needed" in found.reasons[0]
 
 
-def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
+def test_groups_with_exact_gradients_are_recommended_for_fast_links_inside_hosts() -> None:
     found = recommend(LSTM, cluster(1000))
     assert found.strategy == "HierarchicalStrategy"
     assert found.arguments["group_size"] == 8
@@ -44,14 +44,14 @@ def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
     assert any("compression is not needed" in reason for reason in found.reasons)
 
 
-def test_links_that_are_too_slow_for_exact_gradients_make_bmuf_gtc() -> None:
+def test_bmuf_gtc_is_recommended_for_slow_links_inside_hosts() -> None:
     slow_inside = replace(cluster(100), within=Link(bytes_per_second=1e9))
     found = recommend(LSTM, slow_inside)
     assert found.strategy == "BMUFGTCStrategy"
     assert set(found.arguments) >= {"group_size", "density", "block_size"}
 
 
-def test_inside_a_host_as_slow_as_between_hosts_every_rank_is_a_worker() -> None:
+def test_every_rank_is_a_worker_if_links_inside_hosts_are_slow() -> None:
     slow = replace(cluster(100), within=Link(bytes_per_second=1e6))
     found = recommend(LSTM, slow)
     assert found.settings.group_size == 1
@@ -81,7 +81,7 @@ SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
         ("adam", 10, "DiLoCo", SPARSE | LATE),
     ],
 )
-def test_the_slower_the_link_the_less_is_sent_and_the_later(
+def test_slower_links_get_fewer_bytes_and_longer_delays(
     optimizer: Any, mbit_s: float, block_sync: str, settings: Mapping[str, Any]
 ) -> None:
     """25 million parameters on four hosts, with steps of 150 ms: within 3% of no communication."""
@@ -97,7 +97,7 @@ def test_the_slower_the_link_the_less_is_sent_and_the_later(
     own.pop("warmup_steps", None)
     assert name in (f"lightning_hier.{block_sync}", f"{block_sync}Strategy")
     assert own.items() >= settings.items()
-    # Nothing else is set, but for the arguments of the outer optimizer.
+    # Only arguments of the schedule and of the outer optimizer are set otherwise.
     known = {"group_size", "block_size", "overlap", "outer_lr", "outer_momentum"}
     assert own.keys() - settings.keys() <= known
     assert ("overlap" in own) == ("fragments" in own)
@@ -107,8 +107,10 @@ def test_a_delay_hides_an_exchange_that_takes_a_fifth_longer_than_predicted() ->
     found = recommend(LSTM, cluster(20)).settings
     assert found.overlap is not True and found.overlap > 1
     assert found.overlap <= found.block_size / found.fragments
-    travel_s = synchronise(LSTM, cluster(20), found).in_flight_s
-    assert (found.overlap - 1) * LSTM.step_s < 1.2 * travel_s <= found.overlap * LSTM.step_s * 1.01
+    in_flight_s = synchronise(LSTM, cluster(20), found).in_flight_s
+    assert (
+        (found.overlap - 1) * LSTM.step_s < 1.2 * in_flight_s <= found.overlap * LSTM.step_s * 1.01
+    )
 
 
 @pytest.mark.parametrize("mbit_s", [100, 300, 1000, 10_000])
@@ -128,7 +130,7 @@ def test_sparse_updates_are_recommended_up_to_the_break_even(hosts: int, sparse:
     assert (found.settings.across_density < 1) == sparse
 
 
-def test_where_everything_is_too_slow_the_first_of_the_fast_ones_is_recommended() -> None:
+def test_fastest_candidate_is_recommended_where_every_strategy_is_slow() -> None:
     """Sparse updates send the least on four hosts."""
     found = recommend(LSTM, cluster(0.001, hosts=4, devices=1))
     assert found.settings.block_size == 400
@@ -156,7 +158,7 @@ def test_fixed_settings_are_kept() -> None:
     assert 1 <= free.settings.overlap <= 77 / 4
 
 
-def test_moments_are_late_on_request_only() -> None:
+def test_moments_overlap_only_on_request() -> None:
     adam = replace(LSTM, optimizer="adam")
     fixed = {"block_sync": "bmuf_adam", "overlap": True}
     assert recommend(adam, cluster(100, devices=1), fixed).settings.overlap is True

@@ -1,4 +1,4 @@
-"""The Triton backend gives the bits of the reference, here by Triton's interpreter."""
+"""The Triton backend returns the bits of the reference, on CPUs with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _FILTERS = [
 
 
 def _compare_block_passes(numel: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
-    """Of block momentum, with those of plain torch on the CPU."""
+    """Compare the passes of block momentum with those of plain torch on the CPU."""
     values = torch.randn(numel, dtype=dtype)
     total = float(TritonKernels().sum_of_squares(values.to(device)))
     assert total == pytest.approx(float(values.double().square().sum()), rel=1e-12)
@@ -106,7 +106,7 @@ def by_interpreter() -> None:
     # The interpreter rounds a product before it adds it.
     _compare_block_passes(70, torch.float64, "cpu", tolerance=1e-13)
     assert triton_backend.runs_on(torch.device("cpu"))
-    for dtype in DTYPES[:3]:  # the interpreter cuts off where a device rounds to bfloat16
+    for dtype in DTYPES[:3]:  # the interpreter truncates to bfloat16, and a device rounds
         for numel in (0, 1, 63, 64, 65, 200):
             for threshold in (1e-3, 0.5, 100.0):
                 _compare(numel, dtype, threshold)
@@ -118,7 +118,7 @@ def by_interpreter() -> None:
 
 
 def test_kernels_give_the_bits_of_plain_torch() -> None:
-    """In a process of its own: Triton reads the environment when it is imported."""
+    """In a separate process, because Triton reads the environment when it is imported."""
     call = "from tests.unit.test_triton_kernels import by_interpreter; by_interpreter()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -144,7 +144,7 @@ def test_kernels_on_a_device_give_the_bits_of_the_cpu(dtype: torch.dtype) -> Non
 def test_kernels_that_do_not_run_on_this_host_are_replaced_by_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stand-in for Triton, which compiles its driver at the first launch."""
+    """With a replacement for Triton, which compiles its driver at the first launch."""
     tries = []
 
     def broken(*names: str) -> Any:
