@@ -1,4 +1,4 @@
-"""How the storm draws its kills, and what it finds in the logs of the groups."""
+"""The elastic benchmark: random kills, and measures from the logs of the groups."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SETUP = Setup(groups=2, block_size=2, step_s=0.5)
 
 
 def lines(pid: int, first: int, times: list[float], digest: str = "d") -> list[Line]:
-    """Steps of a process, in blocks of two."""
-    found = []
+    """Log lines of a process with blocks of two steps."""
+    result = []
     for step, time_s in enumerate(times, start=first):
         ends = step % 2 == 0
         event, values = ("block", (digest, 0.25)) if ends else ("step", (None, None))
-        found.append(Line(event, pid, step, time_s, 1.0, *values))
-    return found
+        result.append(Line(event, pid, step, time_s, 1.0, *values))
+    return result
 
 
 # Group 1 is killed after its third step, when it waits for group 0, and comes back at step 6.
@@ -57,12 +57,12 @@ def test_measures_of_a_run_with_a_kill() -> None:
 @pytest.mark.parametrize(
     ("kill", "kind"),
     [
-        (Kill(3.3, 1, pid=11), "block"),  # it still computes
+        (Kill(3.3, 1, pid=11), "block"),  # during a step
         (Kill(2.2, 1, pid=11), "block"),
-        (Kill(5.0, 1, pid=99), "start"),  # of a process that has not trained
+        (Kill(5.0, 1, pid=99), "start"),  # before the first step of a process
     ],
 )
-def test_where_a_kill_has_found_its_group(kill: Kill, kind: str) -> None:
+def test_kinds_of_kills(kill: Kill, kind: str) -> None:
     assert measure(record(kill), SETUP).kills == {kind: 1}
 
 

@@ -130,7 +130,7 @@ def test_sparse_updates_are_recommended_up_to_the_break_even(hosts: int, sparse:
     assert (found.settings.across_density < 1) == sparse
 
 
-def test_fastest_candidate_is_recommended_where_every_strategy_is_slow() -> None:
+def test_sparse_updates_are_recommended_where_every_strategy_is_slow() -> None:
     """Sparse updates send the least on four hosts."""
     found = recommend(LSTM, cluster(0.001, hosts=4, devices=1))
     assert found.settings.block_size == 400

@@ -41,7 +41,7 @@ seeds = st.integers(0, 2**16)
 
 
 def _values(number: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Groups of very different sizes, zeros among them."""
+    """Quantisation groups of very different magnitudes, some of them zero."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(number, GROUP, dtype=torch.float64, generator=generator)
     sizes = 10.0 ** torch.randint(-9, 6, (number, 1), generator=generator)
@@ -50,7 +50,7 @@ def _values(number: int, seed: int, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 def _code(codec: Codec, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The decoded values and the errors."""
+    """Decoded values, and errors."""
     data = torch.full((codec.bytes_for(values.numel()),), 77, dtype=torch.uint8)
     left, read = values.clone(), torch.full_like(values, math.nan)
     codec.encode_(left, data)
@@ -60,7 +60,7 @@ def _code(codec: Codec, values: Tensor) -> tuple[Tensor, Tensor]:
 
 @CODECS
 @given(number=groups, seed=seeds)
-def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
+def test_decoded_value_and_error_add_up_to_the_value(codec: Codec, number: int, seed: int) -> None:
     for dtype in (torch.float64, torch.float32):
         values = _values(number, seed, dtype)
         read, left = _code(codec, values)
@@ -73,10 +73,10 @@ def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
     ids=["int8", "int4"],
 )
 @given(number=groups, seed=seeds)
-def test_a_quantised_value_errs_by_half_a_step(
+def test_error_of_a_quantised_value_is_at_most_half_a_step(
     codec: Codec, group: int, levels: int, rounding: float, number: int, seed: int
 ) -> None:
-    """Of the groups of its codec."""
+    """The step follows from the largest value of the quantisation group."""
     rows = _values(number, seed).view(-1, group)
     _, left = _code(codec, rows.view(-1))
     steps = rows.abs().amax(1, keepdim=True) / levels
@@ -84,7 +84,7 @@ def test_a_quantised_value_errs_by_half_a_step(
 
 
 def test_int4_has_fifteen_levels() -> None:
-    """Each level in each half of a byte, next to every other."""
+    """Each level is in each half of a byte, next to every other level."""
     rows = torch.arange(-7, 8).double().repeat(40)[: 4 * INT4_GROUP] * 0.25
     read, left = _code(Int4Codec(), rows)
     assert torch.equal(read, rows) and not left.any()
@@ -95,14 +95,14 @@ def test_int4_has_fifteen_levels() -> None:
 
 
 @given(number=groups, seed=seeds)
-def test_bfloat16_errs_by_a_512th(number: int, seed: int) -> None:
+def test_error_of_bfloat16_is_at_most_a_256th(number: int, seed: int) -> None:
     values = _values(number, seed)
     _, left = _code(BFloat16Codec(), values)
     assert (left.abs() <= values.abs() * 2.0**-8).all()
 
 
 @CODECS
-def test_reading_adds_where_it_is_told_to(codec: Codec) -> None:
+def test_decoding_can_add(codec: Codec) -> None:
     values = _values(3, 1)
     data = torch.empty(codec.bytes_for(values.numel()), dtype=torch.uint8)
     codec.encode_(values.clone(), data)
@@ -125,7 +125,7 @@ def test_long_tensors_are_quantised_like_short_ones(
 
 @CODECS
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
+def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, bad: float) -> None:
     values = _values(2, 3)
     values[5] = bad
     assert not _code(codec, values)[0][:GROUP].isfinite().all()
@@ -153,11 +153,11 @@ def test_a_sparse_codec_sends_the_largest_of_each_block(numel: int, seed: int) -
     values = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).double()
     read, _ = _code(SparseCodec(ExactCodec(torch.float64), 0.05), values)
     for block, sent in zip(values.split(SELECTION_BLOCK), read.split(SELECTION_BLOCK), strict=True):
-        most = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
-        assert torch.equal(sent, torch.where(block.abs() >= most[-1], block, 0.0))
+        largest = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
+        assert torch.equal(sent, torch.where(block.abs() >= largest[-1], block, 0.0))
 
 
-def test_values_in_a_sparse_sum_err_by_half_a_step() -> None:
+def test_error_of_a_sparse_value_is_at_most_half_a_step() -> None:
     """An element is sent with the error of its codec, or not at all."""
     values = _values(16, 4)
     read, left = _code(SparseCodec(Int8Codec(), 0.2), values)
@@ -187,7 +187,7 @@ def _kept(feedback: ErrorFeedback, chunk: int) -> Tensor:
     return torch.cat([*found])
 
 
-def test_if_the_number_of_groups_changes() -> None:
+def test_errors_are_kept_if_the_number_of_groups_changes() -> None:
     wanted = torch.randn(_NUMEL)
     feedback = _with_errors(256, wanted)
     for ranks in (2, 5, 1, 3):
@@ -195,7 +195,7 @@ def test_if_the_number_of_groups_changes() -> None:
         assert torch.equal(_kept(feedback, 256), wanted)
 
 
-def test_if_a_run_resumes_on_another_kind_of_device_whose_chunks_are_longer() -> None:
+def test_errors_are_kept_on_another_kind_of_device_with_longer_chunks() -> None:
     wanted = torch.randn(_NUMEL)
     saved = _with_errors(256, wanted).state()
     longer = ErrorFeedback(_NUMEL, chunk=512, inter_host_ranks=3, like=torch.empty(0))

@@ -48,7 +48,7 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
     assert [at for at, _, _ in repeats] == [2, 6, 14, 30, 60, 90, 120, 150, 180]
     assert {kind for _, _, kind in repeats} == {Kind.ABSTAIN}
     request.acknowledge(200.0)
-    request.put(PUSH, 200.0)  # the first interval is as long as the last answer took
+    request.put(PUSH, 200.0)  # as long as the last answer took, up to 30 s
     assert sender.tick(229.0, 230.0) == [(230.0, 3, Kind.PUSH)]
     request.acknowledge(200.5)
     request.put(PUSH, 300.0)
