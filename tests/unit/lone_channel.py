@@ -40,7 +40,7 @@ class LoneChannel(RequestChannel):
             handler(received, now)
 
     def lose(self, rank: int, now: float) -> None:
-        """Note that a rank is gone as :meth:`poll` does."""
+        """Note that a rank is lost as :meth:`poll` does."""
         self.lost_ranks[rank] = "it was killed"
         self._note_gone(rank, now)
 

@@ -28,7 +28,7 @@ from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
-# From rank, step and parameters to the gradients of the parameters.
+# Returns the gradients of a rank at a step, in the order of its parameters.
 Gradients = Callable[[int, int, list[Parameter]], Sequence[Tensor | None]]
 _TICK_S = 0.5
 
@@ -129,7 +129,7 @@ class Cluster:
         return [rank for rank in self.ranks if rank.number not in self.dead]
 
     def run(self, limit_s: float = 3000.0) -> None:
-        """Run until all live ranks are done, or raise TimeoutError after simulated time."""
+        """Run until all live ranks are done. Raise TimeoutError after ``limit_s`` of the clock."""
         for rank in self.ranks:
             self._compute(rank)
         for number, at in self.weather.deaths.items():

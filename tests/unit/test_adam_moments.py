@@ -38,7 +38,7 @@ def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 
 
 def _printed(mean: Tensor, previous: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
-    """Eq. 18."""
+    """The right-hand side of eq. 18, in the order of the paper."""
     return (
         beta**tau * (beta**eta_rho - 1) / (1 - beta**tau) * previous
         + (1 - beta ** (tau + eta_rho)) / (1 - beta**tau) * mean
@@ -75,7 +75,7 @@ def test_without_look_ahead_the_mean_does_not_change(
 def test_merged_squares_are_at_least_those_of_the_start_model(
     seed: int, beta: float, steps: int
 ) -> None:
-    """In float32, where differences of unlike magnitudes are rounded. Exact without steps."""
+    """Float32 rounds differences of unlike magnitudes. Without steps, the result is exact."""
     sent, start = (own.square() for own in _normal(seed, torch.float32))
     start *= 2.0**-40
     merged = sent * beta**steps
@@ -136,7 +136,7 @@ def test_large_beta1_with_many_models_gets_the_papers_advice() -> None:
     ("setting", "models", "expected"),
     [("auto", 2, 0.5), ("keep", 2, 0.9), (0.7, 2, 0.7), (0.95, 2, 0.9), ("auto", 1, 0.9)],
 )
-def test_local_beta1_holds_inside_the_step_alone(
+def test_local_beta1_is_set_only_inside_the_step(
     setting: Any, models: int, expected: float
 ) -> None:
     optimizer, config = _adam(0.9, 0.3), lh.BMUFAdam(local_beta1=setting)

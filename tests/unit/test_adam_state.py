@@ -69,7 +69,7 @@ def test_step_counts_have_the_form_that_the_optimizer_requires(
 def test_optimizer_continues_from_a_created_state_as_from_its_own(
     kind: str, options: dict[str, Any]
 ) -> None:
-    """Also with weights in float32 and step counts in float64."""
+    """Weights are in float32, and step counts may be in float64."""
     ends = []
     for created in (True, False):
         weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))

@@ -1,4 +1,4 @@
-"""Address at which a rank serves: of the user's interface, or on the route to MASTER_ADDR."""
+"""A rank serves at the address of the user's interface, or on the route to MASTER_ADDR."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_interface_that_the_user_names(environment: dict[str, str], address: str
     assert named_interface_address(environment) == address
 
 
-def test_interface_that_is_not_there_is_named_in_the_error() -> None:
+def test_error_names_a_missing_interface() -> None:
     with pytest.raises(OSError, match="GLOO_SOCKET_IFNAME=none0 must be one of the interfaces"):
         named_interface_address({"GLOO_SOCKET_IFNAME": "none0"})
     with pytest.raises(OSError, match="none0 has no address"):
@@ -44,7 +44,7 @@ def test_interface_that_is_not_there_is_named_in_the_error() -> None:
 
 
 def test_ipv6_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an interface without an IPv4 address. Link-local addresses do not count."""
+    """The interface has no IPv4 address. Its link-local address does not count."""
     table = tmp_path / "if_inet6"
     table.write_text(
         "fe800000000000000000000000000001 02 40 20 80 six0\n"

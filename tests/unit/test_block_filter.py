@@ -51,7 +51,7 @@ def test_without_momentum_it_is_model_averaging_exactly(
 def test_one_block_contributes_the_gain_of_the_paper(
     nesterov: bool, update_from: UpdateFrom, gain: float
 ) -> None:
-    """With N = 8, it is 8 from W(t-1), and 15 from the look-ahead, which only Nesterov has."""
+    """For N = 8, the gain is 8 from W(t-1), and 15 from the look-ahead that only Nesterov has."""
     if not nesterov:
         gain = 1 / (1 - 0.875)
     block_filter = BlockFilter(eta=0.875, nesterov=nesterov, update_from=update_from)
@@ -63,7 +63,7 @@ def test_one_block_contributes_the_gain_of_the_paper(
     assert model.item() == pytest.approx(gain)
 
 
-def test_long_models_are_filtered_as_short_ones() -> None:
+def test_long_models_are_filtered_like_short_ones() -> None:
     """Results do not depend on chunk boundaries."""
     generator = torch.Generator().manual_seed(1)
     mean, model, update = torch.randn(3, 3 * (1 << 17) + 11, generator=generator)

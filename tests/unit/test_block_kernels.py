@@ -53,7 +53,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 @given(numel=lengths, seed=seeds)
 def test_sum_of_squares_is_the_same_to_the_last_digits(numel: int, seed: int) -> None:
-    """Up to rounding in double precision, because the order of additions differs."""
+    """The order of additions differs, so sums are equal up to rounding in double precision."""
     values = _values(numel, seed, *SPECIAL)
     expected = float(values.double().square().sum())
     with _backend(native=True):
@@ -145,7 +145,7 @@ def test_codecs_give_the_same_bits(
 )
 @pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, native: bool) -> None:
-    """Otherwise a nonfinite model would pass the health check after it was sent."""
+    """A nonfinite model must not pass the health check after it was sent."""
     for wrong in (float("nan"), float("inf")):
         values = torch.ones(2 * GROUP)
         values[7] = wrong
@@ -164,7 +164,7 @@ def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, native: bool) -
 def test_the_largest_magnitudes_are_the_same(
     rows: int, length: int, share: float, seed: int
 ) -> None:
-    """For distinct magnitudes. NaN counts as larger than inf."""
+    """Magnitudes are distinct. NaN counts as larger than inf."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randperm(rows * length, generator=generator) - rows * length / 2 + 0.25
     values[:: max(length, 2)], values[1 :: max(length, 2)] = torch.nan, -torch.inf

@@ -32,7 +32,7 @@ def _saved(**kinds: Any) -> SavedRun:
 def test_message_names_the_group_size_that_keeps_the_groups(
     devices: int, groups: int, kept: bool
 ) -> None:
-    """For example on half of the hosts with twice as many ranks each and group_size="node"."""
+    """An example is half of the hosts with twice as many ranks each, and group_size="node"."""
     saved = _saved(mesh=None)
     layout = RankLayout.two_tiers(devices, devices * groups)
     message = what_changes(

@@ -36,7 +36,7 @@ def test_any_range_reads_its_elements_once(sizes: list[int], data: st.DataObject
 
 
 @given(sizes=sizes_of_tensors, padding=st.integers(0, 4))
-def test_writing_fills_every_tensor_in_place_and_leaves_padding(
+def test_writing_fills_every_tensor_in_place_and_ignores_padding(
     sizes: list[int], padding: int
 ) -> None:
     tensors = [torch.full((n,), -1.0) for n in sizes]

@@ -61,7 +61,7 @@ class _Wired(LiveCollectives):
 
 
 def test_booleans_are_gathered_and_reduced() -> None:
-    """As for a mask in ``LightningModule.all_gather``, or for the state of a metric."""
+    """Masks in ``LightningModule.all_gather`` and states of metrics are boolean."""
     mask = torch.tensor([[True], [False]])
     live = _Wired()
     [gathered] = live.gather(mask)

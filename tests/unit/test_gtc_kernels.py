@@ -122,7 +122,7 @@ def test_words_residual_and_mean_are_those_of_the_equations(
 def test_nonfinite_values_are_detected_at_any_place(
     numel: int, place: int, bad: float, threshold: float, dtype: torch.dtype
 ) -> None:
-    """Also with a threshold that the dtype cannot represent."""
+    """Some of the thresholds cannot be represented in the dtype."""
     for poisoned in range(2):
         gradient, residual = torch.ones(2, numel, dtype=dtype)
         (gradient, residual)[poisoned][place % numel] = bad

@@ -46,7 +46,7 @@ def test_all_ranks_get_all_contributions() -> None:
 def test_all_ranks_get_the_same_result_if_the_leader_dies_while_it_sends_it(
     reached: list[int],
 ) -> None:
-    """Also if the results that ranks forward to the next leader are lost once."""
+    """The first result that each rank forwards to the next leader is lost."""
     network = LocalNetwork(WORLD)
     forwarded: set[int] = set()
 
@@ -98,7 +98,7 @@ def test_collective_does_not_wait_for_a_rank_that_died_before_its_contribution()
 
 @pytest.mark.parametrize("fate", ["lose", "refuse"])
 def test_lost_messages_are_sent_again(fate: str) -> None:
-    """The first message of each kind in each collective is lost, between any two ranks."""
+    """In each collective, the first message of each kind between two ranks is lost."""
     network = LocalNetwork(WORLD)
     seen: set[tuple[int, int, Kind, int]] = set()
 

@@ -27,7 +27,7 @@ def _state(module: nn.Module) -> list[Tensor]:
 
 
 class _Counting(torch.optim.Optimizer):
-    """Keeps its step count and a sum in its groups, as optimizers outside torch do."""
+    """Stores its step count and a sum in its groups, as optimizers outside torch do."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1, "k": 0, "sum": torch.zeros((), dtype=torch.float64)})
@@ -71,7 +71,7 @@ def test_values_in_groups_belong_to_a_model_if_its_steps_change_them() -> None:
 
 
 def test_weights_that_share_memory_share_it_in_every_model() -> None:
-    """For example the weights of an LSTM on a GPU."""
+    """The weights of an LSTM on a GPU share memory."""
     memory = torch.arange(6.0)
     module = nn.Module()
     module.first, module.second = nn.Parameter(memory[:2]), nn.Parameter(memory[2:].view(2, 2))

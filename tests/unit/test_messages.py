@@ -82,7 +82,7 @@ def test_decoded_message_equals_the_encoded_one(
     content: tuple,
     part_bytes: int,
 ) -> None:
-    """In one part or in several, of any size."""
+    """A message has one part or several, of any size."""
     dtype, raw = content
     raw = raw[: len(raw) // dtype.itemsize * dtype.itemsize]
     payload = torch.tensor(list(raw), dtype=torch.uint8).view(dtype)

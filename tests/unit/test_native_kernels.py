@@ -35,7 +35,7 @@ def test_reference_is_used_without_a_compiler(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_only_large_aligned_float32_tensors_use_native_kernels() -> None:
+def test_only_large_contiguous_float32_tensors_use_native_kernels() -> None:
     large = torch.empty(SMALLEST)
     strided = torch.empty(2 * SMALLEST)[::2]
     for others in [(large[1:],), (large.double(),), (large, large.double()), (strided,)]:

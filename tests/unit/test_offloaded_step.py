@@ -60,7 +60,7 @@ def _advance(step: OuterStep, blocks: int, device: torch.device) -> list[Tensor]
 @pytest.mark.parametrize("device", [_CPU, pytest.param(_CUDA, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("name", _STEPS)
 def test_results_are_equal_bit_for_bit(name: str, device: torch.device) -> None:
-    """Also after the state of one is loaded into the other."""
+    """They are also equal after the state of one is loaded into the other."""
     start = torch.linspace(-1.0, 1.0, 8, dtype=torch.float64)
 
     def both() -> tuple[OuterStep, OuterStep]:

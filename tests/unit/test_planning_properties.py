@@ -125,7 +125,7 @@ def test_less_latency_costs_nothing(
 def test_more_hosts_are_no_more_efficient(
     plan: tuple[Workload, Network, Settings], factor: int
 ) -> None:
-    """From two hosts on, because messages inside one host take other links.
+    """There are at least two hosts, because messages inside one host take other links.
 
     Quantisation is left out: it rounds a shard up to whole groups of 512 elements, so that four
     hosts may send fewer bytes than three. PSP is left out: more servers divide the update of the
@@ -155,7 +155,7 @@ def test_overlap_is_never_slower_where_memory_is_free(
 def test_fragments_pause_no_longer_and_send_as_much(
     plan: tuple[Workload, Network, Settings], fragments: int
 ) -> None:
-    """Up to the rounding of shards."""
+    """The bytes of a synchronisation are equal up to the rounding of shards."""
     workload, network, settings = plan
     whole = replace(settings, block_size=400, fragments=1, overlap=False, across_dtype="same")
     whole = replace(whole, across_density=1.0)
@@ -236,7 +236,7 @@ def test_one_group_with_exact_gradients_costs_as_much_as_ddp() -> None:
 
 
 @pytest.mark.parametrize(("on_cores", "step_s"), [(False, 6.0), (True, 7.0)])
-def test_fsdp_gathers_twice_and_reduces_once_beside_the_step(on_cores: bool, step_s: float) -> None:
+def test_fsdp_gathers_twice_and_reduces_once_during_the_step(on_cores: bool, step_s: float) -> None:
     """Each of two ranks sends half of 4 MB three times over 1 MB/s."""
     link, free = Link(bytes_per_second=1e6), Processor(copy_bytes_per_second=FREE)
     network = Network(hosts=1, devices=2, within=link, between=link, processor=free)

@@ -110,7 +110,7 @@ def test_entries_of_an_earlier_run_do_not_hide_missing_ranks() -> None:
     assert "because rank 1 did not take part" in _failing(records[2], ranks=(1, 2))
 
 
-def test_error_of_another_kind_is_raised_as_it_is_with_a_note() -> None:
+def test_error_of_another_kind_is_raised_unchanged_with_a_note() -> None:
     (record,) = _records(Store(), 1)
     for error in (
         RuntimeError("Invalid scalar type"),

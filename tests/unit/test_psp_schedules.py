@@ -80,7 +80,7 @@ def check(run: Cluster) -> None:
     reliable = not (run.weather.deaths and run.weather.loss)
     # Copies for a successor may be lost too, with values that only some ranks have received.
     for model in run.models if reliable else []:
-        # Without ranks that died since: their values may have been lost together with a server.
+        # Dead ranks are left out, because their values may have been lost with a server.
         values = [torch.cat(model[rank.number]) for rank in live if rank.number in model]
         assert all(torch.equal(one, values[0]) for one in values), "the models of ranks differ"
     final: Sequence[Tensor] = [p.detach() for p in live[0].parameters]

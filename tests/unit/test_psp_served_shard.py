@@ -35,7 +35,7 @@ def test_same_push_twice_is_used_once(first: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_gradients_count_as_abstaining(value: float) -> None:
+def test_nonfinite_gradients_count_as_abstaining(value: float) -> None:
     served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, momentum=0.9))
     gradient = torch.full((5,), -1.0, dtype=torch.float64)
     gradient[3] = value
@@ -66,7 +66,7 @@ def test_sum_that_overflows_is_left_out() -> None:
     assert torch.equal(served.values, torch.zeros(5))
 
 
-def test_half_precision_is_added_up_in_single() -> None:
+def test_half_precision_is_summed_in_float32() -> None:
     served = Served(4, dtype=torch.float16, linear_scaling=False)
     for worker in range(4):
         served.push(worker, 0, -40000.0)

@@ -143,7 +143,7 @@ def test_report_names_the_missing_ranks_if_its_request_is_pending() -> None:
     report(3, 4, 7)
 
 
-def test_wait_handles_what_has_arrived_and_has_a_limit() -> None:
+def test_wait_handles_received_messages_and_has_a_limit() -> None:
     sender = Sender()
     channel: RequestChannel = sender.channel
     request = Request(channel, lambda gone: 3, retry_s=2.0)

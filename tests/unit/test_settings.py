@@ -94,7 +94,7 @@ def _annotated(kind: Any, *types: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_booleans_are_no_numbers_and_numbers_no_booleans(kind: Any) -> None:
-    """For every argument of every class."""
+    """Every argument of every class checks its type."""
     needed = {"hook": print} if kind is lh.CommHook else {}
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
@@ -223,7 +223,7 @@ def test_gtc_refuses_bucket_views_with_unused_parameters() -> None:
         lh.GTCStrategy(**{name: True})
 
 
-def test_presets_pass_their_arguments_on() -> None:
+def test_presets_pass_their_arguments_to_the_components() -> None:
     strategy = lh.BMUFGTCStrategy(
         group_size=2,
         threshold=0.5,

@@ -35,7 +35,7 @@ CLUSTERS = st.builds(
 
 @pytest.mark.parametrize(("devices", "push_period"), TABLE_2)
 def test_table_2(devices: int, push_period: int) -> None:
-    """Within 7%, because one bandwidth stands for four sizes and both kinds of buffering."""
+    """The tolerance is 7%, because one bandwidth is used for all rows and both columns."""
     cluster = replace(PAPER, devices=devices)
     with_buffers, without = TABLE_2[devices, push_period]
     speed = cluster.samples_per_second(push_period)
@@ -56,7 +56,7 @@ def test_double_buffering_gains_at_most_a_factor_of_two(cluster: Cluster, period
     assert waiting < speed <= 2 * waiting * (1 + 1e-12)
 
 
-# The quotient of its two times is 143 by arithmetic and more than that in floating point.
+# The quotient of its two times is exactly 143, and larger in floating point.
 ROUNDED = Cluster(
     nodes=1,
     devices=1,

@@ -17,7 +17,7 @@ from tests.signs import select_words, subtract_sent_
 @pytest.mark.parametrize("density", [0.003, 0.01, 0.1])
 @pytest.mark.parametrize("wrong_by", [0.05, 1.0, 30.0])
 def test_automatic_threshold_reaches_the_density(density: float, wrong_by: float) -> None:
-    """Also if the first gradient was far too small or too large. The density does not oscillate."""
+    """The first gradient may be far too small or too large. The density does not oscillate."""
     generator = torch.Generator().manual_seed(3)
     numel, workers = 5000, 2
     residuals = torch.zeros(workers, numel)

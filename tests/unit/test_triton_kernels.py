@@ -118,7 +118,7 @@ def by_interpreter() -> None:
 
 
 def test_kernels_give_the_bits_of_plain_torch() -> None:
-    """In a separate process, because Triton reads the environment when it is imported."""
+    """The test runs a process, because Triton reads the environment when it is imported."""
     call = "from tests.unit.test_triton_kernels import by_interpreter; by_interpreter()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -144,7 +144,7 @@ def test_kernels_on_a_device_give_the_bits_of_the_cpu(dtype: torch.dtype) -> Non
 def test_kernels_that_do_not_run_on_this_host_are_replaced_by_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a replacement for Triton, which compiles its driver at the first launch."""
+    """Triton compiles its driver at the first launch, which fails here."""
     tries = []
 
     def broken(*names: str) -> Any:

@@ -114,7 +114,7 @@ def test_nonfinite_update_is_undone(
 
 @pytest.mark.parametrize("together", [False, True])
 def test_parameter_without_a_gradient_does_not_change(together: bool) -> None:
-    """Neither by weight decay nor by its momentum."""
+    """Neither weight decay nor momentum changes it."""
     pair = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     talk = Talk((0, 2), optimizer=SGD(pair, lr=0.5, momentum=0.9, weight_decay=0.1))
 

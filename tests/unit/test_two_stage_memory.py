@@ -61,7 +61,7 @@ def _in_child(act: Callable[[], None]) -> Any:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
 def test_sums_that_are_taken_are_those_that_were_added(moves: list[tuple[int, bool, int]]) -> None:
-    """For any order of calls on two devices. Values are whole numbers, so sums are exact."""
+    """Two devices add and take in any order. Values are whole numbers, so sums are exact."""
     path = create_file(file_size(2, SHAPE))
     replica = _open(path)
     remove_file(path)
@@ -116,7 +116,7 @@ def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(
     assert torch.equal(out, torch.full((NUMEL,), 5.0))
 
 
-def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path) -> None:
+def test_lock_of_a_killed_process_is_released_although_its_child_still_runs(path: Path) -> None:
     """Worker processes of a DataLoader are forked from the device and live a little longer."""
     replica = _open(path)
 
@@ -172,7 +172,7 @@ def test_error_of_a_group_on_several_hosts_names_them() -> None:
         open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
 
 
-def test_groups_may_lie_on_different_hosts() -> None:
+def test_groups_may_be_on_different_hosts() -> None:
     def two_hosts(value: Any) -> list[Any]:
         if value["result"] is None:
             return [value, value]
@@ -181,7 +181,7 @@ def test_groups_may_lie_on_different_hosts() -> None:
     assert len(open_replicas([[torch.zeros(3)]], group_size=1, rank=0, exchange=two_hosts)) == 1
 
 
-def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.two_stage.pushes import OrderLock
 def test_every_node_pushes_once_between_two_pushes_of_another(
     data: st.DataObject, nodes: int, length: int
 ) -> None:
-    """While both take part. This bounds staleness by the number of nodes minus one."""
+    """This bounds the staleness by the number of nodes minus one, while both nodes take part."""
     lock = OrderLock(range(nodes))
     pushes: list[int] = []
     left: set[int] = set()

@@ -44,7 +44,7 @@ def test_states_of_all_servers_are_the_state_of_one_optimizer(name: str) -> None
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_servers_continue_from_the_state_of_one_optimizer(name: str, dtype: torch.dtype) -> None:
-    """To the last bit. NAdam's product cannot be represented in bfloat16."""
+    """Values are equal to the last bit. Bfloat16 cannot represent NAdam's product."""
     if name == "own":
         pytest.skip("has a count in its groups, which is not state of parameters")
     own = parameters(dtype=dtype)
@@ -59,7 +59,7 @@ def test_servers_continue_from_the_state_of_one_optimizer(name: str, dtype: torc
         updater.load(saved)
     for step in range(3, 6):
         serve(updaters, step, dtype)
-    assert same_state(saved, copy)  # it is copied
+    assert same_state(saved, copy)  # load copies it
     for step in range(3, 6):
         plain_step(optimizer, own, gradients(step, dtype))
     assert same_values(tensors, own)
@@ -88,7 +88,7 @@ def test_sibling_starts_without_state_at_the_current_rates(name: str) -> None:
 
 
 def test_sibling_starts_with_the_initial_state_of_the_optimizer() -> None:
-    """Also after the optimizer has loaded another state."""
+    """A state that the optimizer loads later has no effect."""
     own = parameters()
     optimizer = optim.Adagrad(own, lr=0.1, initial_accumulator_value=0.5)
     updater = Updater(optimizer, {})
