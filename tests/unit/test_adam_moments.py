@@ -95,10 +95,10 @@ def test_merged_squares_are_at_least_those_of_the_start_model(
     ETAS,
 )
 def test_squares_never_become_negative(
-    added: list[float], held: list[float], beta: float, tau: float, eta: float
+    added: list[float], squares: list[float], beta: float, tau: float, eta: float
 ) -> None:
     """Squares after a block are at least beta^tau of the previous ones, up to rounding."""
-    previous = torch.tensor(held, dtype=torch.float32)
+    previous = torch.tensor(squares, dtype=torch.float32)
     mean = previous * beta**tau + torch.tensor(added, dtype=torch.float32)
     steps = BlockSteps(tau, eta * tau / (1 - eta))
     advance_square_(mean, previous, beta=beta, steps=steps)

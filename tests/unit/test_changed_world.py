@@ -27,10 +27,10 @@ def _saved(**kinds: Any) -> SavedRun:
 
 
 @pytest.mark.parametrize(
-    ("devices", "groups", "kept"), [(8, 2, True), (8, 1, False), (4, 2, False), (2, 8, True)]
+    ("devices", "groups", "keeps"), [(8, 2, True), (8, 1, False), (4, 2, False), (2, 8, True)]
 )
 def test_message_names_the_group_size_that_keeps_the_groups(
-    devices: int, groups: int, kept: bool
+    devices: int, groups: int, keeps: bool
 ) -> None:
     """An example is half of the hosts with twice as many ranks each, and group_size="node"."""
     saved = _saved(mesh=None)
@@ -39,11 +39,11 @@ def test_message_names_the_group_size_that_keeps_the_groups(
         saved, layout, saved.section["kinds"], automatic=["block_momentum"], keeps_residuals=True
     )
     assert f"{groups} groups of {devices} ranks instead of 4 of 4" in message
-    assert message.endswith("group_size=4 keeps their groups.") == kept
+    assert message.endswith("group_size=4 keeps their groups.") == keeps
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "as_folder", "kept"),
+    ("before", "now", "as_folder", "keeps"),
     [
         (None, None, False, True),
         ([4, 1], [2, 1], True, True),
@@ -53,7 +53,7 @@ def test_message_names_the_group_size_that_keeps_the_groups(
     ],
 )
 def test_lost_state_of_outer_steps_is_stated(
-    before: Any, now: Any, as_folder: bool, kept: bool
+    before: Any, now: Any, as_folder: bool, keeps: bool
 ) -> None:
     """Only a checkpoint folder has the state of a sharded module for another mesh."""
     saved = _saved(mesh=before)
@@ -62,4 +62,4 @@ def test_lost_state_of_outer_steps_is_stated(
     layout = RankLayout.two_tiers(4, 16)
     kinds = {**saved.section["kinds"], "mesh": now}
     message = what_changes(saved, layout, kinds, automatic=[], keeps_residuals=True)
-    assert ("the state of outer steps, such as block momentum, is lost" in message) != kept
+    assert ("the state of outer steps, such as block momentum, is lost" in message) != keeps

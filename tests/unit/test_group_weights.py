@@ -83,7 +83,7 @@ def test_samples_of_a_batch(batch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "found"),
+    ("batch", "message"),
     [
         ([torch.zeros(3, 5), torch.zeros(5)], "a list has first dimensions of 3, 5"),
         (["text"], "a list has no tensors"),
@@ -91,8 +91,8 @@ def test_samples_of_a_batch(batch: Any) -> None:
         (torch.tensor(1.0), "a Tensor has no tensors"),
     ],
 )
-def test_unclear_samples_are_an_error(batch: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=f"{found}.*batch_samples.*weighting='equal'"):
+def test_unclear_samples_are_an_error(batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}.*batch_samples.*weighting='equal'"):
         batch_samples(pl.LightningModule(), batch)
 
 

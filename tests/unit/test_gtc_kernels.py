@@ -182,9 +182,9 @@ class _Allocations(TorchDispatchMode):
         given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
         known = {t.untyped_storage().data_ptr() for t in given}
         result = func(*args, **kwargs)
-        for made in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
-                self.largest_bytes = max(self.largest_bytes, made.untyped_storage().nbytes())
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(output, Tensor) and output.untyped_storage().data_ptr() not in known:
+                self.largest_bytes = max(self.largest_bytes, output.untyped_storage().nbytes())
         return result
 
 
@@ -198,10 +198,10 @@ def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
     residual = torch.zeros(numel)
     for _ in range(3):
         values = gradient.clone()
-        with _Allocations() as seen:
+        with _Allocations() as allocations:
             words, _ = _encode_(values, residual, 0.5)
             _decode_(values, residual, words, 0.5, [words] * workers, [0.25])
-        assert seen.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
+        assert allocations.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
         residual.zero_()
 
 

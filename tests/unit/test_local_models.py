@@ -64,8 +64,8 @@ def test_values_in_groups_belong_to_a_model_if_its_steps_change_them() -> None:
             schedule.step()
         for one, other in zip(_state(module), _state(alone), strict=True):
             assert torch.equal(one, other)
-        (found,), (expected,) = optimizer.param_groups, own.param_groups
-        assert [found[name] for name in ("lr", "k", "sum")] == [
+        (group,), (expected,) = optimizer.param_groups, own.param_groups
+        assert [group[name] for name in ("lr", "k", "sum")] == [
             expected[name] for name in ("lr", "k", "sum")
         ]
 

@@ -74,8 +74,8 @@ def test_results_are_equal_bit_for_bit(name: str, device: torch.device) -> None:
             assert torch.equal(one, other)
         assert plain.settings() == offloaded.settings()
         for vector, own in plain.vectors.items():
-            held = offloaded.vectors[vector]
-            assert torch.equal(held, own.cpu()) and held.is_pinned() == (device == _CUDA)
+            copy = offloaded.vectors[vector]
+            assert torch.equal(copy, own.cpu()) and copy.is_pinned() == (device == _CUDA)
         states = offloaded.state(), plain.state()
         plain, offloaded = both()
         for step, state in zip((plain, offloaded), states, strict=True):

@@ -43,9 +43,9 @@ def test_steps_at_the_end_of_a_block_are_separated_from_those_between() -> None:
 def test_bytes_of_a_host_count_once_for_any_number_of_ranks() -> None:
     ranks = [reading(host, [0.1] * 4, sent_bytes=[sent, 0, 0, 100]) for host, sent in
              ((0, 300), (0, 304), (1, 700), (1, 700))]  # fmt: skip
-    found = figures(ranks, 1)
-    assert found.host_bytes == pytest.approx((404 + 800) / 2 / 4)
-    assert found.peak_bytes == pytest.approx((304 + 700) / 2)
+    own = figures(ranks, 1)
+    assert own.host_bytes == pytest.approx((404 + 800) / 2 / 4)
+    assert own.peak_bytes == pytest.approx((304 + 700) / 2)
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_fitting_finds_the_parameters_of_exact_readings() -> None:
         SpeedupReading(ranks=ranks, block_size=size, speedup=own.speedup(ranks, size))
         for ranks, size in ((8, 10), (8, 50), (64, 20))
     ]
-    found = fit_block_costs(readings)
-    assert found.efficiency == pytest.approx(0.9)
-    assert found.synchronisation_steps == pytest.approx(5)
+    fitted = fit_block_costs(readings)
+    assert fitted.efficiency == pytest.approx(0.9)
+    assert fitted.synchronisation_steps == pytest.approx(5)
 
 
 def test_fitting_refuses_readings_without_a_solution() -> None:

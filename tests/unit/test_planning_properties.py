@@ -221,9 +221,9 @@ def test_predictions_reach_thousands_of_hosts() -> None:
     workload = Workload(parameters=10**7, step_s=0.1)
     for hosts in (1000, 5000):
         network = Network(hosts=hosts, devices=1, within=link, between=link)
-        found = {own.strategy: own for own in predict_all(workload, network, Settings())}
-        assert found["bmuf"].ranks == hosts
-        assert found["ddp"].efficiency < found["bmuf"].efficiency < 1
+        predictions = {own.strategy: own for own in predict_all(workload, network, Settings())}
+        assert predictions["bmuf"].ranks == hosts
+        assert predictions["ddp"].efficiency < predictions["bmuf"].efficiency < 1
 
 
 def test_one_group_with_exact_gradients_costs_as_much_as_ddp() -> None:
@@ -241,5 +241,5 @@ def test_fsdp_gathers_twice_and_reduces_once_during_the_step(on_cores: bool, ste
     link, free = Link(bytes_per_second=1e6), Processor(copy_bytes_per_second=FREE)
     network = Network(hosts=1, devices=2, within=link, between=link, processor=free)
     workload = Workload(parameters=10**6, step_s=1.0, on_cores=on_cores)
-    found = predict("diloco_fsdp", workload, network)
-    assert found.step_s == pytest.approx(step_s) and found.memory_bytes == 1.5 * 4e6
+    prediction = predict("diloco_fsdp", workload, network)
+    assert prediction.step_s == pytest.approx(step_s) and prediction.memory_bytes == 1.5 * 4e6

@@ -97,8 +97,10 @@ def test_every_trained_parameter_is_in_one_shard_and_shards_are_balanced(
     assert [shard.number for shard in shards] == list(range(2 * world_size))
     assert [shard.home for shard in shards] == 2 * list(range(world_size))
     for number, (optimizer, expected) in enumerate(zip(optimizers, trained, strict=True)):
-        found = [index for shard in shards if shard.optimizer == number for index in shard.indices]
-        assert sorted(found) == sorted(expected)
+        indices = [
+            index for shard in shards if shard.optimizer == number for index in shard.indices
+        ]
+        assert sorted(indices) == sorted(expected)
         for shard in shards[number * world_size : (number + 1) * world_size]:
             own = optimizer.param_groups[0]["params"]
             pairs = zip(shard.parameters, shard.indices, strict=True)

@@ -76,7 +76,7 @@ def test_single_model_needs_no_route() -> None:
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> None:
     layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
-    made: list[list[tuple[list[int], str]]] = []
+    created: list[list[tuple[list[int], str]]] = []
     for rank in range(8):
         own: list[tuple[list[int], str]] = []
 
@@ -85,11 +85,11 @@ def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> 
             return tuple(ranks) if rank in ranks else None
 
         route: Any = build_route(layout, host_of, make)
-        made.append(own)
+        created.append(own)
         assert route.inter_host_ranks == 2
         peers = next(own for own in layout.groups(1) if rank in own)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)
         firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))
         assert route.between == (firsts if rank in firsts else None)
-    assert all(own == made[0] for own in made)
+    assert all(own == created[0] for own in created)
