@@ -1,1 +1,1 @@
-"""Pieces by themselves, in one process."""
+"""Unit tests: single components, mostly in one process."""

@@ -1,4 +1,4 @@
-"""Ports between threads of one process, with the interface of the real ones, for tests."""
+"""Ports of tests, between threads of one process, with the interface of the real ports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lightning_hier.parameter_server.server_loop import Handler, ServerLoop
 
 
 class LocalNetwork:
-    """Mailboxes of so many ranks; messages to and from a rank that was cut off are dropped.
+    """Queues of all ranks. Ports refuse messages to and from ranks that are cut off.
 
-    `refuse` tells which messages a port does not take, `lose` which are lost on their way.
+    ``refuse`` selects messages that a port refuses, and ``lose`` messages that are lost in transit.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -72,7 +72,7 @@ class LocalClientPort:
 
 
 class LocalWatch:
-    """Knows who was cut off."""
+    """Watch that reports the ranks that are cut off as lost."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network, self._rank = network, rank
@@ -103,7 +103,7 @@ def on_every_rank(
     *,
     timeout_s: float = 10.0,
 ) -> list[Any]:
-    """Results of `work(rank, channel)` in one thread a rank; an exception is a result too."""
+    """Run ``work(rank, channel)`` in a thread for each rank. Return results or exceptions."""
     world_size = len(network.servers)
 
     def run(rank: int) -> Any:
@@ -119,7 +119,7 @@ def on_every_rank(
         finally:
             finished.append(rank)
             if rank not in network.cut_off:
-                # As in a job: nobody stops serving before everybody has finished.
+                # As in a job, no rank stops serving before all ranks have finished.
                 while len(finished) < world_size:
                     server_loop.check()
                     pause.wait(0.01)

@@ -1,4 +1,4 @@
-"""A request channel without threads, sockets and clock, driven by tests."""
+"""A request channel of tests, without threads, sockets and clock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
 class LoneChannel(RequestChannel):
-    """Hands what is sent to a function.
+    """A request channel that passes messages to a function.
 
     Args:
-        send: tells whether a message to a rank was taken.
+        send: function that gets a rank and a message, and returns whether it is queued.
 
     Attributes:
-        lost_ranks: ranks that are gone, and why; tests add some.
+        lost_ranks: lost ranks and the reasons. Tests add ranks.
         time: time of this channel, in seconds.
-        sending: ranks to which what was sent is still queued.
+        sending: ranks to which a message is still queued.
         inbox: received messages that :meth:`poll` will handle.
 
     """
@@ -40,7 +40,7 @@ class LoneChannel(RequestChannel):
             handler(received, now)
 
     def lose(self, rank: int, now: float) -> None:
-        """Note that a rank is gone as :meth:`poll` does."""
+        """Note that a rank is lost as :meth:`poll` does."""
         self.lost_ranks[rank] = "it was killed"
         self._note_gone(rank, now)
 

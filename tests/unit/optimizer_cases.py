@@ -17,7 +17,7 @@ Make = Callable[[Iterable[Any]], Optimizer]
 
 
 class Sign(Optimizer):
-    """An optimizer of somebody's own, which keeps things in its groups and on itself."""
+    """A custom optimizer with values in its groups and in its attributes."""
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, scale: float = 1.0) -> None:
         super().__init__(params, {"lr": lr, "seen": 0, "shape": len})
@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, Make] = {
     "rprop": lambda p: optim.Rprop(p, lr=0.01),
     "own": lambda p: Sign(p),
 }
-# Their rate is a step late, or rules the first step only.
+# Their learning rate acts one step later, or only at the first step.
 FOLLOWS_FACTOR_LATER = ("asgd", "rprop")
 
 
@@ -85,14 +85,14 @@ def plain_step(optimizer: Optimizer, own: Sequence[Parameter], values: Sequence[
 
 
 def servers(optimizer: Optimizer, own: Sequence[Parameter], cuts: Sequence[Sequence[int]]) -> Any:
-    """One Updater for each cut of the parameters, and all tensors by index."""
+    """One Updater for each list of indices in ``cuts``, and all tensors by index."""
     tensors = {index: own[index].detach().clone() for cut in cuts for index in cut}
-    made = [Updater(optimizer, {own[index]: tensors[index] for index in cut}) for cut in cuts]
-    return made, tensors
+    updaters = [Updater(optimizer, {own[index]: tensors[index] for index in cut}) for cut in cuts]
+    return updaters, tensors
 
 
 def serve(updaters: Iterable[Updater], step: int, dtype: torch.dtype = torch.float64) -> None:
-    """Have each server make a step with its own part of the gradients, flat as they arrive."""
+    """Let each server make a step with its part of the gradients, flat as in messages."""
     for updater in updaters:
         updater.step([gradients(step, dtype)[index].flatten() for index in updater._indices])
 

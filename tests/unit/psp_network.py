@@ -1,8 +1,8 @@
-"""PSP-SGD in one process: ranks, a network that misbehaves on purpose, and a clock of its own.
+"""Simulation of PSP-SGD in one process, with an unreliable network and a simulated clock.
 
-Everything follows from a seed. Messages are delayed, lose their order and are lost as told; ranks
-compute for as long as told and die when told. Threads and sockets are not in it: servers and
-workers are called as server_loop and client would call them.
+A seed determines everything. :class:`Weather` describes how messages are delayed, reordered and
+lost, how long ranks compute, and when they die. There are no threads and no sockets: the simulation
+calls servers and workers as the server loop and the request channel do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
-# Gradients of a rank at a step, by parameter, from its parameters.
+# Returns the gradients of a rank at a step, in the order of its parameters.
 Gradients = Callable[[int, int, list[Parameter]], Sequence[Tensor | None]]
 _TICK_S = 0.5
 
@@ -38,12 +38,12 @@ class Weather:
     """How the network and the ranks behave.
 
     Attributes:
-        latency_s: from and to, in seconds; drawn for each message.
-        loss: share of the messages that are lost.
-        ordered: whether messages between two ends keep their order.
-        compute_s: of each rank, for one gradient.
-        deaths: when ranks die, in seconds.
-        notice_s: from and to: how long a rank takes to see that another has died.
+        latency_s: limits of the random latency of a message, in seconds.
+        loss: fraction of the messages that are lost.
+        ordered: whether messages between two ranks keep their order.
+        compute_s: seconds that each rank takes to compute a gradient.
+        deaths: times at which ranks die, in seconds.
+        notice_s: limits of the random time until a rank detects a death, in seconds.
 
     """
 
@@ -74,22 +74,23 @@ class Rank:
         self.pushed = 0
         self.inbox: list[Received] = []
         self.lost: dict[int, str] = {}
-        self.heard: set[int] = set()
+        self.noted: set[int] = set()
         self.gradients: dict[tuple[int, int], Tensor] = {}
 
 
 class Cluster:
-    """Ranks that train for some steps and meet at the end.
+    """Ranks that train for some steps, with a rendezvous at the end.
 
     Args:
         world_size: number of ranks.
-        start: parameters that all of them start from.
-        make: makes an optimizer.
-        gradients: of a rank at a step.
-        steps: of every rank.
-        weather: how things behave.
-        settings: of the run; None: the default ones.
-        seed: of everything that is drawn.
+        start: initial parameters of all ranks.
+        make: creates an optimizer.
+        gradients: computes the gradients of a rank at a step.
+        steps: number of steps of every rank.
+        weather: behaviour of the network and the ranks.
+        settings: settings of the run, or None for the default ones.
+        rendezvous_every: steps between two rendezvous, or 0 for one at the end.
+        seed: seed of all random numbers.
 
     """
 
@@ -124,11 +125,11 @@ class Cluster:
         self.dead: set[int] = set()
 
     def live(self) -> list[Rank]:
-        """Ranks that are there."""
+        """Ranks that have not died."""
         return [rank for rank in self.ranks if rank.number not in self.dead]
 
     def run(self, limit_s: float = 3000.0) -> None:
-        """Let all ranks come to their end; raise if they have not after a time of the clock."""
+        """Run until all live ranks are done. Raise TimeoutError after ``limit_s`` of the clock."""
         for rank in self.ranks:
             self._compute(rank)
         for number, at in self.weather.deaths.items():
@@ -139,10 +140,10 @@ class Cluster:
             if self.now > limit_s:
                 raise TimeoutError({rank.number: rank.state for rank in self.live()})
             happen()
-            self._look()
+            self._check_timestamps()
 
     def post(self, sender: Rank, to: int, message: Message) -> bool:
-        """From a worker to a server."""
+        """Send a message from a worker to a server."""
         if to in sender.lost:
             return False
         target = self.ranks[to]
@@ -152,10 +153,10 @@ class Cluster:
         return True
 
     def reply(self, sender: Rank, address: bytes, message: Message) -> bool:
-        """From a server to a worker."""
+        """Send a message from a server to a worker."""
         target = self.ranks[address[0]]
         received = Received(sender.number, b"", message)
-        self._deliver("down", sender.number, address[0], lambda: self._hear(target, received))
+        self._deliver("down", sender.number, address[0], lambda: self._receive(target, received))
         return True
 
     def _deliver(self, way: str, sender: int, to: int, arrive: Callable[[], None]) -> None:
@@ -175,7 +176,7 @@ class Cluster:
             return
         rank.server.handle(received, self.now)
 
-    def _hear(self, rank: Rank, received: Received) -> None:
+    def _receive(self, rank: Rank, received: Received) -> None:
         if rank.number in self.dead:
             return
         rank.inbox.append(received)
@@ -188,11 +189,11 @@ class Cluster:
         self._at(self.now + _TICK_S, self._tick)
 
     def _poll(self, rank: Rank) -> None:
-        """What the main thread does while it waits."""
+        """Do the work of the main thread while it waits."""
         if rank.state == "computing":
             return
-        for number in sorted(rank.lost.keys() - rank.heard):
-            rank.heard.add(number)
+        for number in sorted(rank.lost.keys() - rank.noted):
+            rank.noted.add(number)
             rank.channel.lose(number, self.now)
             try:
                 self.settings.check_quorum(len(self.ranks), rank.lost)
@@ -204,7 +205,7 @@ class Cluster:
         if rank.state == "pulling" and rank.worker.is_pulled(self.now):
             rank.worker.pull()
             self._go_on(rank)
-        elif rank.state == "meeting" and rank.worker.has_global_model(0.0):
+        elif rank.state == "arrived" and rank.worker.has_global_model(0.0):
             rank.worker.take_global_model()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:
@@ -235,7 +236,7 @@ class Cluster:
     def _go_on(self, rank: Rank) -> None:
         if rank.steps % self._every == 0 or rank.steps >= self._steps:
             rank.worker.arrive()
-            rank.state = "meeting"
+            rank.state = "arrived"
             self._poll(rank)
         else:
             self._compute(rank)
@@ -251,8 +252,8 @@ class Cluster:
         rank.server.peer_gone(number, self.now)
         self._poll(rank)
 
-    def _look(self) -> None:
-        """See that no block of a server has gone back."""
+    def _check_timestamps(self) -> None:
+        """Check that the timestamp of no served shard has decreased."""
         for rank in self.ranks:
             for number, served in rank.server.served.items():
                 key = rank.number, number

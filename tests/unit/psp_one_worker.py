@@ -1,4 +1,4 @@
-"""One worker that tests speak to directly, and what it says."""
+"""A single PSP worker for tests, without threads and sockets, and the messages that it sends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sent = tuple[int, Kind, int, int]
 
 
 class Harness:
-    """Worker 0 of some ranks with one parameter a block, of two elements."""
+    """Worker 0 of ``ranks`` ranks. Each shard has one parameter with two elements."""
 
     def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0) -> None:
         self.own = [Parameter(torch.zeros(2)) for _ in range(ranks)]
@@ -44,7 +44,7 @@ class Harness:
     def block(
         self, number: int, timestamp: int, value: float = 0.0, *, sender: int | None = None
     ) -> bool:
-        """Receive a BLOCK; tell whether the worker may go on."""
+        """Receive a BLOCK message, and return whether the worker may continue."""
         message = Message(Kind.BLOCK, number, timestamp, {}, torch.full((2,), value))
         self.hear(number if sender is None else sender, message)
         return self.worker.is_pulled(self.now)

@@ -1,4 +1,4 @@
-"""One served shard that tests speak to directly, and what it answers."""
+"""A single served shard for tests, without threads and sockets, and its answers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.unit.replying import Replying
 
 
 class Served:
-    """A shard of two parameters, of 3 and 2 elements that start at zero.
+    """A shard of two parameters with 3 and 2 elements, which are zero at the start.
 
     Args:
         workers: number of ranks.
-        c: min_pushes.
-        tau: push_timeout_s.
-        make: makes the optimizer; SGD at a rate of 1 unless told otherwise.
-        dtype: of the parameters.
+        c: ``min_pushes`` of the settings.
+        tau: ``push_timeout_s`` of the settings.
+        make: creates the optimizer, by default SGD with a learning rate of 1.
+        dtype: dtype of the parameters.
         **settings: further settings.
 
     Attributes:
-        full: workers whose queue takes nothing more.
+        full: workers whose queue is full.
 
     """
 
@@ -91,36 +91,36 @@ class Served:
         lr: float | None = None,
         **facts: Any,
     ) -> list[tuple[int, int]]:
-        """Push, and return who has been sent which version."""
-        told = hyperparameters(self.optimizer)
+        """Push. Return the worker and the version of each answer."""
+        groups = hyperparameters(self.optimizer)
         if lr is not None:
-            told[0]["lr"] = lr
-        known = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": told}
+            groups[0]["lr"] = lr
+        defaults = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": groups}
         flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
-        message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **known, **facts}, flat)
+        message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **defaults, **facts}, flat)
         return self.hear(self.shard.respond, worker, message, now)
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
-        """Abstain, and return who has been sent which version."""
+        """Abstain. Return the worker and the version of each answer."""
         message = Message(Kind.ABSTAIN, 0, timestamp, {"final": 0})
         return self.hear(self.shard.respond, worker, message, now)
 
     def arrive(
         self, worker: int, timestamp: int, number: int = 1, now: float = 0.0
     ) -> list[tuple[int, int]]:
-        """Come to a rendezvous, and return who has been sent which version."""
+        """Arrive at a rendezvous. Return the worker and the version of each answer."""
         message = Message(Kind.ARRIVE, 0, timestamp, {"number": number})
         return self.hear(self.shard.arrive, worker, message, now)
 
     def leave(self, worker: int, now: float = 0.0) -> list[tuple[int, int]]:
-        """Have a worker gone, and return who has been sent which version."""
+        """Remove a lost worker. Return the worker and the version of each answer."""
         self.live.discard(worker)
         self.sent.clear()
         self.shard.leave(worker, now)
         return self._answers()
 
     def tick(self, now: float) -> list[tuple[int, int]]:
-        """Let time pass, and return who has been sent which version."""
+        """Call ``tick`` of the shard. Return the worker and the version of each answer."""
         self.sent.clear()
         self.shard.tick(now)
         return self._answers()
@@ -128,7 +128,7 @@ class Served:
     def hear(
         self, method: Callable[[Received, float], None], worker: int, message: Message, now: float
     ) -> list[tuple[int, int]]:
-        """Hand the shard any message, and return who has been sent which version."""
+        """Pass a message to the shard. Return the worker and the version of each answer."""
         self.sent.clear()
         method(Received(worker, bytes([worker]), message), now)
         return self._answers()

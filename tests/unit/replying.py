@@ -1,4 +1,4 @@
-"""A server's port for tests: hands what is sent to a function."""
+"""Server port of tests. It passes messages to a function."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from lightning_hier.parameter_server.message import Kind, Message
 
 
 class Replying:
-    """The answering half of a port.
+    """The sending side of a server port.
 
     Attributes:
-        send: what is called.
-        sending: addresses to which what was sent is still queued.
+        send: function that gets an address and a message, and returns whether it is queued.
+        sending: addresses to which a message is still queued.
 
     """
 

@@ -1,4 +1,4 @@
-"""Adam's moments under block momentum: eq. 18 as printed, its fixed point, and the step counts."""
+"""Adam's moments under block momentum: eq. 18 of the paper, step counts, and advice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 
 
 def _printed(mean: Tensor, previous: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
-    """Eq. 18."""
+    """The right-hand side of eq. 18, in the order of the paper."""
     return (
         beta**tau * (beta**eta_rho - 1) / (1 - beta**tau) * previous
         + (1 - beta ** (tau + eta_rho)) / (1 - beta**tau) * mean
@@ -57,7 +57,7 @@ def test_eq_18_as_printed(seed: int, beta: float, tau: float, eta: float, blocks
 
 
 @given(SEEDS, BETAS, TAUS, st.sampled_from([torch.float32, torch.float64]))
-def test_without_look_ahead_the_mean_stays_to_the_bit(
+def test_without_look_ahead_the_mean_does_not_change(
     seed: int, beta: float, tau: float, dtype: torch.dtype
 ) -> None:
     for steps in (BlockSteps(tau, 0.0), BlockSteps(0.0, 0.0), BlockSteps(0.0, 3.0)):
@@ -75,7 +75,7 @@ def test_without_look_ahead_the_mean_stays_to_the_bit(
 def test_merged_squares_are_at_least_those_of_the_start_model(
     seed: int, beta: float, steps: int
 ) -> None:
-    """In float32, where differences of unlike magnitudes are rounded; without steps to the bit."""
+    """Float32 rounds differences of unlike magnitudes. Without steps, the result is exact."""
     sent, start = (own.square() for own in _normal(seed, torch.float32))
     start *= 2.0**-40
     merged = sent * beta**steps
@@ -95,10 +95,10 @@ def test_merged_squares_are_at_least_those_of_the_start_model(
     ETAS,
 )
 def test_squares_never_become_negative(
-    added: list[float], held: list[float], beta: float, tau: float, eta: float
+    added: list[float], squares: list[float], beta: float, tau: float, eta: float
 ) -> None:
-    """What a block makes of squares is beta^tau of the last ones and more, but for rounding."""
-    previous = torch.tensor(held, dtype=torch.float32)
+    """Squares after a block are at least beta^tau of the previous ones, up to rounding."""
+    previous = torch.tensor(squares, dtype=torch.float32)
     mean = previous * beta**tau + torch.tensor(added, dtype=torch.float32)
     steps = BlockSteps(tau, eta * tau / (1 - eta))
     advance_square_(mean, previous, beta=beta, steps=steps)
@@ -123,12 +123,12 @@ def _adam(*beta1: float) -> torch.optim.Optimizer:
 
 
 def test_large_beta1_with_many_models_gets_the_papers_advice() -> None:
-    kept = lh.BMUFAdam(local_beta1="keep")
-    said = kept.advice(_adam(0.5, 0.9), 17)
-    assert said is not None
-    assert "beta1=0.9 with 17 averaged models" in said and "betas=(0.5, 0.999)" in said
-    assert kept.advice(_adam(0.5, 0.9), 16) is None
-    assert kept.advice(_adam(0.5), 64) is None
+    sync = lh.BMUFAdam(local_beta1="keep")
+    message = sync.advice(_adam(0.5, 0.9), 17)
+    assert message is not None
+    assert "beta1=0.9 with 17 averaged models" in message and "betas=(0.5, 0.999)" in message
+    assert sync.advice(_adam(0.5, 0.9), 16) is None
+    assert sync.advice(_adam(0.5), 64) is None
     assert lh.BMUFAdam().advice(_adam(0.9), 64) is None
 
 
@@ -136,7 +136,7 @@ def test_large_beta1_with_many_models_gets_the_papers_advice() -> None:
     ("setting", "models", "expected"),
     [("auto", 2, 0.5), ("keep", 2, 0.9), (0.7, 2, 0.7), (0.95, 2, 0.9), ("auto", 1, 0.9)],
 )
-def test_local_beta1_holds_inside_the_step_alone(
+def test_local_beta1_is_set_only_inside_the_step(
     setting: Any, models: int, expected: float
 ) -> None:
     optimizer, config = _adam(0.9, 0.3), lh.BMUFAdam(local_beta1=setting)
@@ -151,45 +151,45 @@ def test_local_beta1_holds_inside_the_step_alone(
 def test_averaging_and_compression_warn_of_adam() -> None:
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     for advice in (lh.GTC().advice, lambda own: lh.ModelAveraging().advice(own, 2)):
-        said = advice(_adam(0.9))
-        assert said is not None and "with Adam" in said and "BMUFAdam(...)" in said
+        message = advice(_adam(0.9))
+        assert message is not None and "with Adam" in message and "BMUFAdam(...)" in message
         assert advice(plain) is None
     assert lh.AllReduce().advice(_adam(0.9)) is None
 
 
-def test_each_of_several_optimizers_of_one_kind_is_advised() -> None:
+def test_each_of_several_optimizers_of_one_kind_gets_advice() -> None:
     sync = lh.BMUFAdam(local_beta1="keep")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as logs:
         warnings.simplefilter("always")
         log_advice([_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
-    assert ["beta1=0.9" in str(said[0].message), "beta1=0.7" in str(said[1].message)] == [True] * 2
-    assert len(said) == 2
+    assert ["beta1=0.9" in str(logs[0].message), "beta1=0.7" in str(logs[1].message)] == [True] * 2
+    assert len(logs) == 2
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])
-def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
+def test_advice_for_bmuf_with_adam_is_bmuf_adam(kind: str) -> None:
     optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(1))])
-    said = lh.BMUF().advice(optimizer, 2)
-    assert said is not None and kind in said and "BMUFAdam(...)" in said
+    message = lh.BMUF().advice(optimizer, 2)
+    assert message is not None and kind in message and "BMUFAdam(...)" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        log_advice([optimizer], None, lh.BMUF(), 1)  # whose model is not averaged
+        log_advice([optimizer], None, lh.BMUF(), 1)  # a single model is not averaged
     assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
 
 
 def test_sparse_updates_with_outer_momentum_are_advised_against() -> None:
     optimizer = _adam(0.9)
-    said = lh.DiLoCo(across_density=0.02).advice(optimizer, 4)
-    assert said is not None and "pass outer_momentum=0 and outer_lr=1" in said
+    message = lh.DiLoCo(across_density=0.02).advice(optimizer, 4)
+    assert message is not None and "pass outer_momentum=0 and outer_lr=1" in message
     assert lh.DiLoCo(across_density=0.02, outer_momentum=0.0).advice(optimizer, 4) is None
     assert lh.DiLoCo().advice(optimizer, 4) is None
 
 
-def test_a_single_group_of_several_ranks_is_named() -> None:
+def test_single_group_of_several_ranks_gets_a_warning() -> None:
     """Every step would exchange gradients between all ranks, as under DDP."""
     for gradient_sync, number in ((lh.AllReduce(), 1), (None, 1), (lh.AllReduce(), 2)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             log_advice([_adam(0.9)], gradient_sync, lh.DiLoCo(), number)
-        said = [str(own.message) for own in caught if "one group" in str(own.message)]
-        assert len(said) == (gradient_sync is not None and number == 1)
+        messages = [str(own.message) for own in caught if "one group" in str(own.message)]
+        assert len(messages) == (gradient_sync is not None and number == 1)

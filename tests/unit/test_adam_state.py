@@ -1,4 +1,4 @@
-"""Optimizer states that are made and moved: those that torch insists on keep their form."""
+"""State that is created for local optimizers has the form that torch requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.local_state import AveragedMomentum
 
 KINDS = ["Adam", "AdamW", "NAdam", "RAdam"]
-# torch has no fused kernel of NAdam and RAdam, and captures on GPUs alone.
+# torch has no fused kernels of NAdam and RAdam, and captures graphs only on GPUs.
 ON_CPU: list[tuple[str, dict[str, Any]]] = [
     *((kind, options) for kind in KINDS for options in ({}, {"foreach": True})),
     *((kind, {"fused": True}) for kind in ("Adam", "AdamW")),
@@ -22,7 +22,7 @@ CAPTURED: list[tuple[str, dict[str, Any]]] = [(kind, {"capturable": True}) for k
 
 
 class _Twins:
-    """Stands for a channel to one other rank that always holds the same."""
+    """A channel to one other rank that always has the same values."""
 
     size = 2
 
@@ -32,7 +32,7 @@ class _Twins:
         return self
 
     def wait(self) -> None:
-        """It is there already."""
+        """The result is complete at once."""
 
 
 def _moments(optimizer: Any, weights: list[nn.Parameter]) -> AdamMoments:
@@ -41,10 +41,10 @@ def _moments(optimizer: Any, weights: list[nn.Parameter]) -> AdamMoments:
 
 
 @pytest.mark.parametrize(("kind", "options"), [*ON_CPU, *CAPTURED])
-def test_step_counts_have_the_form_that_the_optimizer_insists_on(
+def test_step_counts_have_the_form_that_the_optimizer_requires(
     kind: str, options: dict[str, Any]
 ) -> None:
-    """Captured graphs read the same tensor for ever; fused kernels take float32 alone."""
+    """Captured graphs always read the same tensor. Fused kernels accept only float32."""
     weight = nn.Parameter(torch.zeros(3))
     optimizer = getattr(torch.optim, kind)([weight], **options)
     moments = _moments(optimizer, [weight])
@@ -53,8 +53,8 @@ def test_step_counts_have_the_form_that_the_optimizer_insists_on(
     assert ("mu_product" in counts) == (kind == "NAdam")
     for count in counts.values():
         count.add_(3.0 if count is counts["step"] else 0.0)
-        insists = "fused" in options or "capturable" in options
-        assert count.dtype == (torch.float32 if insists else torch.float64)
+        needs_float32 = "fused" in options or "capturable" in options
+        assert count.dtype == (torch.float32 if needs_float32 else torch.float64)
     moments.note(first=True)
     moments.collect(Participation(mean_squares=0.0, healthy=2))
     moments.finish()
@@ -66,15 +66,15 @@ def test_step_counts_have_the_form_that_the_optimizer_insists_on(
 
 
 @pytest.mark.parametrize(("kind", "options"), ON_CPU)
-def test_optimizer_goes_on_from_a_state_made_for_it_as_from_its_own(
+def test_optimizer_continues_from_a_created_state_as_from_its_own(
     kind: str, options: dict[str, Any]
 ) -> None:
-    """Weights in float32 beside counts in float64 are nothing that it minds."""
+    """Weights are in float32, and step counts may be in float64."""
     ends = []
-    for made in (True, False):
+    for created in (True, False):
         weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
         optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **options)
-        if made:
+        if created:
             _moments(optimizer, [weight])
         for _ in range(8):
             weight.grad = weight.detach() - 0.3
@@ -88,20 +88,20 @@ def test_optimizer_goes_on_from_a_state_made_for_it_as_from_its_own(
     ("kind", "options"),
     [("SGD", {}), ("SGD", {"nesterov": True}), ("RMSprop", {}), ("RMSprop", {"centered": True})],
 )
-def test_optimizer_goes_on_from_a_momentum_made_for_it_as_from_its_own(
+def test_optimizer_continues_from_a_created_momentum_as_from_its_own(
     kind: str, options: dict[str, Any], foreach: bool
 ) -> None:
     ends = []
-    for made in (True, False):
+    for created in (True, False):
         weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
         settings = {"lr": 0.1, "momentum": 0.9, "foreach": foreach, **options}
         optimizer = getattr(torch.optim, kind)([weight], **settings)
-        if made:
+        if created:
             (carried,) = AveragedMomentum(optimizer, [weight]).carried
         for _ in range(5):
             weight.grad = weight.detach() - 0.3
             optimizer.step()
-        if made:
+        if created:
             assert optimizer.state[weight]["momentum_buffer"] is carried
         ends.append(weight.detach())
     assert torch.equal(*ends)

@@ -1,4 +1,4 @@
-"""An unknown argument is an error that suggests ours, also for names of other packages."""
+"""The error of an unknown argument suggests the right name, also for names of other packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from lightning_hier.comm.gradients.gradient_sync import GradientSync
         (lh.CommHook, "byte_per_element", "bytes_per_element"),
     ],
 )
-def test_misspelt_name_is_told_what_was_meant(settings: Any, given: str, meant: str) -> None:
+def test_error_of_a_misspelt_name_suggests_the_right_one(
+    settings: Any, given: str, meant: str
+) -> None:
     expected = rf"{settings.__name__} has no argument {given!r}: did you mean {meant!r}.*It takes "
     with pytest.raises(TypeError, match=expected):
         settings(**{given: 3})
@@ -54,7 +56,7 @@ FOREIGN: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "given", "ours"), FOREIGN)
-def test_name_of_another_package_is_told_ours(kind: Any, given: str, ours: str) -> None:
+def test_error_of_a_name_of_another_package_suggests_ours(kind: Any, given: str, ours: str) -> None:
     expected = rf"^{kind.__name__} has no argument {given!r}: it is.*{ours}.*\. It takes "
     with pytest.raises(TypeError, match=expected):
         kind(**{given: 3})

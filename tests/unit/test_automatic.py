@@ -1,4 +1,4 @@
-"""The numbers that "auto" stands for, and settings in words, as ranks compare them."""
+"""Values of settings that are "auto", and the description of settings that ranks compare."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_bmuf_adam_has_twenty_blocks_for_each_model(
     assert lh.BMUF().resolved(steps, models).steps == min(50, steps // 20)
 
 
-def test_what_is_set_stays_and_only_the_rest_is_chosen() -> None:
+def test_only_automatic_settings_are_chosen() -> None:
     asked = Synchronisation(7, lh.GTC(), lh.BMUF(block_size=3))
     assert asked.automatic == ["density"]
     used = asked.resolved(600, num_models=2, warms_up=True)
@@ -57,13 +57,13 @@ def test_what_is_set_stays_and_only_the_rest_is_chosen() -> None:
     assert fixed.automatic == ["warmup_steps"]
 
 
-def test_warm_up_that_can_not_be_had_is_none() -> None:
+def test_automatic_warm_up_is_zero_where_it_is_not_possible() -> None:
     asked = Synchronisation("auto", lh.AllReduce(), lh.BMUFAdam())
     assert asked.resolved(600, num_models=2, warms_up=False).warmup_steps == 0
     assert asked.resolved(600, num_models=2, warms_up=True).warmup_steps == 60
 
 
-def test_numbers_of_another_run_fill_what_is_automatic() -> None:
+def test_values_of_a_saved_run_replace_automatic_settings() -> None:
     asked = Synchronisation("auto", lh.GTC(), lh.BMUF(block_size=3))
     run = asked.resolved(600, num_models=2, warms_up=True)
     saved = automatic_values(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
@@ -71,7 +71,7 @@ def test_numbers_of_another_run_fill_what_is_automatic() -> None:
     assert asked.with_values({}) == asked
 
 
-def test_a_component_has_no_number_before_a_run() -> None:
+def test_automatic_setting_has_no_value_before_a_run() -> None:
     with pytest.raises(RuntimeError, match="block_size='auto' has no number"):
         _ = lh.ModelAveraging().steps
     with pytest.raises(RuntimeError, match="density='auto' has no number"):
@@ -79,15 +79,15 @@ def test_a_component_has_no_number_before_a_run() -> None:
 
 
 class State:
-    """Says nothing of itself."""
+    """A class without ``__repr__``."""
 
 
 def hook(state: Any, bucket: Any) -> None:
     """A hook."""
 
 
-def test_nothing_is_compared_by_where_it_lies() -> None:
-    """Addresses are others in every process."""
+def test_descriptions_contain_no_addresses() -> None:
+    """Addresses differ between processes."""
     settings = {"gradient_sync": lh.CommHook(hook, State()), "of": hook, "held": State()}
     assert described(settings) == {
         "gradient_sync": "CommHook",
@@ -99,7 +99,7 @@ def test_nothing_is_compared_by_where_it_lies() -> None:
     }
 
 
-def test_what_is_compared_shows_every_difference() -> None:
+def test_descriptions_show_every_difference() -> None:
     one, other = (described({"block_sync": lh.BMUF(block_size=n)}) for n in (3, 4))
     assert one | {"block_size": 4} == other
     assert one != other

@@ -1,4 +1,4 @@
-"""Numbers of batches that can and that can't be trained."""
+"""Checks of the numbers of batches of ranks and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the block filter promises for any numbers: the papers' identities and gains."""
+"""The block filter has the identities and gains of the papers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _means(seed: int, blocks: int, numel: int = 7) -> torch.Tensor:
 
 
 @given(eta=etas, seed=seeds)
-def test_nesterov_with_zeta_one_makes_the_mean_the_global_model_exactly(
+def test_with_nesterov_and_zeta_one_the_global_model_is_exactly_the_mean(
     eta: float, seed: int
 ) -> None:
     block_filter = BlockFilter(eta=eta)
@@ -51,7 +51,7 @@ def test_without_momentum_it_is_model_averaging_exactly(
 def test_one_block_contributes_the_gain_of_the_paper(
     nesterov: bool, update_from: UpdateFrom, gain: float
 ) -> None:
-    """8 at N = 8 from W(t-1); 15 from the look-ahead, which only Nesterov has."""
+    """For N = 8, the gain is 8 from W(t-1), and 15 from the look-ahead that only Nesterov has."""
     if not nesterov:
         gain = 1 / (1 - 0.875)
     block_filter = BlockFilter(eta=0.875, nesterov=nesterov, update_from=update_from)
@@ -63,8 +63,8 @@ def test_one_block_contributes_the_gain_of_the_paper(
     assert model.item() == pytest.approx(gain)
 
 
-def test_long_models_are_filtered_as_short_ones() -> None:
-    """Chunks have seams; no element may feel them."""
+def test_long_models_are_filtered_like_short_ones() -> None:
+    """Results do not depend on chunk boundaries."""
     generator = torch.Generator().manual_seed(1)
     mean, model, update = torch.randn(3, 3 * (1 << 17) + 11, generator=generator)
     block_filter = BlockFilter(eta=0.75, zeta=0.5)

@@ -1,4 +1,4 @@
-"""Passes of a block synchronisation: sums in double precision, and the bits of the reference."""
+"""Kernels of block synchronisation: equal bits on all backends, and sums in double precision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ codecs = st.sampled_from([BFloat16Codec(), Int8Codec(), Int4Codec()])
 
 @contextmanager
 def _backend(*, native: bool) -> Iterator[None]:
-    """Tensors of any length go through the loops, or none does."""
+    """Use the native kernels for tensors of any length, or for none."""
     if native and native_kernels() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 @given(numel=lengths, seed=seeds)
 def test_sum_of_squares_is_the_same_to_the_last_digits(numel: int, seed: int) -> None:
-    """Added in another order: equal up to the rounding of double precision."""
+    """The order of additions differs, so sums are equal up to rounding in double precision."""
     values = _values(numel, seed, *SPECIAL)
     expected = float(values.double().square().sum())
     with _backend(native=True):
@@ -62,7 +62,7 @@ def test_sum_of_squares_is_the_same_to_the_last_digits(numel: int, seed: int) ->
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 40, 1000])
-def test_sum_of_squares_shows_what_is_not_finite(wrong: float, place: int) -> None:
+def test_sum_of_squares_of_nonfinite_values_is_not_finite(wrong: float, place: int) -> None:
     values = torch.ones(1001)
     values[place] = wrong
     with _backend(native=True):
@@ -144,8 +144,8 @@ def test_codecs_give_the_same_bits(
     "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
 )
 @pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
-def test_what_is_not_finite_stays_so(codec: Codec, native: bool) -> None:
-    """A model that is not finite must not look healthy after it was sent."""
+def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, native: bool) -> None:
+    """A nonfinite model must not pass the health check after it was sent."""
     for wrong in (float("nan"), float("inf")):
         values = torch.ones(2 * GROUP)
         values[7] = wrong
@@ -164,18 +164,18 @@ def test_what_is_not_finite_stays_so(codec: Codec, native: bool) -> None:
 def test_the_largest_magnitudes_are_the_same(
     rows: int, length: int, share: float, seed: int
 ) -> None:
-    """Of magnitudes that differ; NaN is larger than inf."""
+    """Magnitudes are distinct. NaN counts as larger than inf."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randperm(rows * length, generator=generator) - rows * length / 2 + 0.25
     values[:: max(length, 2)], values[1 :: max(length, 2)] = torch.nan, -torch.inf
     number = math.ceil(share * length)
     with _backend(native=True):
-        found = kernels.kernels_for(values).largest(values, length, number)
-    assert torch.equal(found, TorchKernels().largest(values, length, number))
+        selected = kernels.kernels_for(values).largest(values, length, number)
+    assert torch.equal(selected, TorchKernels().largest(values, length, number))
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, torch.nan])
-def test_of_equal_magnitudes_as_many_are_selected_as_asked(value: float) -> None:
+def test_number_of_selected_elements_is_exact_for_equal_magnitudes(value: float) -> None:
     values = torch.tensor([1.0, *[value] * 6, 2.0, *[value] * 8])
     with _backend(native=True):
         for chosen in (kernels.kernels_for(values), TorchKernels()):
@@ -190,7 +190,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.com
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(numel=st.integers(0, 40))
 def test_squares_in_double_precision(dtype: torch.dtype, numel: int) -> None:
-    """Values that float32 could not add up; chunks of 7 elements."""
+    """A sum in float32 would lose digits. Chunks have 7 elements."""
     values = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).mul(100).to(dtype)
     expected = math.fsum(abs(value) ** 2 for value in values.to(torch.complex128).tolist())
     with pytest.MonkeyPatch.context() as patch:
@@ -204,7 +204,7 @@ def test_a_large_value_does_not_hide_small_ones() -> None:
 
 
 @given(st.lists(st.floats(width=16), max_size=70), st.sampled_from(DTYPES))
-def test_finite_as_torch_says(values: list[float], dtype: torch.dtype) -> None:
+def test_all_finite_agrees_with_torch(values: list[float], dtype: torch.dtype) -> None:
     flat = torch.tensor(values, dtype=torch.float64).to(dtype)
     assert all_finite(flat) == bool(flat.isfinite().all())
 
@@ -212,7 +212,7 @@ def test_finite_as_torch_says(values: list[float], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("place", [0, 4, 999_999])
-def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float, place: int) -> None:
+def test_nonfinite_values_are_detected(dtype: torch.dtype, bad: float, place: int) -> None:
     values = torch.ones(1_000_000).to(dtype)
     assert all_finite(values)
     values[place] = bad
@@ -227,5 +227,5 @@ def test_the_largest_values_are_finite() -> None:
     assert math.isfinite(sum_of_squares(values))
 
 
-def test_nothing_and_whole_numbers_are_finite() -> None:
+def test_empty_and_integer_tensors_are_finite() -> None:
     assert all_finite(torch.empty(0)) and all_finite(torch.tensor([1, 2]))

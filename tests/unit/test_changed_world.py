@@ -1,4 +1,4 @@
-"""What people are told who resume a run on other groups."""
+"""The message about changes when a run resumes with other groups."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def _saved(**kinds: Any) -> SavedRun:
 
 
 @pytest.mark.parametrize(
-    ("devices", "groups", "kept"), [(8, 2, True), (8, 1, False), (4, 2, False), (2, 8, True)]
+    ("devices", "groups", "keeps"), [(8, 2, True), (8, 1, False), (4, 2, False), (2, 8, True)]
 )
-def test_as_many_workers_in_other_groups_learn_how_to_keep_theirs(
-    devices: int, groups: int, kept: bool
+def test_message_names_the_group_size_that_keeps_the_groups(
+    devices: int, groups: int, keeps: bool
 ) -> None:
-    """As those of half of the hosts with twice as many workers, where "node" counts them."""
+    """An example is half of the hosts with twice as many ranks each, and group_size="node"."""
     saved = _saved(mesh=None)
     layout = RankLayout.two_tiers(devices, devices * groups)
-    said = what_changes(
+    message = what_changes(
         saved, layout, saved.section["kinds"], automatic=["block_momentum"], keeps_residuals=True
     )
-    assert f"{groups} groups of {devices} ranks instead of 4 of 4" in said
-    assert said.endswith("group_size=4 keeps their groups.") == kept
+    assert f"{groups} groups of {devices} ranks instead of 4 of 4" in message
+    assert message.endswith("group_size=4 keeps their groups.") == keeps
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "as_folder", "kept"),
+    ("before", "now", "as_folder", "keeps"),
     [
         (None, None, False, True),
         ([4, 1], [2, 1], True, True),
@@ -53,13 +53,13 @@ def test_as_many_workers_in_other_groups_learn_how_to_keep_theirs(
     ],
 )
 def test_lost_state_of_outer_steps_is_stated(
-    before: Any, now: Any, as_folder: bool, kept: bool
+    before: Any, now: Any, as_folder: bool, keeps: bool
 ) -> None:
-    """Only a folder has the state of a divided module for another mesh."""
+    """Only a checkpoint folder has the state of a sharded module for another mesh."""
     saved = _saved(mesh=before)
     if as_folder:
         saved = replace(saved, section={**saved.section, "outer_states": []})
     layout = RankLayout.two_tiers(4, 16)
     kinds = {**saved.section["kinds"], "mesh": now}
-    said = what_changes(saved, layout, kinds, automatic=[], keeps_residuals=True)
-    assert ("the state of outer steps, such as block momentum, is lost" in said) != kept
+    message = what_changes(saved, layout, kinds, automatic=[], keeps_residuals=True)
+    assert ("the state of outer steps, such as block momentum, is lost" in message) != keeps

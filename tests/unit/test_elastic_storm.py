@@ -1,4 +1,4 @@
-"""How the storm draws its kills, and what it finds in the logs of the groups."""
+"""The elastic benchmark: random kills, and measures from the logs of the groups."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SETUP = Setup(groups=2, block_size=2, step_s=0.5)
 
 
 def lines(pid: int, first: int, times: list[float], digest: str = "d") -> list[Line]:
-    """Steps of a process, in blocks of two."""
-    found = []
+    """Log lines of a process with blocks of two steps."""
+    result = []
     for step, time_s in enumerate(times, start=first):
         ends = step % 2 == 0
         event, values = ("block", (digest, 0.25)) if ends else ("step", (None, None))
-        found.append(Line(event, pid, step, time_s, 1.0, *values))
-    return found
+        result.append(Line(event, pid, step, time_s, 1.0, *values))
+    return result
 
 
 # Group 1 is killed after its third step, when it waits for group 0, and comes back at step 6.
@@ -43,32 +43,32 @@ def test_kills_are_the_same_for_a_seed_and_one_in_each_interval() -> None:
 
 
 def test_measures_of_a_run_with_a_kill() -> None:
-    found = measure(record(Kill(4.0, 1, pid=11)), SETUP)
-    assert (found.seconds, found.synchronisations, found.loss) == (11.0, 4, 0.25)
+    measures = measure(record(Kill(4.0, 1, pid=11)), SETUP)
+    assert (measures.seconds, measures.synchronisations, measures.loss) == (11.0, 4, 0.25)
     # Blocks: four of group 0, and two of group 1, whose third step was lost.
-    assert (found.steps, found.groups) == (12, 1.5)
-    assert found.kills == {"synchronisation": 1}
-    assert found.back_s == [pytest.approx(5.1)]
-    assert found.longest_pause_s == 3.0
-    assert found.longest_stop_s == pytest.approx(2.9)
-    assert (found.different, found.not_back, found.exits) == (0, 0, [])
+    assert (measures.steps, measures.groups) == (12, 1.5)
+    assert measures.kills == {"synchronisation": 1}
+    assert measures.back_s == [pytest.approx(5.1)]
+    assert measures.longest_pause_s == 3.0
+    assert measures.longest_stop_s == pytest.approx(2.9)
+    assert (measures.different, measures.not_back, measures.exits) == (0, 0, [])
 
 
 @pytest.mark.parametrize(
     ("kill", "kind"),
     [
-        (Kill(3.3, 1, pid=11), "block"),  # it still computes
+        (Kill(3.3, 1, pid=11), "block"),  # during a step
         (Kill(2.2, 1, pid=11), "block"),
-        (Kill(5.0, 1, pid=99), "start"),  # of a process that has not trained
+        (Kill(5.0, 1, pid=99), "start"),  # before the first step of a process
     ],
 )
-def test_where_a_kill_has_found_its_group(kill: Kill, kind: str) -> None:
+def test_kinds_of_kills(kill: Kill, kind: str) -> None:
     assert measure(record(kill), SETUP).kills == {kind: 1}
 
 
 def test_a_group_that_is_not_back_and_models_that_differ() -> None:
-    found = measure(record(Kill(10.5, 1, pid=12)), SETUP)
-    assert (found.back_s, found.not_back) == ([], 1)
+    measures = measure(record(Kill(10.5, 1, pid=12)), SETUP)
+    assert (measures.back_s, measures.not_back) == ([], 1)
     other = [*KILLED[:3], *lines(12, 3, [4.0, 5.0], digest="x"), *KILLED[3:]]
     assert measure(record(killed=other), SETUP).different == 1
     whole = measure(record(killed=other), SETUP, independent=False)

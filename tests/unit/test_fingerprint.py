@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: any change of any bit is seen, whatever sums and norms say."""
+"""Fingerprints of tensors change with any bit, also if sums and norms do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.i
 
 
 def _values(dtype: torch.dtype) -> Tensor:
-    """More elements than are read at a time."""
+    """A tensor with more elements than are read at a time."""
     drawn = torch.randn(70001, generator=torch.Generator().manual_seed(3))
     return drawn > 0 if dtype == torch.bool else (drawn * 100).to(dtype)
 

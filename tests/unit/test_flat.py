@@ -1,4 +1,4 @@
-"""Every element of every tensor is read, written and carried exactly once, by which ranks."""
+"""Flat views of tensors, shards of a group, and the number of NICs of a host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_any_range_reads_its_elements_once(sizes: list[int], data: st.DataObject
 
 
 @given(sizes=sizes_of_tensors, padding=st.integers(0, 4))
-def test_writing_fills_every_tensor_in_place_and_leaves_padding(
+def test_writing_fills_every_tensor_in_place_and_ignores_padding(
     sizes: list[int], padding: int
 ) -> None:
     tensors = [torch.full((n,), -1.0) for n in sizes]
@@ -75,27 +75,27 @@ def _at(position: int, size: int) -> Channel:
 
 
 @given(numel=st.integers(0, 100), size=st.integers(1, 12))
-def test_shares_of_a_group_carry_each_element_once(numel: int, size: int) -> None:
+def test_shards_of_a_group_contain_each_element_once(numel: int, size: int) -> None:
     for sharded in (False, True):
         placements = [
             ShardPlacement(_at(position, size), sharded=sharded) for position in range(size)
         ]
-        shares = [placement.shard(numel) for placement in placements]
-        carried = [i for share in shares for i in range(share.start, share.stop)]
-        assert carried == list(range(numel))
+        shards = [placement.shard(numel) for placement in placements]
+        elements = [i for shard in shards for i in range(shard.start, shard.stop)]
+        assert elements == list(range(numel))
         assert len({placement.padded(numel) for placement in placements}) == 1
         assert placements[0].padded(numel) >= numel
 
 
 @given(numel=st.integers(0, 100), size=st.integers(1, 12))
-def test_sharded_buffer_divides_into_equal_shares(numel: int, size: int) -> None:
+def test_sharded_buffer_is_divided_into_equal_ranges(numel: int, size: int) -> None:
     placements = [ShardPlacement(_at(position, size), sharded=True) for position in range(size)]
     padded = placements[0].padded(numel)
     assert padded % size == 0 and padded - numel < size
     for position, placement in enumerate(placements):
-        share = placement.shard(numel)
+        shard = placement.shard(numel)
         own_place = range(position * padded // size, (position + 1) * padded // size)
-        assert all(index in own_place for index in range(share.start, share.stop))
+        assert all(index in own_place for index in range(shard.start, shard.stop))
 
 
 def test_placement_follows_the_nics() -> None:
@@ -107,7 +107,7 @@ def test_placement_follows_the_nics() -> None:
     assert not make_placement("leader", group, nics=None).sharded
 
 
-def test_dtypes_come_in_the_same_order_whatever_the_tensors_order() -> None:
+def test_order_of_dtypes_does_not_depend_on_the_order_of_tensors() -> None:
     tensors = [torch.zeros(1, dtype=d) for d in (torch.int64, torch.float32, torch.bool)]
     assert list(by_dtype(tensors)) == list(by_dtype(tensors[::-1]))
 
@@ -132,7 +132,7 @@ def _infiniband(host: Path, name: str, port: int, state: str) -> None:
     (folder / "state").write_text(state + "\n")
 
 
-def test_only_hardware_that_is_up_counts(host: Path) -> None:
+def test_only_hardware_interfaces_that_are_up_count(host: Path) -> None:
     _interface(host, "lo", "unknown", hardware=False)
     _interface(host, "docker0", "up", hardware=False)
     _interface(host, "eth0", "up", hardware=True)
@@ -151,7 +151,7 @@ def test_infiniband_ports_count_once(host: Path) -> None:
     assert count_nics(host) == 2
 
 
-def test_host_without_readable_cards_has_one(host: Path) -> None:
+def test_host_without_readable_nics_has_one(host: Path) -> None:
     assert count_nics(host) == 1
     assert count_nics(host / "nowhere") == 1
     (host / "net" / "eth0" / "device").mkdir(parents=True)

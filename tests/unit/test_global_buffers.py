@@ -1,4 +1,4 @@
-"""Buffers of the global model: means of numbers, but whole ones as they are on the lowest rank."""
+"""Buffers of the global model: real and complex ones are averaged, others are those of rank 0."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def _module(rank: int) -> nn.Module:
     return module
 
 
-def _looked_at(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
+def _global_buffers(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
     module = _module(rank)
     own = {name: value.clone() for name, value in module.named_buffers()}
     buffers = GlobalBuffers(module, collectives)
     buffers.swap_in()
-    shown = {name: value.clone() for name, value in module.named_buffers()}
+    swapped_in = {name: value.clone() for name, value in module.named_buffers()}
     buffers.swap_back()
     assert all(torch.equal(own[name], value) for name, value in module.named_buffers())
-    return shown
+    return swapped_in
 
 
-def test_numbers_are_averaged_and_whole_ones_are_rank_0s_to_the_last_bit() -> None:
+def test_real_and_complex_buffers_are_averaged_and_others_are_those_of_rank_0() -> None:
     first = dict(_module(0).named_buffers())
     expected = first | {
         "running_mean": torch.full((3,), 0.5),
         "halves": torch.full((3,), 1.5, dtype=torch.bfloat16),
         "rotation": torch.tensor([[0.75 + 3.0j, -1.5j]]),
     }
-    for shown in gather_on_all(LocalNetwork(2), _looked_at):
+    for swapped_in in gather_on_all(LocalNetwork(2), _global_buffers):
         for name, value in expected.items():
-            assert torch.equal(shown[name], value), name
+            assert torch.equal(swapped_in[name], value), name
 
 
 class _Wired(LiveCollectives):
-    """Collectives of one rank, with messages as they are encoded for the wire."""
+    """Collectives of one rank that encode their messages for the wire."""
 
     def __init__(self) -> None: ...
 
@@ -60,8 +60,8 @@ class _Wired(LiveCollectives):
         return {0: Contribution(value, payload)}
 
 
-def test_truth_values_are_gathered_and_reduced() -> None:
-    """The mask of a ``LightningModule.all_gather``, the state of a metric."""
+def test_booleans_are_gathered_and_reduced() -> None:
+    """Masks in ``LightningModule.all_gather`` and states of metrics are boolean."""
     mask = torch.tensor([[True], [False]])
     live = _Wired()
     [gathered] = live.gather(mask)

@@ -1,4 +1,4 @@
-"""Samples of a batch, and the weights of groups that follow from the reports of their ranks."""
+"""Numbers of samples of batches, and weights of groups from the reports of their ranks."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def _reports(*samples: tuple[float, ...]) -> list[HealthReport]:
     return [replace(REPORT, samples=own, squares=float(rank)) for rank, own in enumerate(samples)]
 
 
-def test_groups_count_by_the_samples_of_their_ranks() -> None:
-    """Of each fragment, which has samples of its own."""
+def test_groups_are_weighted_by_the_samples_of_their_ranks() -> None:
+    """Each fragment has its own numbers of samples."""
     reports = _reports((3, 0), (1, 0), (0, 0), (0, 2), (8, 3), (4, 3))
-    found = [decide_participation(reports, LAYOUT, rank, "error") for rank in range(6)]
-    assert [own.of(0).weight for own in found] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
-    assert [own.of(1).weight for own in found] == [0.0, 0.0, 0.25, 0.25, 0.75, 0.75]
-    for own in found:
+    decisions = [decide_participation(reports, LAYOUT, rank, "error") for rank in range(6)]
+    assert [own.of(0).weight for own in decisions] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
+    assert [own.of(1).weight for own in decisions] == [0.0, 0.0, 0.25, 0.25, 0.75, 0.75]
+    for own in decisions:
         assert own.of(0).effective == pytest.approx(1.6)
         assert own.mean_squares == 0.25 * (0 + 1) + 0.75 * (4 + 5)
 
 
-def test_excluded_groups_do_not_count() -> None:
+def test_excluded_groups_have_no_weight() -> None:
     reports = _reports((3,), (1,), (50,), (50,), (8,), (4,))
     reports[2] = replace(reports[2], nonfinite=int(Nonfinite.PARAMETERS), squares=torch.nan)
-    found = [decide_participation(reports, LAYOUT, rank, "exclude") for rank in range(6)]
-    assert [own.weight for own in found] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
-    assert {own.mean_squares for own in found} == {0.25 * (0 + 1) + 0.75 * (4 + 5)}
+    decisions = [decide_participation(reports, LAYOUT, rank, "exclude") for rank in range(6)]
+    assert [own.weight for own in decisions] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
+    assert {own.mean_squares for own in decisions} == {0.25 * (0 + 1) + 0.75 * (4 + 5)}
 
 
-def test_groups_count_equally_without_samples() -> None:
+def test_groups_have_equal_weights_without_samples() -> None:
     own = decide_participation(_reports(*[(0.0,)] * 6), LAYOUT, 0, "error")
     assert own.weight == 1 / 3 and own.effective == 3.0
     equal = decide_participation(_reports(*[()] * 6), LAYOUT, 0, "error")
@@ -83,7 +83,7 @@ def test_samples_of_a_batch(batch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "found"),
+    ("batch", "message"),
     [
         ([torch.zeros(3, 5), torch.zeros(5)], "a list has first dimensions of 3, 5"),
         (["text"], "a list has no tensors"),
@@ -91,8 +91,8 @@ def test_samples_of_a_batch(batch: Any) -> None:
         (torch.tensor(1.0), "a Tensor has no tensors"),
     ],
 )
-def test_unclear_samples_are_an_error(batch: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=f"{found}.*batch_samples.*weighting='equal'"):
+def test_unclear_samples_are_an_error(batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}.*batch_samples.*weighting='equal'"):
         batch_samples(pl.LightningModule(), batch)
 
 
@@ -138,19 +138,19 @@ def test_momentum_by_samples_has_a_value_for_every_block(make: Any, rule: str) -
 
 
 class _Ragged(Net):
-    """Its batches are collated to tensors of different first dimensions."""
+    """A module whose batches have tensors of different first dimensions."""
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [*batch, torch.zeros(9)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({}, "ValueError: weighting='samples' takes .* has first dimensions of 2, 9"),
         ({"virtual_workers": 2}, "ValueError: virtual_workers=2 .* with weighting='samples'"),
     ],
 )
-def test_mistakes_are_an_error_on_every_rank(settings: Any, says: str) -> None:
+def test_mistakes_are_an_error_on_every_rank(settings: Any, message: str) -> None:
     for error in run_ranks(partial(_fit, **settings), 2, expect_failure=True):
-        assert re.match(says, error), error
+        assert re.match(message, error), error

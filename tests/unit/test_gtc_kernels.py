@@ -1,4 +1,4 @@
-"""GTC's passes give the bits of the equations, element by element, on every backend of the CPU."""
+"""GTC kernels of both CPU backends return the bits of the paper's equations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lightning_hier.algorithms.kernels.payload import SIGN_BIT, words_to_bitmap
 
 SMALL_CHUNK = 64
 
-# What a comparison, an addition or a look at bits may get wrong.
+# Values that comparisons, additions or bit operations may treat wrongly.
 SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e38]
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 
 
 @pytest.fixture(autouse=True, params=["reference", "native"], scope="module")
 def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both backends, in small chunks, so that small tensors have many edges."""
+    """Both backends, with small chunks, so that small tensors have many chunk boundaries."""
     if request.param == "native" and native.native_kernels() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
@@ -67,17 +67,19 @@ def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tens
 
 
 def _naive(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[list[int], Tensor]:
-    """Words and next residual by the equations, in numbers of the gradient's own type."""
+    """Words and next residual by the equations, in the dtype of the gradient."""
     quantum = torch.tensor(threshold, dtype=gradient.dtype)
     values = gradient + residual
     above, below = values > quantum, values < -quantum
     words = [i - SIGN_BIT if below[i] else i for i in (above | below).nonzero().view(-1).tolist()]
-    kept = torch.where(above, values - quantum, torch.where(below, values + quantum, values))
-    return words, kept
+    next_residual = torch.where(
+        above, values - quantum, torch.where(below, values + quantum, values)
+    )
+    return words, next_residual
 
 
 def _bits(values: Tensor) -> list[int]:
-    """NaN equals itself and -0.0 is not 0.0."""
+    """Bits of each element. NaN equals itself, and -0.0 differs from 0.0."""
     return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]).tolist()
 
 
@@ -95,9 +97,9 @@ def test_words_residual_and_mean_are_those_of_the_equations(
 ) -> None:
     gradient = _gradient(seed, numel, dtype, special)
     residual = _gradient(seed + 1, numel, dtype, special / 2)
-    unsound = ~(gradient + residual).isfinite()
-    gradient[unsound], residual[unsound] = 0.0, 0.0
-    expected, kept = _naive(gradient, residual, threshold)
+    nonfinite = ~(gradient + residual).isfinite()
+    gradient[nonfinite], residual[nonfinite] = 0.0, 0.0
+    expected, next_residual = _naive(gradient, residual, threshold)
     values, before = gradient.clone(), residual.clone()
     words, finite = _encode_(values, residual, threshold)
     assert finite
@@ -106,7 +108,7 @@ def test_words_residual_and_mean_are_those_of_the_equations(
     assert _bits(values) == _bits(gradient + residual)
     assert _bits(residual) == _bits(before)
     _decode_(values, residual, words, threshold)
-    assert _bits(residual) == _bits(kept)
+    assert _bits(residual) == _bits(next_residual)
     assert _bits(values) == [0] * numel
 
 
@@ -117,10 +119,10 @@ def test_words_residual_and_mean_are_those_of_the_equations(
     threshold=st.sampled_from([1e-30, 1.0, 1e39, 1e300]),
     dtype=dtypes,
 )
-def test_what_is_not_finite_is_noticed_wherever_it_is(
+def test_nonfinite_values_are_detected_at_any_place(
     numel: int, place: int, bad: float, threshold: float, dtype: torch.dtype
 ) -> None:
-    """Also under a threshold that the type can't hold."""
+    """Some of the thresholds cannot be represented in the dtype."""
     for poisoned in range(2):
         gradient, residual = torch.ones(2, numel, dtype=dtype)
         (gradient, residual)[poisoned][place % numel] = bad
@@ -169,7 +171,7 @@ def test_scale_of_the_gradient_is_divided_out_first(numel: int, seed: int, scale
 
 
 class _Allocations(TorchDispatchMode):
-    """Notes the size of the largest tensor that an operation returns in memory of its own."""
+    """Records the size of the largest tensor that an operation returns in new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,15 +182,15 @@ class _Allocations(TorchDispatchMode):
         given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
         known = {t.untyped_storage().data_ptr() for t in given}
         result = func(*args, **kwargs)
-        for made in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
-                self.largest_bytes = max(self.largest_bytes, made.untyped_storage().nbytes())
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(output, Tensor) and output.untyped_storage().data_ptr() not in known:
+                self.largest_bytes = max(self.largest_bytes, output.untyped_storage().nbytes())
         return result
 
 
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.02])
 def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
-    """What is allocated is in proportion to what is sent: 8 bytes for an index of each word."""
+    """Allocations are proportional to the number of words: an index of 8 bytes for each."""
     numel, workers = 40_000, 2
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(numel, generator=generator).sign()
@@ -196,29 +198,29 @@ def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
     residual = torch.zeros(numel)
     for _ in range(3):
         values = gradient.clone()
-        with _Allocations() as seen:
+        with _Allocations() as allocations:
             words, _ = _encode_(values, residual, 0.5)
             _decode_(values, residual, words, 0.5, [words] * workers, [0.25])
-        assert seen.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
+        assert allocations.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
         residual.zero_()
 
 
 @pytest.mark.parametrize("kind", ["double", "strided"])
-def test_residual_of_another_form_than_the_gradient(kind: str) -> None:
-    gradient, kept = _gradient(1, 200, torch.float32, 0.0), _gradient(2, 200, torch.float32, 0.0)
-    other = kept.double() if kind == "double" else torch.stack([kept, -kept], dim=1)[:, 0]
-    for residual in (kept, other):
+def test_residual_of_another_dtype_or_layout_than_the_gradient(kind: str) -> None:
+    gradient, plain = _gradient(1, 200, torch.float32, 0.0), _gradient(2, 200, torch.float32, 0.0)
+    other = plain.double() if kind == "double" else torch.stack([plain, -plain], dim=1)[:, 0]
+    for residual in (plain, other):
         values = gradient.clone()
         words, finite = _encode_(values, residual, 0.5)
         assert finite
         _decode_(values, residual, words, 0.5, [words], [0.5])
-        if residual is kept:
+        if residual is plain:
             expected = words, values
     assert torch.equal(words, expected[0])
     assert torch.equal(values, expected[1])
-    assert torch.allclose(kept, other.float(), rtol=0, atol=1e-6)
+    assert torch.allclose(plain, other.float(), rtol=0, atol=1e-6)
 
 
-def test_sum_that_overflows_is_noticed() -> None:
+def test_sum_that_overflows_is_detected() -> None:
     gradient, residual = torch.full((2, 70), 3e38)
     assert not _encode_(gradient, residual, 1.0)[1]

@@ -1,4 +1,4 @@
-"""Groups whose models are averaged, and the state that an excluded group forgets."""
+"""An excluded group resets the state of its local optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _trained(kind: str, **options: Any) -> tuple[torch.optim.Optimizer, nn.Param
         ("RMSprop", {"centered": True, "momentum": 0.9}),
     ],
 )
-def test_optimizer_that_forgets_goes_on_like_a_new_one(kind: str, options: dict[str, Any]) -> None:
+def test_reset_optimizer_behaves_like_a_new_one(kind: str, options: dict[str, Any]) -> None:
     old, weight = _trained(kind, **options)
     forget_state_(old, [weight], [])
     fresh = nn.Parameter(torch.ones(3))
@@ -47,8 +47,8 @@ def test_optimizer_that_forgets_goes_on_like_a_new_one(kind: str, options: dict[
     assert weight.isfinite().all()
 
 
-def test_what_travels_with_the_model_stays_and_what_lies_beside_it_begins_anew() -> None:
-    """RMSprop makes all of its state or nothing, so its other tensors must stay there."""
+def test_averaged_state_stays_and_other_state_is_reset() -> None:
+    """RMSprop creates all of its state or none, so the other tensors must stay in it."""
     optimizer, weight = _trained("RMSprop", momentum=0.9)
     momentum = optimizer.state[weight]["momentum_buffer"].fill_(2.0)
     forget_state_(optimizer, [weight], [momentum])

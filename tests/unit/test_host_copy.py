@@ -1,4 +1,4 @@
-"""Parameters and gradients between device and host: the same elements, in memory of their own."""
+"""Host copies of parameters and gradients have the same elements in separate memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def _parameters(device: str) -> list[Parameter]:
-    """Several dtypes and layouts, and one without elements."""
+    """Parameters of several dtypes and layouts, and one without elements."""
     return [
         Parameter(value)
         for value in (
@@ -30,23 +30,23 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_values_go_there_and_back(device: str) -> None:
+def test_values_are_copied_to_the_host_and_back(device: str) -> None:
     own = _parameters(device)
     for some in (own, own[:1], own[1:2]):
         host = HostCopy(some, torch.float32)
         flat = host.read_values()
         assert flat.device.type == "cpu" and flat.is_pinned() == (device == "cuda")
         assert torch.equal(flat, _flat(some))
-        for by_way_of in (None, host.empty()):
+        for staging in (None, host.empty()):
             copies = [Parameter(torch.zeros_like(one)) for one in some]
             places = [copy.data_ptr() for copy in copies]
-            HostCopy(copies, torch.float32).write_values(flat, by_way_of)
+            HostCopy(copies, torch.float32).write_values(flat, staging)
             assert torch.equal(_flat(copies), flat)
             assert [copy.data_ptr() for copy in copies] == places
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_gradients_are_read_with_zeros_where_there_is_none(device: str) -> None:
+def test_missing_gradients_are_read_as_zeros(device: str) -> None:
     own = _parameters(device)
     host = HostCopy(own, torch.float32)
     for parameter in own[:2]:

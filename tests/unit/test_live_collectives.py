@@ -1,4 +1,4 @@
-"""LiveCollectives: all ranks that are there hear the same, whoever dies."""
+"""Collectives of the live ranks give all of them the same result, also if ranks die."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def gather_on_all(network: LocalNetwork, work: Any, *, limit_s: float = 10.0) ->
     def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
         return [CollectiveLeader(world, port, limit_s=limit_s)]
 
-    def attend(rank: int, channel: RequestChannel) -> Any:
+    def run(rank: int, channel: RequestChannel) -> Any:
         return work(rank, LiveCollectives(world, channel))
 
-    return on_every_rank(network, handlers, attend)
+    return on_every_rank(network, handlers, run)
 
 
 def values(gathered: dict[int, Any]) -> dict[int, Any]:
@@ -43,22 +43,22 @@ def test_all_ranks_get_all_contributions() -> None:
 
 
 @pytest.mark.parametrize("reached", [[], [1], [1, 2], [1, 2, 3]])
-def test_leader_that_dies_while_it_sends_results_leaves_all_with_the_same(
+def test_all_ranks_get_the_same_result_if_the_leader_dies_while_it_sends_it(
     reached: list[int],
 ) -> None:
-    """Also if what they send on to the next leader is lost the first time."""
+    """The first result that each rank forwards to the next leader is lost."""
     network = LocalNetwork(WORLD)
     forwarded: set[int] = set()
 
     def lose(sender: int, to: int, message: Message) -> bool:
-        # Not the results of the new leader itself, to clients.
+        # Only results that are sent to the new leader, rank 1, are lost.
         if sender == 0 or to != 1 or message.kind != Kind.RESULT or sender in forwarded:
             return False
         forwarded.add(sender)
         return True
 
     def refuse(sender: int, to: int, message: Message) -> bool:
-        # Rank 0's result of the second collective reaches some ranks, and then it is dead.
+        # Rank 0 dies when its second result has reached the ranks in `reached`.
         if sender == 0 and message.kind == Kind.RESULT and message.timestamp == 2:
             if to not in (0, *reached):
                 network.cut_off[0] = "killed"
@@ -69,11 +69,11 @@ def test_leader_that_dies_while_it_sends_results_leaves_all_with_the_same(
     network.lose = lose
 
     def work(rank: int, collectives: LiveCollectives) -> Any:
-        heard = [values(collectives.all_gather(rank)) for _ in range(2)]
+        results = [values(collectives.all_gather(rank)) for _ in range(2)]
         if rank == 0:
             network.cut_off[0] = "killed"
-            return heard
-        return [*heard, values(collectives.all_gather(rank))]
+            return results
+        return [*results, values(collectives.all_gather(rank))]
 
     _, *others = gather_on_all(network, work)
     first, second, third = others[0]
@@ -83,7 +83,7 @@ def test_leader_that_dies_while_it_sends_results_leaves_all_with_the_same(
     assert third == {1: 1, 2: 2, 3: 3}
 
 
-def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
+def test_collective_does_not_wait_for_a_rank_that_died_before_its_contribution() -> None:
     network = LocalNetwork(WORLD)
 
     def work(rank: int, collectives: LiveCollectives) -> Any:
@@ -97,21 +97,21 @@ def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("fate", ["lose", "refuse"])
-def test_what_a_connection_loses_is_said_again(fate: str) -> None:
-    """Of all ranks: the first contribution to each collective, and the first result."""
+def test_lost_messages_are_sent_again(fate: str) -> None:
+    """In each collective, the first message of each kind between two ranks is lost."""
     network = LocalNetwork(WORLD)
     seen: set[tuple[int, int, Kind, int]] = set()
 
     def first(sender: int, to: int, message: Message) -> bool:
-        known = sender, to, message.kind, message.timestamp
-        if known in seen or sender == to:
+        key = sender, to, message.kind, message.timestamp
+        if key in seen or sender == to:
             return False
-        seen.add(known)
+        seen.add(key)
         return True
 
     setattr(network, fate, first)
 
-    def attend(rank: int, channel: RequestChannel) -> Any:
+    def run(rank: int, channel: RequestChannel) -> Any:
         collectives = LiveCollectives(WORLD, channel, retry_s=0.02)
         return [values(collectives.all_gather([rank, number])) for number in range(2)]
 
@@ -119,10 +119,10 @@ def test_what_a_connection_loses_is_said_again(fate: str) -> None:
         return [CollectiveLeader(WORLD, port, limit_s=WAIT_S)]
 
     expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(2)]
-    assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [expected] * WORLD
+    assert on_every_rank(network, handlers, run, timeout_s=WAIT_S) == [expected] * WORLD
 
 
-def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
+def test_error_of_the_other_ranks_names_the_missing_rank() -> None:
     def work(rank: int, collectives: LiveCollectives) -> Any:
         return None if rank == 3 else collectives.all_gather(rank)
 
@@ -132,7 +132,7 @@ def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
         assert "in collective 1 of all ranks, for rank 3: see" in str(results[rank])
 
 
-def test_rank_that_was_given_up_is_told() -> None:
+def test_rank_that_counts_as_lost_gets_an_error() -> None:
     def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
         return [CollectiveLeader(2, port, limit_s=5)]
 
@@ -148,18 +148,18 @@ def test_rank_that_was_given_up_is_told() -> None:
 
 
 class _OneSided(LocalNetwork):
-    """Rank 0 holds rank 1 for lost, yet messages pass."""
+    """Rank 0 considers rank 1 as lost, but messages are delivered."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
         self.cut_off = {1: "silent for 5 s"}
 
     def deliver(self, box: Any, sender: int, to: int, message: Message) -> bool:
-        kept, self.cut_off = self.cut_off, {}
+        cut_off, self.cut_off = self.cut_off, {}
         try:
             return super().deliver(box, sender, to, message)
         finally:
-            self.cut_off = kept
+            self.cut_off = cut_off
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_decisions_and_broadcast() -> None:
     assert gather_on_all(LocalNetwork(WORLD), work) == [(True, False, True, "from 2")] * WORLD
 
 
-def test_operation_that_nobody_knows() -> None:
+def test_unknown_operation_is_an_error() -> None:
     def work(rank: int, collectives: LiveCollectives) -> Any:
         return collectives.reduce(torch.zeros(1), "xor")
 
@@ -205,8 +205,8 @@ def test_operation_that_nobody_knows() -> None:
     assert "xor" in str(error)
 
 
-class _Noting:
-    """A handler that notes who is gone."""
+class _Recording:
+    """A handler that records lost ranks."""
 
     def __init__(self, kinds: set[Kind]) -> None:
         self.kinds = frozenset(kinds)
@@ -220,19 +220,19 @@ class _Noting:
         self.gone.append(rank)
 
 
-@pytest.mark.parametrize("parting", [False, True])
-def test_who_leaves_when_the_work_is_done_needs_nobody_to_stand_in(parting: bool) -> None:
+@pytest.mark.parametrize("shutting_down", [False, True])
+def test_rank_that_leaves_during_the_shutdown_needs_no_successor(shutting_down: bool) -> None:
     network = LocalNetwork(3)
     port: Any = LocalServerPort(network, 0)
     watch: Any = LocalWatch(network, 0)
     watch.left = lambda: {1}
     network.cut_off[2] = "killed"
-    meeting, serving = _Noting({Kind.CONTRIBUTION}), _Noting({Kind.PUSH})
-    server_loop = ServerLoop(port, watch, [meeting, serving])
-    if parting:
+    leader, server = _Recording({Kind.CONTRIBUTION}), _Recording({Kind.PUSH})
+    server_loop = ServerLoop(port, watch, [leader, server])
+    if shutting_down:
         server_loop.begin_shutdown()
     server_loop.start()
-    wait_until(lambda: len(meeting.gone) == 2, "two ranks to be noticed as gone")
+    wait_until(lambda: len(leader.gone) == 2, "two ranks to be noticed as gone")
     server_loop.stop()
-    assert meeting.gone == [1, 2]
-    assert serving.gone == ([2] if parting else [1, 2])
+    assert leader.gone == [1, 2]
+    assert server.gone == ([2] if shutting_down else [1, 2])

@@ -1,4 +1,4 @@
-"""Local models that take turns in one module: nothing of one reaches another, nothing is copied."""
+"""Local models of virtual workers in one module do not affect each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _state(module: nn.Module) -> list[Tensor]:
 
 
 class _Counting(torch.optim.Optimizer):
-    """Keeps its step count and a sum in its groups, as optimizers outside torch do."""
+    """Stores its step count and a sum in its groups, as optimizers outside torch do."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1, "k": 0, "sum": torch.zeros((), dtype=torch.float64)})
@@ -46,7 +46,8 @@ def _scheduled(module: nn.Module) -> tuple[_Counting, torch.optim.lr_scheduler.L
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
 
-def test_what_a_step_changes_in_groups_is_its_models_and_what_schedulers_set_is_for_all() -> None:
+def test_values_in_groups_belong_to_a_model_if_its_steps_change_them() -> None:
+    """Values that schedulers set are common to all models."""
     module = _module()
     optimizer, scheduler = _scheduled(module)
     models = LocalModels(module, [optimizer], number=3)
@@ -63,14 +64,14 @@ def test_what_a_step_changes_in_groups_is_its_models_and_what_schedulers_set_is_
             schedule.step()
         for one, other in zip(_state(module), _state(alone), strict=True):
             assert torch.equal(one, other)
-        (found,), (expected,) = optimizer.param_groups, own.param_groups
-        assert [found[name] for name in ("lr", "k", "sum")] == [
+        (group,), (expected,) = optimizer.param_groups, own.param_groups
+        assert [group[name] for name in ("lr", "k", "sum")] == [
             expected[name] for name in ("lr", "k", "sum")
         ]
 
 
-def test_weights_that_share_memory_still_do() -> None:
-    """As those of an LSTM on a GPU."""
+def test_weights_that_share_memory_share_it_in_every_model() -> None:
+    """The weights of an LSTM on a GPU share memory."""
     memory = torch.arange(6.0)
     module = nn.Module()
     module.first, module.second = nn.Parameter(memory[:2]), nn.Parameter(memory[2:].view(2, 2))
@@ -89,5 +90,5 @@ def test_gradients_that_are_accumulated_belong_to_their_model() -> None:
     models.open()
     for number in models.each():
         module(torch.full((1, 2), 1.0 + number)).sum().backward()
-    found = [module.weight.grad.tolist() for _ in models.each()]
-    assert found == [[[1.0, 1.0]], [[2.0, 2.0]]]
+    gradients = [module.weight.grad.tolist() for _ in models.each()]
+    assert gradients == [[[1.0, 1.0]], [[2.0, 2.0]]]

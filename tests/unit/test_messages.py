@@ -1,4 +1,4 @@
-"""Messages on the wire: everything that can be sent comes back, and nothing else is let in."""
+"""The wire format: messages are decoded as they were encoded, and other frames are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _read(frames: Sequence[memoryview | bytes]) -> Message:
     st.tuples(st.sampled_from(DTYPES), st.binary(max_size=512)),
     st.integers(1, 600),
 )
-def test_what_is_sent_comes_back(
+def test_decoded_message_equals_the_encoded_one(
     kind: Kind,
     block: int,
     timestamp: int,
@@ -82,7 +82,7 @@ def test_what_is_sent_comes_back(
     content: tuple,
     part_bytes: int,
 ) -> None:
-    """In one part or in many, of any size."""
+    """A message has one part or several, of any size."""
     dtype, raw = content
     raw = raw[: len(raw) // dtype.itemsize * dtype.itemsize]
     payload = torch.tensor(list(raw), dtype=torch.uint8).view(dtype)
@@ -107,7 +107,7 @@ def test_payload_is_not_copied(dtype: torch.dtype) -> None:
     assert message.payload.data_ptr() == payload.data_ptr()
 
 
-def test_payload_that_lies_askew_is_made_straight() -> None:
+def test_unaligned_payload_is_copied_to_aligned_memory() -> None:
     values = torch.arange(5, dtype=torch.float64)
     header, facts, raw = _frames(Message(Kind.PUSH, payload=values))
     message = _read([header, facts, memoryview(b"x" + raw)[1:]])
@@ -121,7 +121,7 @@ def test_empty_payload_keeps_its_dtype(dtype: torch.dtype) -> None:
     assert message.payload.dtype == dtype and message.payload.shape == (0,)
 
 
-def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
+def test_memory_of_a_message_is_reused_after_its_last_view() -> None:
     memory = BufferPool(kept_bytes=2048)
 
     def receive(value: int) -> Message:
@@ -135,7 +135,7 @@ def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
     first = receive(1)
     place, view = first.payload.data_ptr(), first.payload[10:20]
     del first
-    second = receive(2)  # while a view of the first still looks there
+    second = receive(2)  # a view of the first message still exists
     assert second.payload.data_ptr() != place
     assert view.tolist() == [1] * 10
     del view
@@ -200,13 +200,13 @@ def test_malformed(frames: list[bytes], fault: str) -> None:
         (Message(Kind.PUSH, facts={"a": "x" * 300}), "facts must be at most 256"),
     ],
 )
-def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> None:
+def test_message_that_a_peer_would_refuse_is_not_encoded(message: Message, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         encode(message, 1, LIMITS)
 
 
-def test_payload_of_more_than_4_gib_travels_in_parts(tmp_path: Path) -> None:
-    """The queue of a socket has room for them, and takes them; the memory is never touched."""
+def test_payload_of_more_than_4_gib_is_sent_in_parts(tmp_path: Path) -> None:
+    """A socket accepts their number and size. The memory of the payload is never read."""
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**33 + 40)
     payload = torch.from_file(file.name, shared=True, size=2**31 + 10)

@@ -1,4 +1,4 @@
-"""The decoder of messages against anything at all: it reads, or raises one exception."""
+"""The decoder reads arbitrary frames, or raises MalformedMessage and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.test_messages import JSON, LIMITS
 
 
 def _accepts_or_refuses(*several: Sequence[bytes]) -> None:
-    """Read parts; what comes of them is as it says, and nothing but MalformedMessage is raised."""
+    """Decode parts. Check their messages, and that only MalformedMessage is raised."""
     reassembler = Reassembler(BufferPool(4096))
     for frames in several:
         try:
@@ -49,8 +49,8 @@ _NUMBER = st.one_of(st.integers(0, 16), st.integers(0, 255))
 @example(MAGIC, VERSION, 1, 0, 0, 0, b"[" * 250, b"")
 @example(MAGIC, VERSION, 1, 0, 0, 0, b'{"a": 1' + b"0" * 240 + b"}", b"")
 @example(MAGIC, VERSION, 1, 0, 0, 0, b'"\xff\xfe"', b"")
-@example(MAGIC, VERSION, 1, 8, 2**62, 0, b"", b"")  # 2^64 bytes, which a machine word cannot say
-def test_any_header(
+@example(MAGIC, VERSION, 1, 8, 2**62, 0, b"", b"")  # 2^64 bytes, more than 64 bits can hold
+def test_arbitrary_header(
     magic: int,
     version: int,
     kind: int,
@@ -77,7 +77,7 @@ def test_any_header(
     )
 )
 def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
-    """A message comes of them exactly when its parts came one after the other."""
+    """A message is complete exactly if its parts arrived one after the other."""
     expected, filled, under_way = 0, 0, None
     reassembler, complete = Reassembler(BufferPool(4096)), 0
     for kind, count, offset, size in several:
@@ -86,7 +86,7 @@ def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
             complete += reassembler.add(decode(frames, LIMITS)) is not None
         except MalformedMessage:
             pass
-        if offset + size > count:  # refused before it is seen
+        if offset + size > count:  # the decoder refuses it
             continue
         if offset and (under_way != (kind, count) or offset != filled):
             under_way = None
@@ -98,7 +98,7 @@ def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
 
 
 def test_deeply_nested_facts_are_refused() -> None:
-    """The JSON reader gives up on them by another exception than on other nonsense."""
+    """The JSON parser raises another exception for them than for invalid JSON."""
     limits = Limits(facts_bytes=10**6)
     [(header, _, payload)] = encode(Message(Kind.PUSH), 1, LIMITS)
     with pytest.raises(MalformedMessage, match="not JSON"):

@@ -1,4 +1,4 @@
-"""Buffers that a module binds anew go on in the tensors that blocks hold."""
+"""Values of buffers that a module replaces are copied into the tensors that blocks average."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _module() -> Any:
     return nn.Sequential(nn.BatchNorm1d(2), _Codebook())
 
 
-def _told(*flags: Nonfinite) -> list[HealthReport]:
+def _reports(*flags: Nonfinite) -> list[HealthReport]:
     return [HealthReport(SyncPoint.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
 
 
@@ -38,7 +38,7 @@ def _told(*flags: Nonfinite) -> list[HealthReport]:
         lambda own: own.clone().requires_grad_() * 2,
     ],
 )
-def test_value_comes_back_into_the_first_tensor(make: Callable[[Tensor], Tensor]) -> None:
+def test_value_is_copied_into_the_first_tensor(make: Callable[[Tensor], Tensor]) -> None:
     module = _module()
     buffers, first = ModuleBuffers(module), module[1].center
     expected = make(first).detach().clone()
@@ -47,22 +47,22 @@ def test_value_comes_back_into_the_first_tensor(make: Callable[[Tensor], Tensor]
     assert module[1].center is first and not first.requires_grad
     assert torch.equal(first, expected)
     assert [id(own) for own in buffers.tensors] == [id(own) for own in module.buffers()]
-    buffers.require_fit(_told(buffers.finding, Nonfinite.NOTHING))
+    buffers.require_fit(_reports(buffers.finding, Nonfinite.NOTHING))
 
 
 @pytest.mark.parametrize(
     "value", [torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.float64), None], ids=str
 )
-def test_what_can_not_come_back_is_an_error_on_every_rank(value: Tensor | None) -> None:
+def test_buffer_that_does_not_fit_is_an_error_on_every_rank(value: Tensor | None) -> None:
     module = _module()
     buffers, others = ModuleBuffers(module), ModuleBuffers(_module())
     module[1].center = value
     buffers.reclaim()
-    told = _told(others.finding, buffers.finding)
+    reports = _reports(others.finding, buffers.finding)
     with pytest.raises(ValueError, match=r"rank 1 removed buffers .* \('1.center'\)"):
-        buffers.require_fit(told)
+        buffers.require_fit(reports)
     with pytest.raises(ValueError, match="rank 1 removed buffers .*its own error names them"):
-        others.require_fit(told)
+        others.require_fit(reports)
 
 
 def test_one_buffer_under_two_names_must_stay_one() -> None:
@@ -80,7 +80,7 @@ def test_one_buffer_under_two_names_must_stay_one() -> None:
 
 @pytest.mark.gpu
 def test_buffers_follow_a_module_that_is_moved() -> None:
-    """As Lightning moves it to the host at the end; parameters stay the same tensors then."""
+    """Lightning moves it to the host at the end. Parameters remain the same tensors."""
     module = _module().cuda()
     buffers, first = ModuleBuffers(module), module[1].center
     module.cpu()

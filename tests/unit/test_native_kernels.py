@@ -1,4 +1,4 @@
-"""A host without a usable C compiler takes the reference, and so do other tensors."""
+"""Native kernels: compilation, and the tensors for which the reference is used instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _forget() -> Iterator[None]:
     [("LIGHTNING_HIER_COMPILE", "0"), ("CC", "no-such-compiler"), ("CC", "false")],
     ids=["forbidden", "none", "fails"],
 )
-def test_nothing_is_compiled_and_nothing_is_wrong(
+def test_reference_is_used_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -35,7 +35,7 @@ def test_nothing_is_compiled_and_nothing_is_wrong(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_only_large_tensors_of_float32_wait_for_the_compiler() -> None:
+def test_only_large_contiguous_float32_tensors_use_native_kernels() -> None:
     large = torch.empty(SMALLEST)
     strided = torch.empty(2 * SMALLEST)[::2]
     for others in [(large[1:],), (large.double(),), (large, large.double()), (strided,)]:
@@ -45,7 +45,7 @@ def test_only_large_tensors_of_float32_wait_for_the_compiler() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_loops_are_compiled_once_while_a_fit_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_are_compiled_once_at_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     run = subprocess.run
 

@@ -1,4 +1,4 @@
-"""An outer step whose vectors lie on the host: the same numbers, on the device of the model."""
+"""An outer step with vectors in host memory gives the results of one with device memory."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ _STEPS: dict[str, Callable[[Tensor], OuterStep]] = {
 
 
 def _rounded(*sums: SumOfSquares) -> Tensor:
-    """In single precision, because a device adds in an order that depends on addresses."""
+    """Sums in float32, because the order of additions on a device depends on addresses."""
     return torch.tensor([float(own) for own in sums])
 
 
 def _advance(step: OuterStep, blocks: int, device: torch.device) -> list[Tensor]:
-    """Start models of so many blocks, previews of them, and the numbers that are returned."""
-    generator, seen = torch.Generator().manual_seed(3), []
+    """Start models of some blocks, their previews, and the returned sums of squares."""
+    generator, results = torch.Generator().manual_seed(3), []
     for block in range(blocks):
         values = torch.randn(8, generator=generator, dtype=torch.float64).to(device)
         for place in _CHUNKS:
             own = values[place]
-            seen.append(_rounded(step.prepare_(own, place)))
+            results.append(_rounded(step.prepare_(own, place)))
             step.set_models(2.0 + block)
             ahead, mean = step.preview(place), own.clone()
-            seen.append(_rounded(*ahead.apply_(mean, slice(0, len(mean)))))
-            seen += [mean, _rounded(*step.apply_(own, place)), step.start_model(place).clone()]
-    return seen
+            results.append(_rounded(*ahead.apply_(mean, slice(0, len(mean)))))
+            results += [mean, _rounded(*step.apply_(own, place)), step.start_model(place).clone()]
+    return results
 
 
 @pytest.mark.parametrize("device", [_CPU, pytest.param(_CUDA, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("name", _STEPS)
-def test_the_same_bit_for_bit(name: str, device: torch.device) -> None:
-    """Also if a state of one is loaded into the other."""
+def test_results_are_equal_bit_for_bit(name: str, device: torch.device) -> None:
+    """They are also equal after the state of one is loaded into the other."""
     start = torch.linspace(-1.0, 1.0, 8, dtype=torch.float64)
 
     def both() -> tuple[OuterStep, OuterStep]:
@@ -74,25 +74,25 @@ def test_the_same_bit_for_bit(name: str, device: torch.device) -> None:
             assert torch.equal(one, other)
         assert plain.settings() == offloaded.settings()
         for vector, own in plain.vectors.items():
-            held = offloaded.vectors[vector]
-            assert torch.equal(held, own.cpu()) and held.is_pinned() == (device == _CUDA)
+            copy = offloaded.vectors[vector]
+            assert torch.equal(copy, own.cpu()) and copy.is_pinned() == (device == _CUDA)
         states = offloaded.state(), plain.state()
         plain, offloaded = both()
         for step, state in zip((plain, offloaded), states, strict=True):
             step.load(state)
 
 
-class _Noting(OuterStep):
-    """Notes the device and the length of its vectors at each step, and sets W to 3."""
+class _Recording(OuterStep):
+    """Records the device and the length of its vectors at each step, and sets W to 3."""
 
-    noted: list[tuple[torch.device, int]]
+    recorded: list[tuple[torch.device, int]]
 
     @override
     def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
         own = self.vectors["global_model"]
-        self.noted.append((own.device, len(own)))
+        self.recorded.append((own.device, len(own)))
         assert mean.device == own.device and place == slice(0, len(own))
-        self.vectors = {"global_model": torch.full((len(own),), 3.0)}  # of which meta has none
+        self.vectors = {"global_model": torch.full((len(own),), 3.0)}  # meta tensors have no values
         return 0.0, 0.0
 
     @override
@@ -102,12 +102,12 @@ class _Noting(OuterStep):
 
 def test_chunks_are_stepped_on_the_device_of_the_model() -> None:
     """Vectors stay on the host. The device holds one chunk of them at a time."""
-    step = _Noting(torch.zeros(8), from_updates=True)
-    step.noted = []
+    step = _Recording(torch.zeros(8), from_updates=True)
+    step.recorded = []
     offloaded = OffloadedStep(step, _META)
     for place in _CHUNKS:
         assert offloaded.start_model(place).device == _META
         offloaded.apply_(torch.empty(place.stop - place.start, device=_META), place)
-    assert step.noted == [(_META, 5), (_META, 3)]
+    assert step.recorded == [(_META, 5), (_META, 3)]
     assert torch.equal(offloaded.vectors["global_model"], torch.full((8,), 3.0))
     assert offloaded.stored(torch.ones(2)).device == _CPU

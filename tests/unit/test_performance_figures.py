@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: figures of readings, wire time, a step between, and the store."""
+"""Arithmetic of the performance benchmark: figures, wire time, steps, and the result store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reading(host: int, steps_s: list[float], **other: Any) -> dict[str, Any]:
     }
 
 
-def test_steps_that_end_a_block_are_told_from_those_between() -> None:
+def test_steps_at_the_end_of_a_block_are_separated_from_those_between() -> None:
     own = figures([reading(0, [0.2, 0.2, 0.2, 1.4]), reading(1, [0.2, 0.2, 0.2, 1.4])], 2)
     assert own.step_s == pytest.approx(0.5)
     assert own.between_s == pytest.approx(0.2)
@@ -40,12 +40,12 @@ def test_steps_that_end_a_block_are_told_from_those_between() -> None:
     assert own.communication_share == pytest.approx(0.6)
 
 
-def test_bytes_of_a_host_count_once_whatever_ranks_it_has() -> None:
+def test_bytes_of_a_host_count_once_for_any_number_of_ranks() -> None:
     ranks = [reading(host, [0.1] * 4, sent_bytes=[sent, 0, 0, 100]) for host, sent in
              ((0, 300), (0, 304), (1, 700), (1, 700))]  # fmt: skip
-    found = figures(ranks, 1)
-    assert found.host_bytes == pytest.approx((404 + 800) / 2 / 4)
-    assert found.peak_bytes == pytest.approx((304 + 700) / 2)
+    own = figures(ranks, 1)
+    assert own.host_bytes == pytest.approx((404 + 800) / 2 / 4)
+    assert own.peak_bytes == pytest.approx((304 + 700) / 2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_whole_blocks_are_measured_and_slow_dense_steps_are_few() -> None:
 
 
 def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
-    """DDP's arguments are taken as they come, so a name must be among a strategy's own."""
+    """A strategy passes unknown arguments to DDP, so names must be those of its own arguments."""
 
     def ours(**arguments: Any) -> System:
         return System(
@@ -97,7 +97,7 @@ def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
         named("bmf")
 
 
-def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_store_continues_after_a_truncated_line(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.jsonl"
     store = Store(path)
     assert store.lines() == []
@@ -112,14 +112,14 @@ def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
         store.lines()
 
 
-def test_step_between_counts_all_that_ours_adds() -> None:
+def test_ratio_of_steps_between_block_ends_counts_all_added_time() -> None:
     pair = Pair(bare_s=0.05, ours_s=0.053, bare_processor_s=0.04, ours_processor_s=0.055)
     late = Pair(bare_s=0.05, ours_s=9.0, bare_processor_s=0.04, ours_processor_s=0.055)
     assert ratio([pair, pair, late], 0.15) == pytest.approx(1.02)
     assert processor_ratio([pair, pair, late], 0.15) == pytest.approx(1.1)
 
 
-def test_short_form_finds_what_has_fallen_back_by_more_than_a_third() -> None:
+def test_short_benchmark_reports_regressions_of_more_than_a_third() -> None:
     committed = {"a": 1.0, "b": 1.0, "c": 1.0}
     assert regressions({"a": 1.3, "b": 1.4, "c": 0.2}, committed) == ["b"]
     assert regressions({"new": 0.1}, committed) == ["new"]

@@ -1,4 +1,4 @@
-"""The pages of benchmarks and the README's picture show the results that are committed."""
+"""Benchmark pages and the picture in the README show the committed results."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ What it says.
 """
 
 
-def test_tables_are_renewed_and_remarks_stay() -> None:
-    made = replace_tables(_PAGE, {"slow": "| b |", "fast": r"| \1 |"})
-    assert made == (
+def test_tables_are_replaced_and_other_text_stays() -> None:
+    page = replace_tables(_PAGE, {"slow": "| b |", "fast": r"| \1 |"})
+    assert page == (
         "# Title\n\n<!-- table: fast -->\n\n| \\1 |\n\n<!-- end of table -->\n\nWhat it says.\n\n"
         "<!-- table: slow -->\n\n| b |\n\n<!-- end of table -->\n"
     )
-    assert replace_tables(made, {"slow": "| b |", "fast": r"| \1 |"}) == made
+    assert replace_tables(page, {"slow": "| b |", "fast": r"| \1 |"}) == page
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("tables", "error"),
     [
         ({"fast": ""}, r"missing on the page \[\], not measured \['slow'\]"),
         ({"fast": "", "slow": "", "new": ""}, r"missing on the page \['new'\], not measured \[\]"),
     ],
 )
-def test_what_was_measured_has_a_place_and_no_place_is_left_empty(
-    found: dict[str, str], said: str
+def test_page_must_have_a_place_for_each_measured_table_and_no_others(
+    tables: dict[str, str], error: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace_tables(_PAGE, found)
+    with pytest.raises(ValueError, match=error):
+        replace_tables(_PAGE, tables)
 
 
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
@@ -53,7 +53,7 @@ def test_committed_page_has_the_tables_of_the_committed_results() -> None:
     assert replace_tables(committed, measured_tables(REPORTED)) == committed
 
 
-def test_committed_page_of_divided_modules_has_the_tables_of_its_results() -> None:
+def test_committed_page_of_sharded_modules_has_the_tables_of_its_results() -> None:
     committed = model_parallel.PAGE.read_text()
     assert replace_tables(committed, model_parallel.measured_tables()) == committed
 
@@ -78,10 +78,10 @@ def test_every_bar_has_been_measured() -> None:
     for ratios in steps.values():
         assert len(ratios) == len(STEP_SYSTEMS)
         assert min(ratios) >= 1.0
-        assert ratios[0] == max(ratios)  # DDP's, which the picture is about
+        assert ratios[0] == max(ratios)  # DDP, with which the picture compares the others
 
 
-def test_readme_shows_it() -> None:
+def test_readme_shows_the_picture() -> None:
     picture = "docs/assets/headline.png"
     assert f"]({picture})" in Path(REPOSITORY / "README.md").read_text()
     assert (REPOSITORY / picture).stat().st_size > 10_000

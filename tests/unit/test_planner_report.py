@@ -1,4 +1,4 @@
-"""The planner keeps the limits that were set for it, and the committed report says what it says."""
+"""Predictions of the planner keep their limits, and the committed report is up to date."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("section", sections(), ids=lambda own: own.title)
-def test_predictions_are_as_close_as_they_must_be(section: Section) -> None:
+def test_predictions_keep_their_limits(section: Section) -> None:
     assert section.rows
     assert not section.missed
     assert section.limit == LIMITS.get(section.title, section.limit)
 
 
-def test_the_limits_are_all_looked_at() -> None:
+def test_every_limit_belongs_to_a_section() -> None:
     assert set(LIMITS) <= {section.title for section in sections()}
 
 
@@ -35,7 +35,7 @@ def test_the_committed_report_is_the_one_that_the_command_writes() -> None:
     assert REPORT.read_text() == report(), "run python -m benchmarks.planner"
 
 
-def test_a_row_beyond_its_limit_is_told() -> None:
+def test_row_beyond_its_limit_is_reported() -> None:
     rows = [Comparison(name=str(n), predicted=n, reference=100) for n in (90, 100, 121)]
     section = Section(title="t", unit="s", source="f", given="g", rows=rows, limit=0.2)
     assert [row.name for row in section.missed] == ["121"]
@@ -49,12 +49,12 @@ def test_fitting_finds_the_parameters_of_exact_readings() -> None:
         SpeedupReading(ranks=ranks, block_size=size, speedup=own.speedup(ranks, size))
         for ranks, size in ((8, 10), (8, 50), (64, 20))
     ]
-    found = fit_block_costs(readings)
-    assert found.efficiency == pytest.approx(0.9)
-    assert found.synchronisation_steps == pytest.approx(5)
+    fitted = fit_block_costs(readings)
+    assert fitted.efficiency == pytest.approx(0.9)
+    assert fitted.synchronisation_steps == pytest.approx(5)
 
 
-def test_fitting_refuses_what_has_no_parameters() -> None:
+def test_fitting_refuses_readings_without_a_solution() -> None:
     one = SpeedupReading(ranks=8, block_size=10, speedup=7)
     with pytest.raises(ValueError, match="at least two block sizes"):
         fit_block_costs([one, one])

@@ -40,7 +40,7 @@ def test_fragments_divide_the_largest_synchronisation_and_the_pause() -> None:
         # A fragment takes 9.6 steps: all of it is hidden, or all but six steps.
         ({"block_size": 40, "fragments": 4, "overlap": 10}, 0.1, 0.0),
         ({"block_size": 40, "fragments": 4, "overlap": 6}, 0.1 + 4 * 0.36 / 40, 0.36),
-        # The link needs 38.4 steps for each block, however long a fragment may travel.
+        # The link needs 38.4 steps for each block, for any delay.
         ({"block_size": 20, "fragments": 4, "overlap": True}, 3.84 / 20, 0.46),
         ({"block_size": 20, "overlap": True}, 3.84 / 20, 1.84),
         ({"block_size": 40, "overlap": True}, 0.1, 0.0),
@@ -49,10 +49,10 @@ def test_fragments_divide_the_largest_synchronisation_and_the_pause() -> None:
 def test_a_delay_hides_what_fits_into_its_steps(
     settings: Any, step_s: float, pause_s: float
 ) -> None:
-    found = predict("diloco", WORK, FOUR, Settings(**settings))
-    assert found.step_s == pytest.approx(step_s, rel=CLOSE)
-    assert found.pause_s == pytest.approx(pause_s, rel=CLOSE, abs=1e-4)
-    assert found.host_bytes == pytest.approx(48e6 / settings["block_size"], rel=CLOSE)
+    prediction = predict("diloco", WORK, FOUR, Settings(**settings))
+    assert prediction.step_s == pytest.approx(step_s, rel=CLOSE)
+    assert prediction.pause_s == pytest.approx(pause_s, rel=CLOSE, abs=1e-4)
+    assert prediction.host_bytes == pytest.approx(48e6 / settings["block_size"], rel=CLOSE)
 
 
 def test_a_delay_does_not_hide_the_passes_of_a_codec() -> None:
@@ -71,11 +71,11 @@ def test_on_one_host_every_group_quantises_and_keeps_errors() -> None:
     exact, int8 = (Settings(overlap=20, across_dtype=dtype) for dtype in ("same", "int8"))
     cost_s = [synchronise(WORK, one, own).blocking_s for own in (exact, int8)]
     assert cost_s[1] - cost_s[0] == pytest.approx(4 * 4.5 * MODEL / 1e9)
-    held = [synchronisation_memory_bytes(WORK, one, own) for own in (exact, int8)]
-    assert held[1] - held[0] == 1.25 * MODEL
+    memory_bytes = [synchronisation_memory_bytes(WORK, one, own) for own in (exact, int8)]
+    assert memory_bytes[1] - memory_bytes[0] == 1.25 * MODEL
 
 
-def test_int4_has_half_a_byte_and_a_scale_for_128_elements() -> None:
+def test_int4_sends_half_a_byte_for_an_element_and_a_scale_for_128() -> None:
     """Each host sends three rows of a quarter of the elements, and three of sums."""
     row = WORK.parameters / 4 * (1 / 2 + 4 / 128)
     assert synchronise(WORK, FOUR, Settings(across_dtype="int4")).host_bytes == 6 * row
@@ -86,27 +86,27 @@ def test_sparse_updates_go_to_every_other_host(hosts: int) -> None:
     """2% of the elements: half a byte, 1/32 for the scale, and two bytes for the position."""
     settings = Settings(across_density=0.02, across_dtype="int4")
     payload = 0.02 * WORK.parameters * (1 / 2 + 1 / 32 + 2)
-    found = synchronise(WORK, replace(FOUR, hosts=hosts), settings)
-    assert found.host_bytes == pytest.approx((hosts - 1) * payload)
+    cost = synchronise(WORK, replace(FOUR, hosts=hosts), settings)
+    assert cost.host_bytes == pytest.approx((hosts - 1) * payload)
 
 
 def test_moments_that_are_exchanged_in_every_third_block() -> None:
     """Three models, then one and one. The largest synchronisation has three."""
     settings = Settings(block_sync="bmuf_adam", moments_every=3)
-    found = synchronise(WORK, FOUR, settings)
-    assert found.host_bytes == pytest.approx(48e6 * 5 / 3)
-    assert found.peak_bytes == 3 * 48e6
-    assert found.blocking_s == pytest.approx(3.84 * 5 / 3, rel=CLOSE)
-    assert found.pause_s == pytest.approx(3 * 3.84, rel=CLOSE)
+    cost = synchronise(WORK, FOUR, settings)
+    assert cost.host_bytes == pytest.approx(48e6 * 5 / 3)
+    assert cost.peak_bytes == 3 * 48e6
+    assert cost.blocking_s == pytest.approx(3.84 * 5 / 3, rel=CLOSE)
+    assert cost.pause_s == pytest.approx(3 * 3.84, rel=CLOSE)
 
 
-def test_moments_travel_with_their_fragment() -> None:
+def test_moments_are_sent_with_their_fragment() -> None:
     """Three models take 28.8 steps for each of four fragments."""
     settings = Settings(block_sync="bmuf_adam", block_size=120, fragments=4, overlap=29)
     assert predict("bmuf_adam", WORK, FOUR, settings).step_s == pytest.approx(0.1, rel=CLOSE)
     short = replace(settings, overlap=19)
-    found = predict("bmuf_adam", WORK, FOUR, short)
-    assert found.step_s == pytest.approx(0.1 + 4 * 0.98 / 120, rel=CLOSE)
+    prediction = predict("bmuf_adam", WORK, FOUR, short)
+    assert prediction.step_s == pytest.approx(0.1 + 4 * 0.98 / 120, rel=CLOSE)
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -127,18 +127,18 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_memory_in_models(name: str, models: float) -> None:
     for fragments in (1, 4):
         settings: Any = {"fragments": fragments, **MODELS[name]}
-        found = synchronisation_memory_bytes(WORK, FOUR, Settings(**settings))
-        assert found == models * MODEL
+        memory_bytes = synchronisation_memory_bytes(WORK, FOUR, Settings(**settings))
+        assert memory_bytes == models * MODEL
 
 
-def test_errors_of_16_bit_models_have_32_bits() -> None:
+def test_errors_of_16_bit_models_are_stored_in_32_bits() -> None:
     half = replace(WORK, element_bytes=2)
     settings = Settings(across_density=0.02)
     assert synchronisation_memory_bytes(half, FOUR, settings) == (3 + 2) * MODEL / 2
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"fragments": 51}, "fragments must be at most block_size, got fragments=51 and"),
         ({"overlap": 51}, "overlap must be at most block_size, got overlap=51 and block_size=50"),
@@ -151,7 +151,7 @@ def test_errors_of_16_bit_models_have_32_bits() -> None:
         ({"block_sync": "sgd"}, "block_sync must be"),
     ],
 )
-def test_settings_that_no_strategy_has_are_refused(settings: Any, says: str) -> None:
+def test_settings_that_no_strategy_has_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         Settings(**settings)
-    assert says in str(raised.value)
+    assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""The JSON that `measure` writes and `plan` reads: nothing is lost, and mistakes are named."""
+"""The JSON file of a measurement is read back unchanged, and errors name the mistake."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ measurements = st.builds(
 
 
 @given(measurements)
-def test_reading_gives_what_was_written(measurement: Measurement) -> None:
+def test_json_is_read_back_unchanged(measurement: Measurement) -> None:
     assert Measurement.from_json(measurement.to_json()) == measurement
 
 
@@ -51,7 +51,7 @@ def small(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "must be JSON"),
         ("[]", "must be a JSON object"),
@@ -70,7 +70,7 @@ def small(**changes: object) -> str:
         (small(workload={"parameters": 5, "step_s": True}), "step_s must be a finite number"),
     ],
 )
-def test_a_mistake_is_named(text: str, says: str) -> None:
+def test_error_names_the_mistake(text: str, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         Measurement.from_json(text)
-    assert says in str(raised.value)
+    assert message in str(raised.value)

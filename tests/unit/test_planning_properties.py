@@ -1,4 +1,4 @@
-"""What holds of predictions on any network: more of anything helps, or costs, as it must."""
+"""Properties of the planner's predictions on any network, such as monotonicity."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def networks(draw: st.DrawFn, least_hosts: int = 1) -> Network:
 
 @st.composite
 def settings_for(draw: st.DrawFn, network: Network) -> Settings:
-    """With groups that fit the hosts."""
+    """Settings with groups that fit the hosts."""
     sizes = [n for n in (1, 2, 4, 8) if network.devices % n == 0]
     block_size = draw(st.integers(1, 400))
     return Settings(
@@ -84,10 +84,10 @@ def plans(draw: st.DrawFn, least_hosts: int = 1) -> tuple[Workload, Network, Set
 def no_slower(
     plan: tuple[Workload, Network, Settings], better: Network, *, but: Sequence[str] = ()
 ) -> None:
-    """Every strategy, except those in ``but``, takes no longer for a step on the better network.
+    """Assert that no strategy, except those in ``but``, has slower steps on the better network.
 
-    But for two-stage ASGD where cores both compute and send: over a slower network they push less
-    often, so more of them is left for steps.
+    Two-stage ASGD is skipped where cores both compute and send. On a slower network it pushes less
+    often, so that more of the cores is left for steps.
     """
     workload, network, own = plan
     before = predict_all(workload, network, own)
@@ -125,9 +125,11 @@ def test_less_latency_costs_nothing(
 def test_more_hosts_are_no_more_efficient(
     plan: tuple[Workload, Network, Settings], factor: int
 ) -> None:
-    """Without quantisation, which rounds a shard up to whole groups of 512 elements: four hosts may
-    send fewer than three. From two hosts on, since messages inside one host take other links.
-    Without PSP: more servers divide the optimizer's update, which can save more than is sent.
+    """There are at least two hosts, because messages inside one host take other links.
+
+    Quantisation is left out: it rounds a shard up to whole groups of 512 elements, so that four
+    hosts may send fewer bytes than three. PSP is left out: more servers divide the update of the
+    optimizer, which can save more time than the additional messages take.
     """
     workload, network, settings = plan
     settings = replace(settings, across_dtype="same")
@@ -139,7 +141,7 @@ def test_more_hosts_are_no_more_efficient(
 def test_overlap_is_never_slower_where_memory_is_free(
     workload: Workload, network: Network, block_size: int, across_dtype: str
 ) -> None:
-    """Elsewhere it may be, by the passes that it adds: applying a mean that comes late."""
+    """Otherwise overlap can be slower, because a late mean takes additional passes."""
     free = Processor(copy_bytes_per_second=FREE)
     network = replace(network, processor=free)
     plain = Settings(block_size=block_size, across_dtype=across_dtype)
@@ -153,7 +155,7 @@ def test_overlap_is_never_slower_where_memory_is_free(
 def test_fragments_pause_no_longer_and_send_as_much(
     plan: tuple[Workload, Network, Settings], fragments: int
 ) -> None:
-    """But for what is rounded up to whole quantisation groups and selected elements."""
+    """The bytes of a synchronisation are equal up to the rounding of shards."""
     workload, network, settings = plan
     whole = replace(settings, block_size=400, fragments=1, overlap=False, across_dtype="same")
     whole = replace(whole, across_density=1.0)
@@ -178,18 +180,18 @@ def test_without_slow_links_one_host_loses_nothing(workload: Workload, devices: 
 
 @given(plans())
 @examples(max_examples=50)
-def test_what_is_predicted_makes_sense(plan: tuple[Workload, Network, Settings]) -> None:
+def test_predictions_are_consistent(plan: tuple[Workload, Network, Settings]) -> None:
     workload, network, settings = plan
-    for found in predict_all(workload, network, settings):
-        assert 0 < found.efficiency <= ROUNDING
-        assert found.speedup == pytest.approx(found.ranks * found.efficiency)
-        ranks = found.settings["group_size"] if found.strategy.endswith("_fsdp") else 1
-        assert found.memory_bytes >= 2 * workload.gradient_bytes / ranks
-        assert (found.host_bytes > 0) == (network.hosts > 1)
+    for prediction in predict_all(workload, network, settings):
+        assert 0 < prediction.efficiency <= ROUNDING
+        assert prediction.speedup == pytest.approx(prediction.ranks * prediction.efficiency)
+        ranks = prediction.settings["group_size"] if prediction.strategy.endswith("_fsdp") else 1
+        assert prediction.memory_bytes >= 2 * workload.gradient_bytes / ranks
+        assert (prediction.host_bytes > 0) == (network.hosts > 1)
 
 
 @given(workloads, networks(), st.floats(1e-4, 0.9))
-def test_gradients_that_are_denser_send_no_less(
+def test_denser_gradients_send_no_fewer_bytes(
     workload: Workload, network: Network, density: float
 ) -> None:
     sparse, dense = (
@@ -219,12 +221,12 @@ def test_predictions_reach_thousands_of_hosts() -> None:
     workload = Workload(parameters=10**7, step_s=0.1)
     for hosts in (1000, 5000):
         network = Network(hosts=hosts, devices=1, within=link, between=link)
-        found = {own.strategy: own for own in predict_all(workload, network, Settings())}
-        assert found["bmuf"].ranks == hosts
-        assert found["ddp"].efficiency < found["bmuf"].efficiency < 1
+        predictions = {own.strategy: own for own in predict_all(workload, network, Settings())}
+        assert predictions["bmuf"].ranks == hosts
+        assert predictions["ddp"].efficiency < predictions["bmuf"].efficiency < 1
 
 
-def test_exact_gradients_at_every_step_are_groups_of_one_model() -> None:
+def test_one_group_with_exact_gradients_costs_as_much_as_ddp() -> None:
     link = Link(bytes_per_second=1e8, latency_s=1e-4)
     network = Network(hosts=4, devices=2, within=link, between=link)
     workload = Workload(parameters=10**7, step_s=0.1)
@@ -234,10 +236,10 @@ def test_exact_gradients_at_every_step_are_groups_of_one_model() -> None:
 
 
 @pytest.mark.parametrize(("on_cores", "step_s"), [(False, 6.0), (True, 7.0)])
-def test_fsdp_gathers_twice_and_reduces_once_beside_the_step(on_cores: bool, step_s: float) -> None:
+def test_fsdp_gathers_twice_and_reduces_once_during_the_step(on_cores: bool, step_s: float) -> None:
     """Each of two ranks sends half of 4 MB three times over 1 MB/s."""
     link, free = Link(bytes_per_second=1e6), Processor(copy_bytes_per_second=FREE)
     network = Network(hosts=1, devices=2, within=link, between=link, processor=free)
     workload = Workload(parameters=10**6, step_s=1.0, on_cores=on_cores)
-    found = predict("diloco_fsdp", workload, network)
-    assert found.step_s == pytest.approx(step_s) and found.memory_bytes == 1.5 * 4e6
+    prediction = predict("diloco_fsdp", workload, network)
+    assert prediction.step_s == pytest.approx(step_s) and prediction.memory_bytes == 1.5 * 4e6

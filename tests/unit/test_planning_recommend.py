@@ -1,4 +1,4 @@
-"""What is recommended follows from the network, and says why."""
+"""The recommendation follows from the network, and has reasons."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ def cluster(mbit_s: float, *, hosts: int = 16, devices: int = 8) -> Network:
     )
 
 
-def test_a_fast_network_needs_nothing_else_than_ddp() -> None:
-    found = recommend(LSTM, cluster(400_000, devices=1))
-    assert (found.strategy, found.arguments) == ("ddp", {})
-    assert "no other strategy is needed" in found.reasons[0]
+def test_ddp_is_recommended_on_a_fast_network() -> None:
+    recommended = recommend(LSTM, cluster(400_000, devices=1))
+    assert (recommended.strategy, recommended.arguments) == ("ddp", {})
+    assert "no other strategy is needed" in recommended.reasons[0]
 
 
-def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
-    found = recommend(LSTM, cluster(1000))
-    assert found.strategy == "HierarchicalStrategy"
-    assert found.arguments["group_size"] == 8
-    assert found.arguments["gradient_sync"] == {
+def test_groups_with_exact_gradients_are_recommended_for_fast_links_inside_hosts() -> None:
+    recommended = recommend(LSTM, cluster(1000))
+    assert recommended.strategy == "HierarchicalStrategy"
+    assert recommended.arguments["group_size"] == 8
+    assert recommended.arguments["gradient_sync"] == {
         "class_path": "lightning_hier.AllReduce",
         "init_args": {},
     }
-    assert found.prediction.efficiency > 0.85
-    assert any("compression is not needed" in reason for reason in found.reasons)
+    assert recommended.prediction.efficiency > 0.85
+    assert any("compression is not needed" in reason for reason in recommended.reasons)
 
 
-def test_links_that_are_too_slow_for_exact_gradients_make_bmuf_gtc() -> None:
+def test_bmuf_gtc_is_recommended_for_slow_links_inside_hosts() -> None:
     slow_inside = replace(cluster(100), within=Link(bytes_per_second=1e9))
-    found = recommend(LSTM, slow_inside)
-    assert found.strategy == "BMUFGTCStrategy"
-    assert set(found.arguments) >= {"group_size", "density", "block_size"}
+    recommended = recommend(LSTM, slow_inside)
+    assert recommended.strategy == "BMUFGTCStrategy"
+    assert set(recommended.arguments) >= {"group_size", "density", "block_size"}
 
 
-def test_inside_a_host_as_slow_as_between_hosts_every_rank_is_a_worker() -> None:
+def test_every_rank_is_a_worker_if_links_inside_hosts_are_slow() -> None:
     slow = replace(cluster(100), within=Link(bytes_per_second=1e6))
-    found = recommend(LSTM, slow)
-    assert found.settings.group_size == 1
-    assert any("every rank trains its own model" in reason for reason in found.reasons)
+    recommended = recommend(LSTM, slow)
+    assert recommended.settings.group_size == 1
+    assert any("every rank trains its own model" in reason for reason in recommended.reasons)
     # Sums of float32 models inside a host take most of the time.
-    assert any("among the fastest" in reason for reason in found.reasons)
+    assert any("among the fastest" in reason for reason in recommended.reasons)
 
 
 INT8: dict[str, Any] = {"across_dtype": "int8"}
@@ -81,34 +81,38 @@ SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
         ("adam", 10, "DiLoCo", SPARSE | LATE),
     ],
 )
-def test_the_slower_the_link_the_less_is_sent_and_the_later(
+def test_slower_links_get_fewer_bytes_and_longer_delays(
     optimizer: Any, mbit_s: float, block_sync: str, settings: Mapping[str, Any]
 ) -> None:
     """25 million parameters on four hosts, with steps of 150 ms: within 3% of no communication."""
     work = Workload(parameters=25_000_000, step_s=0.15, optimizer=optimizer)
-    found = recommend(work, cluster(mbit_s, hosts=4, devices=1))
-    assert 1 / found.prediction.efficiency - 1 <= ENOUGH * (1 + 1e-9)
-    assert found.settings.block_size <= LONG
-    component = found.arguments.get("block_sync")
-    name = component["class_path"] if component else found.strategy
-    own = dict(component["init_args"] if component else found.arguments)
+    recommended = recommend(work, cluster(mbit_s, hosts=4, devices=1))
+    assert 1 / recommended.prediction.efficiency - 1 <= ENOUGH * (1 + 1e-9)
+    assert recommended.settings.block_size <= LONG
+    component = recommended.arguments.get("block_sync")
+    name = component["class_path"] if component else recommended.strategy
+    own = dict(component["init_args"] if component else recommended.arguments)
     # DDP keeps less than 10% of the speed.
-    assert (found.arguments.get("warmup_steps") == 0) == (mbit_s <= 500)
+    assert (recommended.arguments.get("warmup_steps") == 0) == (mbit_s <= 500)
     own.pop("warmup_steps", None)
     assert name in (f"lightning_hier.{block_sync}", f"{block_sync}Strategy")
     assert own.items() >= settings.items()
-    # Nothing else is set, but for the arguments of the outer optimizer.
+    # Only arguments of the schedule and of the outer optimizer are set otherwise.
     known = {"group_size", "block_size", "overlap", "outer_lr", "outer_momentum"}
     assert own.keys() - settings.keys() <= known
     assert ("overlap" in own) == ("fragments" in own)
 
 
 def test_a_delay_hides_an_exchange_that_takes_a_fifth_longer_than_predicted() -> None:
-    found = recommend(LSTM, cluster(20)).settings
-    assert found.overlap is not True and found.overlap > 1
-    assert found.overlap <= found.block_size / found.fragments
-    travel_s = synchronise(LSTM, cluster(20), found).in_flight_s
-    assert (found.overlap - 1) * LSTM.step_s < 1.2 * travel_s <= found.overlap * LSTM.step_s * 1.01
+    chosen = recommend(LSTM, cluster(20)).settings
+    assert chosen.overlap is not True and chosen.overlap > 1
+    assert chosen.overlap <= chosen.block_size / chosen.fragments
+    in_flight_s = synchronise(LSTM, cluster(20), chosen).in_flight_s
+    assert (
+        (chosen.overlap - 1) * LSTM.step_s
+        < 1.2 * in_flight_s
+        <= chosen.overlap * LSTM.step_s * 1.01
+    )
 
 
 @pytest.mark.parametrize("mbit_s", [100, 300, 1000, 10_000])
@@ -123,16 +127,16 @@ def test_a_block_is_as_short_as_three_percent_of_its_steps_allow(mbit_s: float) 
 @pytest.mark.parametrize(("hosts", "sparse"), [(18, True), (24, False)])
 def test_sparse_updates_are_recommended_up_to_the_break_even(hosts: int, sparse: bool) -> None:
     """A dense exchange in int4 sends less on more than 20 hosts."""
-    found = recommend(LSTM, cluster(5, hosts=hosts, devices=1))
-    assert found.settings.across_dtype == "int4"
-    assert (found.settings.across_density < 1) == sparse
+    recommended = recommend(LSTM, cluster(5, hosts=hosts, devices=1))
+    assert recommended.settings.across_dtype == "int4"
+    assert (recommended.settings.across_density < 1) == sparse
 
 
-def test_where_everything_is_too_slow_the_first_of_the_fast_ones_is_recommended() -> None:
+def test_sparse_updates_are_recommended_where_every_strategy_is_slow() -> None:
     """Sparse updates send the least on four hosts."""
-    found = recommend(LSTM, cluster(0.001, hosts=4, devices=1))
-    assert found.settings.block_size == 400
-    assert found.settings.across_density == 0.02
+    recommended = recommend(LSTM, cluster(0.001, hosts=4, devices=1))
+    assert recommended.settings.block_size == 400
+    assert recommended.settings.across_density == 0.02
 
 
 def test_the_push_period_makes_computing_as_long_as_sending() -> None:
@@ -147,16 +151,16 @@ def test_the_push_period_makes_computing_as_long_as_sending() -> None:
 
 def test_fixed_settings_are_kept() -> None:
     fixed = {"block_size": 77, "group_size": 2, "density": 0.02, "across_dtype": "int8"}
-    found = recommend(LSTM, cluster(100), {**fixed, "overlap": True})
-    assert found.strategy == "BMUFGTCStrategy"
-    assert found.arguments == {**fixed, "overlap": True, "warmup_steps": 0}
+    recommended = recommend(LSTM, cluster(100), {**fixed, "overlap": True})
+    assert recommended.strategy == "BMUFGTCStrategy"
+    assert recommended.arguments == {**fixed, "overlap": True, "warmup_steps": 0}
     free = recommend(LSTM, cluster(100), fixed)
     late = {"fragments": 4, "overlap": free.settings.overlap}
     assert free.arguments == {**fixed, **late, "warmup_steps": 0}
     assert 1 <= free.settings.overlap <= 77 / 4
 
 
-def test_moments_are_late_on_request_only() -> None:
+def test_moments_overlap_only_on_request() -> None:
     adam = replace(LSTM, optimizer="adam")
     fixed = {"block_sync": "bmuf_adam", "overlap": True}
     assert recommend(adam, cluster(100, devices=1), fixed).settings.overlap is True
@@ -171,19 +175,19 @@ def test_moments_are_late_on_request_only() -> None:
 
 
 def test_a_block_synchronisation_that_is_set_is_kept() -> None:
-    found = recommend(LSTM, cluster(100, devices=1), {"block_sync": "diloco", "fragments": 3})
-    assert found.strategy == "DiLoCoStrategy"
-    assert found.arguments["fragments"] == 3
-    assert {own.settings.block_sync for own in found.candidates} == {"diloco"}
+    recommended = recommend(LSTM, cluster(100, devices=1), {"block_sync": "diloco", "fragments": 3})
+    assert recommended.strategy == "DiLoCoStrategy"
+    assert recommended.arguments["fragments"] == 3
+    assert {own.settings.block_sync for own in recommended.candidates} == {"diloco"}
 
 
 def test_a_density_across_is_an_argument_of_the_component() -> None:
     fixed = {"across_density": 0.02, "across_dtype": "int4"}
     for devices in (1, 8):
-        found = recommend(LSTM, cluster(100, devices=devices), fixed)
-        assert found.strategy == "HierarchicalStrategy"
-        assert found.arguments["group_size"] == devices
-        assert found.arguments["block_sync"]["init_args"].items() >= fixed.items()
+        recommended = recommend(LSTM, cluster(100, devices=devices), fixed)
+        assert recommended.strategy == "HierarchicalStrategy"
+        assert recommended.arguments["group_size"] == devices
+        assert recommended.arguments["block_sync"]["init_args"].items() >= fixed.items()
 
 
 @pytest.mark.parametrize(("mbit_s", "name"), [(2000, "block_momentum"), (500, "outer_momentum")])
@@ -193,8 +197,8 @@ def test_momentum_from_the_number_of_groups_is_for_few_of_them(
 ) -> None:
     """The default of BMUF-Adam is that momentum, the default of DiLoCo is 0.9."""
     adam = Workload(parameters=25_000_000, step_s=0.15, optimizer="adam")
-    found = recommend(adam, cluster(mbit_s, hosts=hosts, devices=1)).arguments
-    own = found["block_sync"]["init_args"] if "block_sync" in found else found
+    arguments = recommend(adam, cluster(mbit_s, hosts=hosts, devices=1)).arguments
+    own = arguments["block_sync"]["init_args"] if "block_sync" in arguments else arguments
     few = {"block_momentum": None, "outer_momentum": "auto"}
     many = {"block_momentum": 0.9, "outer_momentum": None}
     assert own.get(name) == (few if hosts < 16 else many)[name]

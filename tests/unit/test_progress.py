@@ -1,4 +1,4 @@
-"""What the progress bar says about communication."""
+"""Communication rates and the place in the block in the progress bar."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Clock:
         return self.now_s
 
 
-def test_figures_are_of_the_time_since_they_last_changed() -> None:
+def test_rates_are_those_of_the_interval_since_the_last_change() -> None:
     traffic, clock = Traffic(), _Clock()
     traffic.add("across", "models", payload_bytes=10**9, seconds=50.0)  # long ago
     rates = Rates(traffic, clock)
-    assert rates.read() == {}  # nothing to tell yet
+    assert rates.read() == {}  # no time has passed
     clock.now_s += 2.0
     traffic.add("group", "gradients", payload_bytes=3_000_000, seconds=1.5)
     traffic.add("across", "models", payload_bytes=1_000_000, seconds=1.5)
@@ -34,7 +34,7 @@ def test_figures_are_of_the_time_since_they_last_changed() -> None:
     assert rates.read() == {"comm": "25%", "MB/s": "2"}
     clock.now_s += 0.5
     traffic.add("group", "gradients", payload_bytes=3_000_000, seconds=1.5)
-    assert rates.read() == {"comm": "25%", "MB/s": "2"}  # too soon for another
+    assert rates.read() == {"comm": "25%", "MB/s": "2"}  # the interval is too short for new rates
     clock.now_s += 0.5
     assert rates.read() == {"comm": "0%", "MB/s": "3"}
 
@@ -59,13 +59,13 @@ def test_place_in_the_block(
 
 
 class _Bar:
-    """A progress bar of a user, with an entry of the name of one of ours."""
+    """A progress bar of a user. One of its entries has the same name as one of ours."""
 
     def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         return {"v_num": 3, "block": "mine"}
 
 
-def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
+def test_entries_of_the_user_stay_and_ours_are_removed() -> None:
     bar = _Bar()
     trainer: Any = SimpleNamespace(progress_bar_callback=bar)
     worker = Worker(steps=[StepCount(total=2, in_block=2)])

@@ -1,4 +1,4 @@
-"""A failed collective is explained by who is missing, from notes in the store."""
+"""The error of a failed collective names the missing ranks, from entries in the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_hier.comm.progress_record import PeerError, ProgressRecord
 
 
 class Store:
-    """The store's behaviour that counts, without a network; `gone` is what a lost host does."""
+    """A store without a network. If ``gone``, all calls fail, as after the loss of its host."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -42,7 +42,7 @@ def _records(store: Store, ranks: int, number: int = 0) -> list[ProgressRecord]:
 
 
 def _failing(record: ProgressRecord, place: str = "", ranks: tuple[int, ...] = ()) -> str:
-    """The error of a rank whose collective fails, at a place or in a step of a group."""
+    """Message of the error of a failed collective, at a place or in a step of a group."""
     body = record.at(place) if place else record.explaining(ranks)
     with pytest.raises(PeerError) as raised, body:
         raise BROKEN
@@ -60,12 +60,12 @@ def test_rank_that_was_lost_in_the_collective_is_named() -> None:
     records = _records(Store(), 3)
     with records[1].at("block 1"), records[2].at("block 1"):
         records[2]._record("failed", "")
-        said = _failing(records[0], "block 1")
-    assert "every rank had reached it: rank 1 was lost on the way" in said
+        message = _failing(records[0], "block 1")
+    assert "every rank had reached it: rank 1 was lost on the way" in message
 
 
 def test_rank_that_failed_for_the_same_reason_is_not_named() -> None:
-    """Its group's step has failed, so it does not come to the synchronisation of all."""
+    """A step of its group has failed, so it does not reach the synchronisation of all ranks."""
     records = _records(Store(), 4)
     _pass(records, "block 1")
     assert "because rank 3 did not" in _failing(records[2], ranks=(2, 3))
@@ -73,19 +73,19 @@ def test_rank_that_failed_for_the_same_reason_is_not_named() -> None:
         assert "block 2 failed because rank 3 did not" in _failing(records[0], "block 2")
 
 
-def test_rank_that_failed_in_another_collective_is_named_if_none_is_silent() -> None:
-    """As where one has no batches left, and its group's other rank waits for it in a step."""
+def test_rank_that_failed_in_another_collective_is_named_if_all_have_entries() -> None:
+    """For example, a rank has no batches left, and the other rank of its group waits in a step."""
     records = _records(Store(), 3)
     _pass(records, "block 1")
     with pytest.raises(PeerError), records[1].at("the end of its batches"):
         raise BROKEN
-    said = _failing(records[0], ranks=(0, 1))
-    assert "a step after block 1 failed because rank 1 did not take part" in said
-    assert "rank 1 was last seen at the end of its batches" in said
+    message = _failing(records[0], ranks=(0, 1))
+    assert "a step after block 1 failed because rank 1 did not take part" in message
+    assert "rank 1 was last seen at the end of its batches" in message
     assert "block 2 failed because rank 0 did not take part" in _failing(records[2], "block 2")
 
 
-def test_store_that_does_not_answer_is_rank_zero() -> None:
+def test_unreachable_store_means_that_rank_zero_is_lost() -> None:
     store = Store()
     record = ProgressRecord(store, 1, 2, grace_s=0.0)
     with pytest.raises(PeerError, match=r"rank 0 or its host is gone \(Broken pipe\)"):
@@ -96,8 +96,8 @@ def test_store_that_does_not_answer_is_rank_zero() -> None:
         raise AssertionError("must not be reached")
 
 
-def test_entries_of_an_earlier_run_do_not_hide_who_is_missing_now() -> None:
-    """Ranks that failed at different places start anew from the highest of their numbers."""
+def test_entries_of_an_earlier_run_do_not_hide_missing_ranks() -> None:
+    """Ranks that failed at different places continue from the highest of their numbers."""
     records = _records(Store(), 3)
     _pass(records, "block 1")
     _pass(records[1:], "block 2")
@@ -110,7 +110,7 @@ def test_entries_of_an_earlier_run_do_not_hide_who_is_missing_now() -> None:
     assert "because rank 1 did not take part" in _failing(records[2], ranks=(1, 2))
 
 
-def test_error_of_another_kind_is_raised_as_it_is_with_a_note() -> None:
+def test_error_of_another_kind_is_raised_unchanged_with_a_note() -> None:
     (record,) = _records(Store(), 1)
     for error in (
         RuntimeError("Invalid scalar type"),
@@ -127,7 +127,7 @@ def test_error_of_another_kind_is_raised_as_it_is_with_a_note() -> None:
 
 def test_error_that_went_through_cpp_is_a_peer_error_again() -> None:
     record, _ = _records(Store(), 2)
-    said = _failing(record, ranks=(0, 1))
+    message = _failing(record, ranks=(0, 1))
     with pytest.raises(PeerError) as raised, record.explaining([0, 1]):
-        raise RuntimeError(f"Got the following error when running the callback: {said}\n\nAt:")
-    assert str(raised.value) == said
+        raise RuntimeError(f"Got the following error when running the callback: {message}\n\nAt:")
+    assert str(raised.value) == message

@@ -1,4 +1,4 @@
-"""A server's part of a rendezvous: nobody waits for those that have come, and all get the same."""
+"""Server side of a PSP rendezvous: all workers get the same final values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_hier.parameter_server.message import Kind
 from tests.unit.psp_served import Served
 
 
-def test_all_are_sent_the_same_values_when_the_last_has_come() -> None:
+def test_all_workers_get_the_same_values_after_the_last_arrival() -> None:
     served = Served(3, c=1)
     served.push(0, 0)
     assert served.arrive(0, 1) == []
@@ -20,8 +20,8 @@ def test_all_are_sent_the_same_values_when_the_last_has_come() -> None:
     assert all(torch.equal(message.payload, served.values) for _, message in served.sent)
 
 
-def test_what_is_left_of_the_round_is_applied() -> None:
-    """Worker 0 has pushed, and has been able to go on without this block."""
+def test_gradients_of_an_unfinished_round_are_applied() -> None:
+    """Worker 0 has pushed, and has continued without this shard."""
     served = Served(3, c=3)
     served.push(0, 0)
     for worker in range(3):
@@ -30,7 +30,7 @@ def test_what_is_left_of_the_round_is_applied() -> None:
     assert served.t == 1
 
 
-def test_rounds_go_on_without_those_that_have_come() -> None:
+def test_rounds_continue_without_workers_that_have_arrived() -> None:
     served = Served(3)
     served.arrive(0, 0)
     assert served.push(1, 0) == []
@@ -39,7 +39,7 @@ def test_rounds_go_on_without_those_that_have_come() -> None:
     assert served.push(1, 1) == [(1, 2)]
 
 
-def test_gradients_of_those_that_have_come_count_for_c() -> None:
+def test_gradients_of_workers_that_have_arrived_count_for_c() -> None:
     served = Served(4, c=3)
     served.push(0, 0)
     served.push(1, 0)
@@ -49,7 +49,7 @@ def test_gradients_of_those_that_have_come_count_for_c() -> None:
     assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
 
 
-def test_a_push_that_comes_after_its_worker_did_is_used_and_not_answered() -> None:
+def test_push_after_the_arrival_of_its_worker_is_used_and_not_answered() -> None:
     served = Served(2)
     served.arrive(0, 1)
     assert served.push(0, 0) == []
@@ -57,7 +57,7 @@ def test_a_push_that_comes_after_its_worker_did_is_used_and_not_answered() -> No
     assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
 
 
-def test_a_worker_that_is_gone_is_not_waited_for() -> None:
+def test_rendezvous_does_not_wait_for_a_lost_worker() -> None:
     served = Served(3)
     served.arrive(0, 0)
     served.arrive(1, 0)
@@ -68,8 +68,8 @@ def test_a_worker_that_is_gone_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("how", ["push", "arrive"])
-def test_a_successor_hears_from_those_that_went_on_that_a_rendezvous_has_ended(how: str) -> None:
-    """Worker 0 had the values of the server that died; worker 1 had not."""
+def test_successor_detects_an_ended_rendezvous_from_workers_that_continued(how: str) -> None:
+    """Worker 0 has the final values of the server that died. Worker 1 does not."""
     served = Served(2)
     assert served.arrive(1, 0, 1) == []
     if how == "push":
@@ -80,14 +80,14 @@ def test_a_successor_hears_from_those_that_went_on_that_a_rendezvous_has_ended(h
 
 
 def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:
-    """A worker that is one rendezvous ahead means that the other is late."""
+    """If a worker is one rendezvous ahead, the other worker is late."""
     served = Served(2, timeout_s=1.0)
     served.arrive(0, 0, 2)
     assert served.arrive(1, 0, 1) == [(1, 0)]
     assert served.arrive(1, 0, 2) == [(0, 0), (1, 0)]
 
 
-def test_answer_is_kept_until_all_have_gone_on() -> None:
+def test_answer_is_kept_until_all_workers_have_continued() -> None:
     served = Served(2)
     served.arrive(0, 0)
     served.arrive(1, 0)

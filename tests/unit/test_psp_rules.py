@@ -1,4 +1,4 @@
-"""c and tau_1, b and tau_2, and how parameters are cut into blocks."""
+"""Rules of PSP-SGD: the quorums c and b, the timeouts tau_1 and tau_2, and the shards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lightning_hier.parameter_server.psp.shards import plan_shards
     ("min_pushes", "workers", "needed"),
     [("all", 7, 7), (3, 7, 3), (1, 7, 1), (1.0, 7, 7), (0.5, 7, 4), (0.9, 32, 29), (0.1, 30, 3)],
 )
-def test_c(min_pushes: Any, workers: int, needed: int) -> None:
+def test_pushes_needed_by_c(min_pushes: Any, workers: int, needed: int) -> None:
     assert PSPSettings(min_pushes=min_pushes).needed_pushes(workers) == needed
 
 
-@pytest.mark.parametrize(("b", "blocks", "needed"), [(1.0, 5, 5), (0.9, 32, 29), (0.01, 4, 1)])
-def test_b(b: float, blocks: int, needed: int) -> None:
-    assert PSPSettings(min_pulled=b).needed_shards(blocks) == needed
+@pytest.mark.parametrize(("b", "shards", "needed"), [(1.0, 5, 5), (0.9, 32, 29), (0.01, 4, 1)])
+def test_shards_needed_by_b(b: float, shards: int, needed: int) -> None:
+    assert PSPSettings(min_pulled=b).needed_shards(shards) == needed
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, "some", True, None, float("nan")])
@@ -63,7 +63,7 @@ def test_quorum() -> None:
         PSPSettings(min_pushes="all").check_quorum(4, {2: "it broke"})
 
 
-def test_a_wait_is_over_when_all_have_come_or_some_time_after_enough_have() -> None:
+def test_countdown_ends_when_all_are_complete_or_a_timeout_after_enough_are() -> None:
     wait = Countdown()
 
     def is_over(now: float, *, enough: bool, complete: bool = False) -> bool:
@@ -82,7 +82,7 @@ SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 
 
 @given(SIZES, SIZES, st.integers(1, 8), st.data())
-def test_every_trained_parameter_is_in_one_block_and_blocks_are_balanced(
+def test_every_trained_parameter_is_in_one_shard_and_shards_are_balanced(
     first: list[int], second: list[int], world_size: int, data: st.DataObject
 ) -> None:
     optimizers, trained = [], []
@@ -93,39 +93,41 @@ def test_every_trained_parameter_is_in_one_block_and_blocks_are_balanced(
             own[index].requires_grad_(False)
         optimizers.append(optim.SGD(own, lr=0.1))
         trained.append({index for index in range(len(own)) if index not in frozen})
-    blocks = plan_shards(optimizers, world_size)
-    assert [block.number for block in blocks] == list(range(2 * world_size))
-    assert [block.home for block in blocks] == 2 * list(range(world_size))
+    shards = plan_shards(optimizers, world_size)
+    assert [shard.number for shard in shards] == list(range(2 * world_size))
+    assert [shard.home for shard in shards] == 2 * list(range(world_size))
     for number, (optimizer, expected) in enumerate(zip(optimizers, trained, strict=True)):
-        found = [index for block in blocks if block.optimizer == number for index in block.indices]
-        assert sorted(found) == sorted(expected)
-        for block in blocks[number * world_size : (number + 1) * world_size]:
+        indices = [
+            index for shard in shards if shard.optimizer == number for index in shard.indices
+        ]
+        assert sorted(indices) == sorted(expected)
+        for shard in shards[number * world_size : (number + 1) * world_size]:
             own = optimizer.param_groups[0]["params"]
-            pairs = zip(block.parameters, block.indices, strict=True)
+            pairs = zip(shard.parameters, shard.indices, strict=True)
             assert all(one is own[index] for one, index in pairs)
-    loads = [sum(b.size for b in blocks if b.home == rank) for rank in range(world_size)]
+    loads = [sum(s.size for s in shards if s.home == rank) for rank in range(world_size)]
     assert max(loads) - min(loads) <= max(first + second)
 
 
-def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was() -> None:
+def test_shard_of_several_dtypes_is_sent_in_the_widest_and_restored() -> None:
     own = [Parameter(torch.randn(4, dtype=d)) for d in (torch.float16, torch.bfloat16)]
-    (block,) = plan_shards([optim.SGD(own, lr=0.1)], 1)
-    assert (block.dtype, block.size) == (torch.float32, 8)
+    (shard,) = plan_shards([optim.SGD(own, lr=0.1)], 1)
+    assert (shard.dtype, shard.size) == (torch.float32, 8)
     flat = torch.cat([one.detach().float() for one in own])
-    for one, tensor in zip(own, block.tensors(flat), strict=True):
+    for one, tensor in zip(own, shard.tensors(flat), strict=True):
         assert one.dtype == tensor.dtype and torch.equal(one, tensor)
 
 
-def test_owner_is_the_next_that_is_there() -> None:
+def test_owner_is_the_next_live_rank() -> None:
     own = [Parameter(torch.zeros(1)) for _ in range(4)]
-    blocks = plan_shards([optim.SGD(own, lr=0.1)], 4)
-    assert [block.owner(set()) for block in blocks] == [0, 1, 2, 3]
-    assert [block.owner({1}) for block in blocks] == [0, 2, 2, 3]
-    assert [block.owner({1, 2}) for block in blocks] == [0, 3, 3, 3]
-    assert [block.owner({3, 0}) for block in blocks] == [1, 1, 2, 1]
+    shards = plan_shards([optim.SGD(own, lr=0.1)], 4)
+    assert [shard.owner(set()) for shard in shards] == [0, 1, 2, 3]
+    assert [shard.owner({1}) for shard in shards] == [0, 2, 2, 3]
+    assert [shard.owner({1, 2}) for shard in shards] == [0, 3, 3, 3]
+    assert [shard.owner({3, 0}) for shard in shards] == [1, 1, 2, 1]
 
 
-def test_steps_that_an_optimizer_made_before_this_run_are_not_left_of_its_warm_up() -> None:
+def test_steps_of_an_earlier_run_count_towards_the_warm_up() -> None:
     settings = PSPSettings(warmup_steps=5)
     assert not settings.after(6).warming(0)
     assert [settings.after(2).warming(version) for version in range(4)] == [True, True, True, False]

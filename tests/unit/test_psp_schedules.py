@@ -1,4 +1,4 @@
-"""PSP-SGD under schedules that nobody has thought of: what must hold whatever happens."""
+"""Invariants of PSP-SGD under random schedules, lost messages and lost ranks."""
 
 from __future__ import annotations
 
@@ -75,26 +75,26 @@ TAUS = st.tuples(st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.5]))
 
 
 def check(run: Cluster) -> None:
-    """What holds after every run."""
+    """Check the invariants of a complete run."""
     live = run.live()
-    sure = not (run.weather.deaths and run.weather.loss)
-    # Copies for a successor may be lost too, and with them what only some ranks have been sent.
-    for model in run.models if sure else []:
-        # Of ranks that have died since, a server may have gone with what they had.
+    reliable = not (run.weather.deaths and run.weather.loss)
+    # Copies for a successor may be lost too, with values that only some ranks have received.
+    for model in run.models if reliable else []:
+        # Dead ranks are left out, because their values may have been lost with a server.
         values = [torch.cat(model[rank.number]) for rank in live if rank.number in model]
-        assert all(torch.equal(one, values[0]) for one in values), "one model on all ranks"
+        assert all(torch.equal(one, values[0]) for one in values), "the models of ranks differ"
     final: Sequence[Tensor] = [p.detach() for p in live[0].parameters]
     for value in final:
         assert value.isfinite().all()
         times = value.round()
-        if not run.settings.warmup_steps:  # in which the mean is taken, and not the sum
+        if not run.settings.warmup_steps:  # the warm-up uses means and not sums
             torch.testing.assert_close(value, times, rtol=0, atol=1e-9)
-        assert times.min() >= 0 and times.max() <= 1, "a gradient is used once or not at all"
+        assert times.min() >= 0 and times.max() <= 1, "a gradient must be used once or not at all"
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data(), RULES, TAUS, st.sampled_from([0, 2]), st.integers(0, 2**31))
-def test_without_deaths_nothing_is_lost_but_what_is_counted(
+def test_without_deaths_every_gradient_is_used_or_counted_as_dropped(
     data: st.DataObject,
     rules: tuple[str | int, float],
     tau: tuple[float, float],
@@ -109,7 +109,7 @@ def test_without_deaths_nothing_is_lost_but_what_is_counted(
     counts = [rank.server.counts for rank in run.ranks]
     used, dropped = sum(c.used for c in counts), sum(c.dropped for c in counts)
     assert final.sum() == used
-    # What is still under way at the end has come too late for the last rendezvous.
+    # Gradients that are in flight at the end were too late for the last rendezvous.
     assert used + dropped <= 3 * 3 * STEPS
     if weather.ordered:
         assert used + dropped == 3 * 3 * STEPS
@@ -117,7 +117,7 @@ def test_without_deaths_nothing_is_lost_but_what_is_counted(
 
 @settings(max_examples=25, deadline=None)
 @given(st.data(), RULES, TAUS, st.integers(0, 4), st.integers(0, 2**31))
-def test_lost_messages_cost_gradients_and_time_but_nobody_hangs(
+def test_no_rank_hangs_when_messages_are_lost(
     data: st.DataObject,
     rules: tuple[str | int, float],
     tau: tuple[float, float],

@@ -1,4 +1,4 @@
-"""Algorithm 1, server side: what is used, what is dropped, when a round ends, who is answered."""
+"""Server side of PSP-SGD (Algorithm 1): used and dropped gradients, rounds, and answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.psp_served import Served
 
 
 def test_c_counts_workers_and_d_counts_gradients() -> None:
-    """Worker 0 has gone on without this block, and gives it two gradients."""
+    """Worker 0 has continued without this shard, and pushes two gradients to it."""
     served = Served(3, c=2)
     assert served.push(0, 0) == []
     assert served.push(0, 1) == []
@@ -35,7 +35,7 @@ def test_same_push_twice_is_used_once(first: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_gradients_count_as_abstaining(value: float) -> None:
+def test_nonfinite_gradients_count_as_abstaining(value: float) -> None:
     served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, momentum=0.9))
     gradient = torch.full((5,), -1.0, dtype=torch.float64)
     gradient[3] = value
@@ -66,7 +66,7 @@ def test_sum_that_overflows_is_left_out() -> None:
     assert torch.equal(served.values, torch.zeros(5))
 
 
-def test_half_precision_is_added_up_in_single() -> None:
+def test_half_precision_is_summed_in_float32() -> None:
     served = Served(4, dtype=torch.float16, linear_scaling=False)
     for worker in range(4):
         served.push(worker, 0, -40000.0)
@@ -74,7 +74,7 @@ def test_half_precision_is_added_up_in_single() -> None:
 
 
 def test_a_gradient_is_not_changed() -> None:
-    """It may be memory of a frame, or of the worker that has pushed it."""
+    """Its memory may belong to a frame, or to the worker that pushed it."""
     served = Served(2)
     pushed = [torch.full((5,), -1.0, dtype=torch.float64) for _ in range(3)]
     served.push(0, 0, pushed[0])
@@ -88,12 +88,12 @@ def test_rates_are_those_of_the_worker_with_most_steps() -> None:
     served.push(0, 0, lr=2.0, steps=5)
     served.push(1, 0, lr=8.0, steps=3)
     assert torch.equal(served.values, torch.full((5,), 2.0, dtype=torch.float64))
-    served.push(0, 1, lr=4.0, steps=4)  # late news of a worker that was ahead
+    served.push(0, 1, lr=4.0, steps=4)  # an old rate of a worker that has made 5 steps
     served.push(1, 1, lr=8.0, steps=4)
     assert torch.equal(served.values, torch.full((5,), 4.0, dtype=torch.float64))
 
 
-def test_parameter_that_no_worker_has_a_gradient_for_takes_no_part() -> None:
+def test_parameter_without_gradient_on_any_worker_does_not_change() -> None:
     served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, weight_decay=0.25))
     for worker in range(2):
         served.push(worker, 0)
@@ -104,7 +104,7 @@ def test_parameter_that_no_worker_has_a_gradient_for_takes_no_part() -> None:
     assert not torch.equal(served.values[:3], start[:3])
 
 
-def test_staleness_is_how_many_versions_a_gradient_is_behind() -> None:
+def test_staleness_is_the_number_of_versions_since_the_pull() -> None:
     served = Served(2, c=1)
     for t in range(3):
         served.push(0, t)
@@ -112,14 +112,16 @@ def test_staleness_is_how_many_versions_a_gradient_is_behind() -> None:
     assert served.counts.metrics()["hier/psp/staleness"] == (0 + 0 + 0 + 2) / 4
 
 
-def test_those_that_wait_too_long_are_told_for_whom() -> None:
+def test_workers_that_wait_too_long_get_a_report_of_missing_workers() -> None:
     served = Served(3, timeout_s=10.0)
     served.push(0, 0, now=1.0)
     served.push(2, 0, now=2.0)
     assert served.tick(10.9) == []
     served.tick(11.0)
-    told = [(worker, message.kind, message.facts) for worker, message in served.sent]
-    assert told == [(w, Kind.MISSING, {"missing": [1], "waiting": "for gradients"}) for w in (0, 2)]
+    reports = [(worker, message.kind, message.facts) for worker, message in served.sent]
+    assert reports == [
+        (w, Kind.MISSING, {"missing": [1], "waiting": "for gradients"}) for w in (0, 2)
+    ]
     assert served.tick(20.9) == [] and len(served.tick(21.0)) == 2
 
 
@@ -133,14 +135,14 @@ def test_those_that_wait_too_long_are_told_for_whom() -> None:
     st.sampled_from([1, 2, "all"]),
 )
 def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -> None:
-    """Timestamps never go back, and every gradient is used, dropped, or in the round."""
+    """Timestamps never decrease, and every gradient is used, dropped, or in the round."""
     served, pushed, before = Served(3, c=c), 0, 0
-    for what, worker, timestamp in script:
-        if what == "arrive":
+    for action, worker, timestamp in script:
+        if action == "arrive":
             served.arrive(worker, timestamp, served.shard.rendezvous.number + 1)
         else:
-            pushed += what == "push"
-            getattr(served, what)(worker, timestamp)
+            pushed += action == "push"
+            getattr(served, action)(worker, timestamp)
         assert served.t >= before
         before = served.t
         assert served.counts.used + served.counts.dropped == pushed

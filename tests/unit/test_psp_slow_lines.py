@@ -1,4 +1,4 @@
-"""On a slow line nothing is asked for, and nothing is sent, that is on its way already."""
+"""On a slow connection, a server does not queue an answer while another is queued."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tests.unit.psp_served import Served
 SLOW = bytes([1])
 
 
-def test_worker_that_asks_again_gets_the_answer_that_is_queued() -> None:
+def test_repeated_request_does_not_queue_the_answer_again() -> None:
     served = Served(2)
     served.push(0, 0)
     assert served.push(1, 0) == [(0, 1), (1, 1)]
     served.replies.sending = {SLOW}
     assert served.abstain(1, 0, now=2.0) == []
     assert served.tick(10.0) == []
-    served.replies.sending = set()  # lost with its connection, or it would not ask
+    served.replies.sending = set()  # the answer was lost with its connection
     assert served.abstain(1, 0, now=12.0) == [(1, 1)]
 
 
-def test_newer_version_waits_until_the_older_one_has_left() -> None:
-    """Worker 1 goes on without this block; it is sent the newest, and none in between."""
+def test_newer_version_is_sent_after_the_older_one() -> None:
+    """Worker 1 has continued without this shard. It gets the newest version, and none between."""
     served = Served(2, c=1)
     assert served.push(1, 0) == [(1, 1)]
     served.replies.sending = {SLOW}
@@ -35,7 +35,7 @@ def test_newer_version_waits_until_the_older_one_has_left() -> None:
     assert served.tick(1.3) == []
 
 
-def test_answer_that_was_not_taken_is_sent_later() -> None:
+def test_answer_that_a_full_queue_refuses_is_sent_later() -> None:
     served = Served(2)
     served.full = {1}
     served.push(1, 0)

@@ -1,4 +1,4 @@
-"""The servers' state on its way to who saves it."""
+"""The rank that saves a checkpoint collects the state of all PSP servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RANKS = 3
 
 
 class Job:
-    """Three ranks that each serve a block of every optimizer; rank 0 asks for their state.
+    """Three ranks that each serve a shard of every optimizer. Rank 0 requests their state.
 
-    A server's queue holds `room` answers that have not been collected.
+    The queue of a server has room for ``room`` answers that have not been collected.
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
@@ -79,7 +79,7 @@ class Job:
         return send
 
 
-def test_a_copy_is_taken_when_it_is_asked_for() -> None:
+def test_state_is_copied_when_it_is_requested() -> None:
     own = parameters()
     job = Job([optim.Adam(own)])
     job.collector.request()
@@ -89,7 +89,7 @@ def test_a_copy_is_taken_when_it_is_asked_for() -> None:
     assert job.collector.snapshot(1).optimizer_states == [{}]
 
 
-def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
+def test_state_of_a_lost_rank_is_requested_from_its_successor() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
     job.silent = {1}
@@ -129,7 +129,7 @@ def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
     } == {one.shape for one in own}
 
 
-def test_answers_to_an_earlier_request_are_passed_over() -> None:
+def test_answers_to_an_earlier_request_are_ignored() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
     job.collector.request()

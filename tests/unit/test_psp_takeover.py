@@ -1,4 +1,4 @@
-"""A rank takes over the shard of one that is gone: from which values, when, and what it answers."""
+"""Takeover of the shard of a lost rank: its values, its start, and its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 4
 
 
 class Server:
-    """Rank 1 of 4; block 0 is served by rank 0."""
+    """Server of rank 1 of 4. Rank 0 serves shard 0."""
 
     def __init__(self, rank: int = 1, c: Any = 1) -> None:
         own = [Parameter(torch.zeros(SIZE, dtype=torch.float64)) for _ in range(4)]
@@ -75,7 +75,7 @@ class Server:
         return True
 
 
-def test_starts_from_the_newest_copy_when_all_have_told() -> None:
+def test_shard_starts_from_the_newest_copy_after_all_workers_have_sent_theirs() -> None:
     server = Server()
     server.gone(0)
     server.hold(1, 5, 1.0)
@@ -88,7 +88,7 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
     assert server.handler.counts.takeovers == 1
 
 
-def test_what_comes_before_the_start_is_repeated_without_its_gradient() -> None:
+def test_push_before_the_start_is_dropped_and_its_worker_abstains() -> None:
     server = Server(c=2)
     server.gone(0)
     server.hold(1, 5, 1.0)
@@ -104,7 +104,7 @@ def test_what_comes_before_the_start_is_repeated_without_its_gradient() -> None:
 
 
 def test_takeover_in_the_middle_of_a_rendezvous() -> None:
-    """Worker 1 has the values that ended it, workers 2 and 3 have not."""
+    """Worker 1 has the final values. Workers 2 and 3 do not."""
     server = Server()
     server.hold(2, 5, 1.0)
     server.gone(0)
@@ -116,7 +116,7 @@ def test_takeover_in_the_middle_of_a_rendezvous() -> None:
         assert server.hear(worker, Kind.ARRIVE, 5, number=1) == [(worker, Kind.FINAL, 6)]
 
 
-def test_copy_that_is_not_finite_is_refused() -> None:
+def test_nonfinite_copy_is_refused() -> None:
     server = Server()
     server.gone(0)
     server.hold(2, 7, float("nan"))

@@ -1,4 +1,4 @@
-"""Algorithm 1, worker side: what is pushed, when it goes on, and from where."""
+"""Worker side of PSP-SGD (Algorithm 1): pushes, pulls, rendezvous and takeovers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 
 
-def test_goes_on_with_some_of_the_blocks_and_the_others_keep_their_values() -> None:
+def test_worker_continues_with_some_shards_and_the_others_keep_their_values() -> None:
     h = Harness(b=0.5)
     h.push()
     assert not h.block(3, 1, 4.0)
@@ -25,7 +25,7 @@ def test_goes_on_with_some_of_the_blocks_and_the_others_keep_their_values() -> N
     assert h.values() == [1.0, 0.0, 0.0, 4.0]
 
 
-def test_tau_2_runs_from_the_last_block_that_is_needed() -> None:
+def test_tau_2_starts_with_the_last_shard_that_is_needed() -> None:
     h = Harness(b=0.5, tau=0.5)
     h.push()
     h.block(0, 1)
@@ -38,14 +38,14 @@ def test_tau_2_runs_from_the_last_block_that_is_needed() -> None:
     assert h.block(3, 1)
 
 
-def test_late_block_does_not_count_and_is_taken_at_the_next_pull() -> None:
+def test_late_shard_does_not_count_and_is_written_at_the_next_pull() -> None:
     h = Harness(b=0.5)
     h.push()
     h.block(0, 1, 1.0)
     h.block(1, 1, 1.0)
     h.worker.pull()
     h.push()
-    assert not h.block(2, 1, 5.0)  # of the round before
+    assert not h.block(2, 1, 5.0)  # an answer of the previous round
     assert h.worker.late == 1
     assert not h.block(0, 2, 2.0)
     assert h.block(1, 2, 2.0)
@@ -53,7 +53,7 @@ def test_late_block_does_not_count_and_is_taken_at_the_next_pull() -> None:
     assert h.values() == [2.0, 2.0, 5.0, 0.0]
 
 
-def test_older_block_is_dropped() -> None:
+def test_older_version_is_dropped() -> None:
     h = Harness(b=0.25)
     h.push()
     h.block(0, 3, 3.0)
@@ -78,7 +78,7 @@ def test_fast_forward() -> None:
     assert not h.block(1, 9)
 
 
-def test_steps_that_were_left_out_count_for_the_hyperparameters() -> None:
+def test_skipped_steps_count_for_the_hyperparameters() -> None:
     h = Harness(b=0.25)
     h.push()
     h.block(0, 3)
@@ -90,7 +90,7 @@ def test_steps_that_were_left_out_count_for_the_hyperparameters() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> None:
+def test_nonfinite_gradient_is_not_pushed(value: float) -> None:
     h = Harness()
     for parameter in h.own:
         parameter.grad = torch.ones(2)
@@ -99,7 +99,7 @@ def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> Non
     assert h.said() == every(Kind.ABSTAIN, 0)
 
 
-def test_gradient_that_was_pushed_is_memory_of_its_own() -> None:
+def test_pushed_gradient_is_a_copy() -> None:
     h = Harness()
     h.push(1.0)
     payload = h.sent[0][1].payload
@@ -117,7 +117,7 @@ def test_rendezvous() -> None:
     h.sent.clear()
     h.worker.arrive()
     assert h.said() == every(Kind.ARRIVE, 1)
-    h.block(3, 9, 9.0)  # an answer to the push before; all ranks take the final values
+    h.block(3, 9, 9.0)  # an answer to the last push; the final values replace it
     for number in range(4):
         assert not h.worker.has_global_model(0.0)
         h.final(number, 2 + number, 5.0, rendezvous=7)
@@ -131,24 +131,24 @@ def test_rendezvous() -> None:
 
 
 def test_fewer_parameters_than_ranks() -> None:
-    """Empty blocks are nobody's business: b counts those that have parameters."""
+    """Empty shards are neither pushed nor pulled, and do not count for b."""
     own = [Parameter(torch.zeros(2))]
     optimizer = optim.SGD(own, lr=1.0)
-    blocks = plan_shards([optimizer], 4)
+    shards = plan_shards([optimizer], 4)
     sent: list[int] = []
 
     def send(rank: int, message: Message) -> bool:
         sent.append(rank)
         return True
 
-    worker = PSPWorker(optimizer, blocks, LoneChannel(send), PSPSettings(min_pulled=0.25))
+    worker = PSPWorker(optimizer, shards, LoneChannel(send), PSPSettings(min_pulled=0.25))
     own[0].grad = torch.ones(2)
     worker.push()
     assert sent == [0]
     assert not worker.is_pulled(0.0)
 
 
-def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -> None:
+def test_successor_gets_the_values_of_the_worker_and_its_pending_request() -> None:
     h = Harness()
     h.push()
     h.block(0, 1, 1.0)
@@ -163,8 +163,8 @@ def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -
     ]  # fmt: skip
 
 
-def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
-    """The successor goes on from what this worker has told it."""
+def test_messages_of_a_lost_server_are_ignored() -> None:
+    """The successor continues from the values that this worker has sent to it."""
     h = Harness(b=0.25)
     h.push()
     h.gone(2)

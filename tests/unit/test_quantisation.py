@@ -41,7 +41,7 @@ seeds = st.integers(0, 2**16)
 
 
 def _values(number: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Groups of very different sizes, zeros among them."""
+    """Quantisation groups of very different magnitudes, some of them zero."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(number, GROUP, dtype=torch.float64, generator=generator)
     sizes = 10.0 ** torch.randint(-9, 6, (number, 1), generator=generator)
@@ -50,21 +50,21 @@ def _values(number: int, seed: int, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 def _code(codec: Codec, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The decoded values and the errors."""
+    """Decoded values, and errors."""
     data = torch.full((codec.bytes_for(values.numel()),), 77, dtype=torch.uint8)
-    left, read = values.clone(), torch.full_like(values, math.nan)
-    codec.encode_(left, data)
-    codec.decode(data, read)
-    return read, left
+    errors, decoded = values.clone(), torch.full_like(values, math.nan)
+    codec.encode_(errors, data)
+    codec.decode(data, decoded)
+    return decoded, errors
 
 
 @CODECS
 @given(number=groups, seed=seeds)
-def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
+def test_decoded_value_and_error_add_up_to_the_value(codec: Codec, number: int, seed: int) -> None:
     for dtype in (torch.float64, torch.float32):
         values = _values(number, seed, dtype)
-        read, left = _code(codec, values)
-        assert torch.equal(left, values - read)
+        decoded, errors = _code(codec, values)
+        assert torch.equal(errors, values - decoded)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
     ids=["int8", "int4"],
 )
 @given(number=groups, seed=seeds)
-def test_a_quantised_value_errs_by_half_a_step(
+def test_error_of_a_quantised_value_is_at_most_half_a_step(
     codec: Codec, group: int, levels: int, rounding: float, number: int, seed: int
 ) -> None:
-    """Of the groups of its codec."""
+    """The step follows from the largest value of the quantisation group."""
     rows = _values(number, seed).view(-1, group)
-    _, left = _code(codec, rows.view(-1))
+    _, errors = _code(codec, rows.view(-1))
     steps = rows.abs().amax(1, keepdim=True) / levels
-    assert (left.view(-1, group).abs() <= steps * (0.5 + rounding)).all()
+    assert (errors.view(-1, group).abs() <= steps * (0.5 + rounding)).all()
 
 
 def test_int4_has_fifteen_levels() -> None:
-    """Each level in each half of a byte, next to every other."""
+    """Each level is in each half of a byte, next to every other level."""
     rows = torch.arange(-7, 8).double().repeat(40)[: 4 * INT4_GROUP] * 0.25
-    read, left = _code(Int4Codec(), rows)
-    assert torch.equal(read, rows) and not left.any()
+    decoded, errors = _code(Int4Codec(), rows)
+    assert torch.equal(decoded, rows) and not errors.any()
     data = torch.empty(Int4Codec().bytes_for(rows.numel()), dtype=torch.uint8)
     Int4Codec().encode_(rows, data)
     levels = data[4 * 4 :]
@@ -95,21 +95,21 @@ def test_int4_has_fifteen_levels() -> None:
 
 
 @given(number=groups, seed=seeds)
-def test_bfloat16_errs_by_a_512th(number: int, seed: int) -> None:
+def test_error_of_bfloat16_is_at_most_a_256th(number: int, seed: int) -> None:
     values = _values(number, seed)
-    _, left = _code(BFloat16Codec(), values)
-    assert (left.abs() <= values.abs() * 2.0**-8).all()
+    _, errors = _code(BFloat16Codec(), values)
+    assert (errors.abs() <= values.abs() * 2.0**-8).all()
 
 
 @CODECS
-def test_reading_adds_where_it_is_told_to(codec: Codec) -> None:
+def test_decoding_can_add(codec: Codec) -> None:
     values = _values(3, 1)
     data = torch.empty(codec.bytes_for(values.numel()), dtype=torch.uint8)
     codec.encode_(values.clone(), data)
-    read, total = torch.empty_like(values), torch.ones_like(values)
-    codec.decode(data, read)
+    decoded, total = torch.empty_like(values), torch.ones_like(values)
+    codec.decode(data, decoded)
     codec.decode(data, total, add=True)
-    torch.testing.assert_close(total, 1 + read, rtol=1e-15, atol=0.0)
+    torch.testing.assert_close(total, 1 + decoded, rtol=1e-15, atol=0.0)
 
 
 @CODECS
@@ -125,7 +125,7 @@ def test_long_tensors_are_quantised_like_short_ones(
 
 @CODECS
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
+def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, bad: float) -> None:
     values = _values(2, 3)
     values[5] = bad
     assert not _code(codec, values)[0][:GROUP].isfinite().all()
@@ -134,8 +134,8 @@ def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
 @CODECS
 def test_values_too_small_for_a_scale_are_kept_as_errors(codec: Codec) -> None:
     values = torch.full((GROUP,), 1e-320, dtype=torch.float64)
-    read, left = _code(codec, values)
-    assert read.isfinite().all() and torch.equal(left, values - read)
+    decoded, errors = _code(codec, values)
+    assert decoded.isfinite().all() and torch.equal(errors, values - decoded)
 
 
 def test_bytes() -> None:
@@ -151,20 +151,22 @@ def test_bytes() -> None:
 @given(numel=st.integers(1, 2 * SELECTION_BLOCK + 50), seed=seeds)
 def test_a_sparse_codec_sends_the_largest_of_each_block(numel: int, seed: int) -> None:
     values = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).double()
-    read, _ = _code(SparseCodec(ExactCodec(torch.float64), 0.05), values)
-    for block, sent in zip(values.split(SELECTION_BLOCK), read.split(SELECTION_BLOCK), strict=True):
-        most = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
-        assert torch.equal(sent, torch.where(block.abs() >= most[-1], block, 0.0))
+    decoded, _ = _code(SparseCodec(ExactCodec(torch.float64), 0.05), values)
+    for block, sent in zip(
+        values.split(SELECTION_BLOCK), decoded.split(SELECTION_BLOCK), strict=True
+    ):
+        largest = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
+        assert torch.equal(sent, torch.where(block.abs() >= largest[-1], block, 0.0))
 
 
-def test_values_in_a_sparse_sum_err_by_half_a_step() -> None:
+def test_error_of_a_sparse_value_is_at_most_half_a_step() -> None:
     """An element is sent with the error of its codec, or not at all."""
     values = _values(16, 4)
-    read, left = _code(SparseCodec(Int8Codec(), 0.2), values)
-    sent = read != 0
+    decoded, errors = _code(SparseCodec(Int8Codec(), 0.2), values)
+    sent = decoded != 0
     assert 0 < sent.sum() <= math.ceil(0.2 * SELECTION_BLOCK) * 2
-    assert torch.equal(left[~sent], values[~sent])
-    assert (left[sent].abs() <= values.abs().max() / 127 * 0.5001).all()
+    assert torch.equal(errors[~sent], values[~sent])
+    assert (errors[sent].abs() <= values.abs().max() / 127 * 0.5001).all()
 
 
 _NUMEL = 700
@@ -175,30 +177,30 @@ def _places(chunk: int) -> Iterator[slice]:
         yield slice(start, min(start + chunk, _NUMEL))
 
 
-def _with_errors(chunk: int, wanted: Tensor) -> ErrorFeedback:
+def _with_errors(chunk: int, expected: Tensor) -> ErrorFeedback:
     feedback = ErrorFeedback(_NUMEL, chunk=chunk, inter_host_ranks=3, like=torch.empty(0))
     for place in _places(chunk):
-        feedback.of(place, keep=True).own[: place.stop - place.start] = wanted[place]
+        feedback.of(place, keep=True).own[: place.stop - place.start] = expected[place]
     return feedback
 
 
-def _kept(feedback: ErrorFeedback, chunk: int) -> Tensor:
-    found = (feedback.of(p, keep=False).own[: p.stop - p.start] for p in _places(chunk))
-    return torch.cat([*found])
+def _errors(feedback: ErrorFeedback, chunk: int) -> Tensor:
+    pieces = (feedback.of(p, keep=False).own[: p.stop - p.start] for p in _places(chunk))
+    return torch.cat([*pieces])
 
 
-def test_if_the_number_of_groups_changes() -> None:
-    wanted = torch.randn(_NUMEL)
-    feedback = _with_errors(256, wanted)
+def test_errors_are_kept_if_the_number_of_groups_changes() -> None:
+    expected = torch.randn(_NUMEL)
+    feedback = _with_errors(256, expected)
     for ranks in (2, 5, 1, 3):
         feedback.fit(ranks)
-        assert torch.equal(_kept(feedback, 256), wanted)
+        assert torch.equal(_errors(feedback, 256), expected)
 
 
-def test_if_a_run_resumes_on_another_kind_of_device_whose_chunks_are_longer() -> None:
-    wanted = torch.randn(_NUMEL)
-    saved = _with_errors(256, wanted).state()
+def test_errors_are_kept_on_another_kind_of_device_with_longer_chunks() -> None:
+    expected = torch.randn(_NUMEL)
+    saved = _with_errors(256, expected).state()
     longer = ErrorFeedback(_NUMEL, chunk=512, inter_host_ranks=3, like=torch.empty(0))
     longer.load(saved)
-    assert torch.equal(_kept(longer, 512), wanted)
+    assert torch.equal(_errors(longer, 512), expected)
     assert not longer.state()["sums"].any()

@@ -1,4 +1,4 @@
-"""How a soak counts: starts and steps in an event log, losses, tables, and what makes it fail."""
+"""The soak benchmark: starts and steps in an event log, lost steps, tables, and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _step(pid: int, steps: int, time_s: float) -> Entry:
     return Entry("step", 0, pid, 2, steps, time_s)
 
 
-def test_starts_are_told_apart_and_their_ranks_belong_together(tmp_path: Path) -> None:
+def test_starts_of_a_run_are_separated_and_their_ranks_grouped(tmp_path: Path) -> None:
     _write(
         tmp_path,
         _start(1, 11, 0, 1.0),
@@ -63,7 +63,7 @@ def _run(*, differences: list[str] | None, agree: bool = True) -> RunRecord:
         (_run(differences=[]), ["no step"], False),
     ],
 )
-def test_what_makes_a_soak_fail(run: RunRecord, hangs: list[str], good: bool) -> None:
+def test_conditions_of_a_failed_soak(run: RunRecord, hangs: list[str], good: bool) -> None:
     assert Records("soak", 1, runs=[run], hangs=hangs).good == good
 
 
@@ -76,7 +76,7 @@ def test_tables(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "soak.json").read_text())["versions"]["torch"]
 
 
-def test_a_bit_and_what_is_not_finite_are_differences() -> None:
+def test_changed_bits_and_nonfinite_values_are_differences() -> None:
     one = {"same": torch.ones(3), "other": torch.ones(3), "nan": torch.full((2,), torch.nan)}
     other = {**one, "other": torch.nextafter(torch.ones(3), torch.zeros(3))}
     assert _differences(one, other) == ["other", "nan"]

@@ -1,4 +1,4 @@
-"""Values between two steps, names of runs, and units of the report."""
+"""The report: units, interpolation between two steps, and names of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_value_between_two_steps() -> None:
     assert [series.at(step) for step in (9, 10, 15, 20, 21)] == [None, 1.0, 1.5, 2.0, None]
 
 
-def test_names_tell_folders_apart() -> None:
+def test_names_distinguish_folders() -> None:
     def names(*paths: str) -> list[str]:
         return distinct_names([Path(path) for path in paths])
 

@@ -1,4 +1,4 @@
-"""Requests: repeated until they are acknowledged, moved to the next server, limited in time."""
+"""Requests are repeated until they are acknowledged, move to the next server, and time out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sender:
         self.channel = LoneChannel(self._send)
 
     def tick(self, *times: float) -> list[tuple[float, int, Kind]]:
-        """The messages that are sent at these times."""
+        """Messages that are sent at these times."""
         self.sent.clear()
         for self.now in times:
             self.channel.tick(self.now)
@@ -48,7 +48,7 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
     assert [at for at, _, _ in repeats] == [2, 6, 14, 30, 60, 90, 120, 150, 180]
     assert {kind for _, _, kind in repeats} == {Kind.ABSTAIN}
     request.acknowledge(200.0)
-    request.put(PUSH, 200.0)  # the last answer took long, and this one may
+    request.put(PUSH, 200.0)  # as long as the last answer took, up to 30 s
     assert sender.tick(229.0, 230.0) == [(230.0, 3, Kind.PUSH)]
     request.acknowledge(200.5)
     request.put(PUSH, 300.0)
@@ -66,7 +66,7 @@ def test_copy_that_is_still_queued_is_not_queued_again() -> None:
     assert len(sender.tick(*range(100, 200))) == request.retries > 1
 
 
-def test_request_that_could_not_be_sent_is_not_late_before_it_is() -> None:
+def test_retry_interval_starts_when_the_request_is_sent() -> None:
     sender = Sender()
     request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
     sender.full = {3}
@@ -87,7 +87,7 @@ def test_gradients_that_were_never_sent_are_counted() -> None:
     assert request.dropped == 1
 
 
-def test_next_server_gets_what_must_come_first_and_then_the_request() -> None:
+def test_next_server_gets_the_preceding_request_first() -> None:
     sender = Sender()
     request = Request(
         sender.channel,
@@ -107,7 +107,7 @@ def test_next_server_gets_what_must_come_first_and_then_the_request() -> None:
     assert sender.tick(3.0, 3.1) == [(3.0, 5, Kind.HOLD), (3.1, 5, Kind.PUSH)]
 
 
-def test_server_that_nobody_replaces_is_named() -> None:
+def test_error_names_a_lost_server_without_successor() -> None:
     sender = Sender()
     request = Request(sender.channel, lambda gone: 3, role="the master", retry_s=2.0)
     sender.channel.lose(3, 0.0)
@@ -115,7 +115,7 @@ def test_server_that_nobody_replaces_is_named() -> None:
         request.put(PUSH, 1.0)
 
 
-def test_server_that_does_not_answer_in_time_is_named() -> None:
+def test_error_names_a_server_that_does_not_answer_in_time() -> None:
     sender = Sender()
     request = Request(sender.channel, lambda gone: 3, role="the master", retry_s=2.0, limit_s=9.0)
     request.put(PUSH, 1.0)
@@ -143,7 +143,7 @@ def test_report_names_the_missing_ranks_if_its_request_is_pending() -> None:
     report(3, 4, 7)
 
 
-def test_wait_handles_what_has_arrived_and_has_a_limit() -> None:
+def test_wait_handles_received_messages_and_has_a_limit() -> None:
     sender = Sender()
     channel: RequestChannel = sender.channel
     request = Request(channel, lambda gone: 3, retry_s=2.0)

@@ -1,4 +1,4 @@
-"""Settings check themselves: the message holds the name, the rule and the value."""
+"""Settings and strategies refuse bad values. The message has the name, the rule and the value."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ CLASSES = [
 
 
 def _annotated(kind: Any, *types: str) -> list[str]:
-    """Arguments in whose annotation one of the types is named."""
-    found = inspect.signature(kind).parameters.values()
-    return [own.name for own in found if {*re.findall(r"\w+", str(own.annotation))} & {*types}]
+    """Arguments whose annotation names one of the types."""
+    parameters = inspect.signature(kind).parameters.values()
+    return [own.name for own in parameters if {*re.findall(r"\w+", str(own.annotation))} & {*types}]
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
-    """Of every argument of every class."""
+def test_booleans_are_no_numbers_and_numbers_no_booleans(kind: Any) -> None:
+    """Every argument of every class checks its type."""
     needed = {"hook": print} if kind is lh.CommHook else {}
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
@@ -137,7 +137,7 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
 
 @pytest.mark.parametrize("kind", [lh.BMUF, lh.BMUFAdam])
 def test_late_classical_momentum_is_advised_against(kind: Any) -> None:
-    """It diverges for eta above 0.71, which is the automatic one of 4 models."""
+    """It diverges for eta above 0.71, and the automatic eta of 4 models is 0.75."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     name = "Adam" if kind is lh.BMUFAdam else "SGD"
     optimizer = getattr(torch.optim, name)(parameters, lr=0.1)
@@ -149,7 +149,7 @@ def test_late_classical_momentum_is_advised_against(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, 4])
-def test_a_block_in_flight_is_not_given_up(overlap: Any) -> None:
+def test_merge_of_zero_with_overlap_of_a_whole_block_is_refused(overlap: Any) -> None:
     with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):
         lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
 
@@ -159,12 +159,12 @@ def test_merge_needs_overlap() -> None:
         lh.DiLoCo(merge=0.5)
 
 
-def test_a_step_in_flight_may_be_given_up() -> None:
+def test_merge_of_zero_with_a_shorter_overlap_is_allowed() -> None:
     assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay(4) == 1
 
 
 @pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])
-def test_averaged_momentum_can_t_come_a_block_late(settings: type) -> None:
+def test_averaged_momentum_cannot_overlap_a_whole_block(settings: type) -> None:
     with pytest.raises(ValueError, match="overlap=True can't be combined.*'reset' or 'keep'"):
         settings(overlap=True, local_momentum="average")
 
@@ -174,7 +174,7 @@ def test_averaged_momentum_can_t_come_a_block_late(settings: type) -> None:
     [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF(), lh.BMUFAdam(), lh.DiLoCo()],
     ids=lambda settings: type(settings).__name__,
 )
-def test_settings_are_frozen_and_take_keywords_alone(settings: Any) -> None:
+def test_settings_are_frozen_and_have_only_keyword_arguments(settings: Any) -> None:
     assert isinstance(settings, (GradientSync, BlockSync))
     for field in dataclasses.fields(settings):
         assert field.kw_only
@@ -214,7 +214,7 @@ def test_strategy_refuses_at_construction(name: str, value: Any, rule: str) -> N
         lh.HierarchicalStrategy(**{name: value})
 
 
-def test_compression_does_not_work_where_gradients_of_other_optimizers_lie() -> None:
+def test_gtc_refuses_bucket_views_with_unused_parameters() -> None:
     options = {"gradient_as_bucket_view": True, "find_unused_parameters": True}
     with pytest.raises(ValueError, match="gradient_as_bucket_view=True can't be.*Leave out"):
         lh.GTCStrategy(**options)
@@ -223,7 +223,7 @@ def test_compression_does_not_work_where_gradients_of_other_optimizers_lie() -> 
         lh.GTCStrategy(**{name: True})
 
 
-def test_presets_pass_their_arguments_on() -> None:
+def test_presets_pass_their_arguments_to_the_components() -> None:
     strategy = lh.BMUFGTCStrategy(
         group_size=2,
         threshold=0.5,
@@ -254,7 +254,7 @@ def test_presets_pass_their_arguments_on() -> None:
     assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size="auto")
 
 
-def test_hook_and_its_state_may_stand_without_names() -> None:
+def test_hook_and_its_state_may_be_positional() -> None:
     hook = lh.CommHook(print, "state")
     assert hook == lh.CommHook(hook=print, state="state")
     assert hook.bytes_per_element is None

@@ -1,4 +1,4 @@
-"""The sizing equations of two-stage ASGD: Table 2 of the paper, and what follows from them."""
+"""Sizing equations of two-stage ASGD: Table 2 of the paper, and properties of the equations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLUSTERS = st.builds(
 
 @pytest.mark.parametrize(("devices", "push_period"), TABLE_2)
 def test_table_2(devices: int, push_period: int) -> None:
-    """To within 7%: one bandwidth stands for four sizes, with and without double buffering."""
+    """The tolerance is 7%, because one bandwidth is used for all rows and both columns."""
     cluster = replace(PAPER, devices=devices)
     with_buffers, without = TABLE_2[devices, push_period]
     speed = cluster.samples_per_second(push_period)
@@ -56,7 +56,7 @@ def test_double_buffering_gains_at_most_a_factor_of_two(cluster: Cluster, period
     assert waiting < speed <= 2 * waiting * (1 + 1e-12)
 
 
-# The quotient of its two times is 143 by arithmetic and more than that in floating point.
+# The quotient of its two times is exactly 143, and larger in floating point.
 ROUNDED = Cluster(
     nodes=1,
     devices=1,
@@ -69,7 +69,7 @@ ROUNDED = Cluster(
 
 @example(ROUNDED)
 @given(CLUSTERS)
-def test_best_push_period_is_the_smallest_that_hides_the_network(cluster: Cluster) -> None:
+def test_best_push_period_is_the_smallest_that_hides_communication(cluster: Cluster) -> None:
     best = cluster.best_push_period()
     peak = cluster.nodes * cluster.devices * cluster.device_speed
     assert cluster.samples_per_second(best) == pytest.approx(peak, rel=1e-9)

@@ -1,4 +1,4 @@
-"""Chunks go through their stages in an order that does not depend on what completes first."""
+"""The order in which chunks start their stages does not depend on completion times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Stages
 
 
 class _Message:
-    """A collective that is complete when it is told so, or waited for."""
+    """A collective that records its start and the wait for it."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
@@ -64,22 +64,22 @@ def _planned(log: list[str], name: int, stages: int) -> Stages:
     stages=st.integers(1, 3),
     steps=st.integers(1, 12),
 )
-def test_queued_work_is_waited_for_evenly_and_is_through_after_its_steps(
+def test_waits_for_queued_work_are_spread_evenly_over_its_steps(
     sizes: list[int], stages: int, steps: int
 ) -> None:
-    """Several pieces share the steps; one that is added later has its own."""
+    """Work that is added together shares the steps. Later work has its own steps."""
     log: list[str] = []
     queue = OverlapQueue()
     for number, size in enumerate(sizes):
         chunks = [_planned(log, 100 * number + i, stages) for i in range(size)]
         queue.add(chunks, at_once=2, due=size * stages, steps=steps)
-    every = sum(sizes) * stages
+    total = sum(sizes) * stages
     for step in range(1, steps + 1):
         waited = len([line for line in log if "wait" in line])
         assert waited == sum(size * stages * (step - 1) // steps for size in sizes)
         queue.step()
-    assert len([line for line in log if "wait" in line]) == every
+    assert len([line for line in log if "wait" in line]) == total
     queue.add([_planned(log, 999, stages)], at_once=2, due=stages, steps=steps)
-    assert len([line for line in log if "wait" in line]) == every
+    assert len([line for line in log if "wait" in line]) == total
     queue.finish()
     assert log[-1] == "end 999"

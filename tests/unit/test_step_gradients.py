@@ -1,4 +1,4 @@
-"""Gradients that are taken from an optimizer, also scaled ones, and handed over among workers."""
+"""Gradients at an optimizer step are unscaled, and those of workers are freed when reduced."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SCALE = 1024.0
 
 
 def _taken(kind: Any, factors: list[float], **settings: Any) -> list[Tensor | None]:
-    """What is taken at each step: the gradient is the factor; None: the step was left out."""
+    """Gradients at each step, which equal the factors, or None where the step was skipped."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = kind([parameter], lr=0.5, **settings)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
-    found: list[Tensor | None] = []
+    gradients_of_steps: list[Tensor | None] = []
 
     def take() -> None:
         assert parameter.grad is not None
-        found.append(parameter.grad.clone())
+        gradients_of_steps.append(parameter.grad.clone())
 
     gradients = StepGradients(optimizer, check=lambda: None, take=take)
     for factor in factors:
@@ -36,34 +36,34 @@ def _taken(kind: Any, factors: list[float], **settings: Any) -> list[Tensor | No
         scaler.step(optimizer)
         scaler.update()
         if not gradients.taken:
-            found.append(None)
+            gradients_of_steps.append(None)
         optimizer.zero_grad()
     assert torch.equal(parameter, torch.ones(3)) and not optimizer.state[parameter]
-    return found
+    return gradients_of_steps
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_fused_optimizers_get_no_scaled_gradients_and_none_that_are_not_finite(kind: Any) -> None:
-    """Gradient scaling leaves both to an optimizer that is fused."""
+def test_fused_optimizers_get_unscaled_finite_gradients(kind: Any) -> None:
+    """A GradScaler leaves unscaling and the check to a fused optimizer."""
     factors = [0.25, float("inf"), 3.0]
     plain = _taken(kind, factors)
     fused = _taken(kind, factors, fused=True)
-    for found in (plain, fused):
-        assert [None if one is None else one.tolist() for one in found] == [
+    for steps in (plain, fused):
+        assert [None if one is None else one.tolist() for one in steps] == [
             [0.25] * 3,
             None,
             [3.0] * 3,
         ]
 
 
-def test_gradients_are_let_go_as_they_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_workers_are_freed_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_gradients, "_BUCKET_BYTES", 4)
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    made: list[weakref.ref[torch.Tensor]] = []
-    left = []
+    references: list[weakref.ref[torch.Tensor]] = []
+    alive = []
 
     def reduce(bucket: Any) -> Any:
-        left.append(sum(own() is not None for own in made))
+        alive.append(sum(own() is not None for own in references))
         mean = torch.stack(list(bucket.buffers)).mean(0)
         return SimpleNamespace(wait=lambda: mean)
 
@@ -75,7 +75,7 @@ def test_gradients_are_let_go_as_they_are_handed_over(monkeypatch: pytest.Monkey
         with gradients.of(worker):
             for own in parameters:
                 own.grad = torch.full((2,), float(worker))
-                made.append(weakref.ref(own.grad))
+                references.append(weakref.ref(own.grad))
     gradients.reduce(range(2))
-    assert left == [4, 2, 0]
+    assert alive == [4, 2, 0]
     assert [own.grad.tolist() for own in parameters if own.grad is not None] == [[0.5, 0.5]] * 3

@@ -1,4 +1,4 @@
-"""Threshold compression: words, bitmaps, and where the threshold goes."""
+"""Threshold compression: the automatic threshold, words and bitmaps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.signs import select_words, subtract_sent_
 
 @pytest.mark.parametrize("density", [0.003, 0.01, 0.1])
 @pytest.mark.parametrize("wrong_by", [0.05, 1.0, 30.0])
-def test_automatic_threshold_finds_the_density(density: float, wrong_by: float) -> None:
-    """From a first gradient that was far too small or too large as well; without swings."""
+def test_automatic_threshold_reaches_the_density(density: float, wrong_by: float) -> None:
+    """The first gradient may be far too small or too large. The density does not oscillate."""
     generator = torch.Generator().manual_seed(3)
     numel, workers = 5000, 2
     residuals = torch.zeros(workers, numel)
     threshold = gtc.first_threshold(0.2 * wrong_by, density)
-    shares = []
+    densities = []
     for _ in range(400):
         residuals += 0.2 * torch.randn(workers, numel, generator=generator)
         sent = 0
@@ -30,17 +30,17 @@ def test_automatic_threshold_finds_the_density(density: float, wrong_by: float) 
             words = select_words(residual, threshold)
             subtract_sent_(residual, words, threshold)
             sent += words.numel()
-        shares.append(sent / (workers * numel))
+        densities.append(sent / (workers * numel))
         threshold = gtc.next_threshold(
             threshold, sent=sent, elements=workers * numel, density=density
         )
-    settled = shares[-100:]
-    assert sum(settled) / len(settled) == pytest.approx(density, rel=0.15)
-    assert max(settled) < 2 * density
-    assert min(settled) > density / 4
+    last = densities[-100:]
+    assert sum(last) / len(last) == pytest.approx(density, rel=0.15)
+    assert max(last) < 2 * density
+    assert min(last) > density / 4
 
 
-def test_threshold_comes_back_after_a_very_long_silence() -> None:
+def test_threshold_recovers_after_many_steps_without_words() -> None:
     threshold = 1.0
     for _ in range(20_000):
         threshold = gtc.next_threshold(threshold, sent=0, elements=2000, density=0.01)
@@ -70,7 +70,7 @@ def test_highest_index_of_a_segment_survives_both_signs() -> None:
 
 
 @given(signs=signs_of_a_worker)
-def test_bitmap_brings_the_signs_back(signs: list[int]) -> None:
+def test_bitmap_decodes_to_the_signs(signs: list[int]) -> None:
     bitmap = payload.words_to_bitmap(_words(signs), len(signs))
     assert bitmap.dtype == torch.int32
     assert bitmap.numel() == payload.bitmap_words(len(signs)) == -(-len(signs) // 16)

@@ -1,4 +1,4 @@
-"""Rank layouts: the groups of every tier partition the ranks; which ranks average host by host."""
+"""Rank layouts: groups of each tier, and the routes of averages across groups and hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ two_tiers = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
 
 @given(sizes=two_tiers)
-def test_group_differs_in_the_coordinate_of_its_tier_alone(sizes: tuple[int, int]) -> None:
+def test_ranks_of_a_group_differ_only_in_the_coordinate_of_its_tier(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     for tier, size in enumerate(sizes):
         for group in layout.groups(tier):
@@ -34,7 +34,7 @@ def test_coordinates_are_those_of_the_grid(sizes: tuple[int, int]) -> None:
 
 
 @given(sizes=two_tiers)
-def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, int]) -> None:
+def test_device_mesh_of_the_grid_has_the_same_groups(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     grid = layout.grid()
     for tier, size in enumerate(sizes):
@@ -44,7 +44,7 @@ def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("group_size", [0, -1, 3, 5, 7, 13])
-def test_size_that_does_not_divide_is_refused_with_the_sizes_that_do(group_size: int) -> None:
+def test_error_of_a_size_that_does_not_divide_lists_the_sizes_that_do(group_size: int) -> None:
     with pytest.raises(ValueError, match="sizes that do: 1, 2, 4$") as caught:
         RankLayout.two_tiers(group_size, 4)
     assert f"group_size={group_size}" in str(caught.value)
@@ -60,13 +60,13 @@ def test_size_that_does_not_divide_is_refused_with_the_sizes_that_do(group_size:
         ([0], [0], [[0]]),
     ],
 )
-def test_ranks_of_a_host_meet_first(
+def test_ranks_are_divided_by_host(
     ranks: list[int], host_of: list[int], hosts: list[list[int]]
 ) -> None:
     assert by_host(ranks, host_of) == hosts
 
 
-def test_one_model_travels_nowhere() -> None:
+def test_single_model_needs_no_route() -> None:
     def make(ranks: Sequence[int], name: str) -> Any:
         raise AssertionError("no process group is needed")
 
@@ -74,9 +74,9 @@ def test_one_model_travels_nowhere() -> None:
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
-def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> None:
+def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> None:
     layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
-    made: list[list[tuple[list[int], str]]] = []
+    created: list[list[tuple[list[int], str]]] = []
     for rank in range(8):
         own: list[tuple[list[int], str]] = []
 
@@ -85,11 +85,11 @@ def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> N
             return tuple(ranks) if rank in ranks else None
 
         route: Any = build_route(layout, host_of, make)
-        made.append(own)
+        created.append(own)
         assert route.inter_host_ranks == 2
         peers = next(own for own in layout.groups(1) if rank in own)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)
         firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))
         assert route.between == (firsts if rank in firsts else None)
-    assert all(own == made[0] for own in made)
+    assert all(own == created[0] for own in created)

@@ -1,4 +1,4 @@
-"""What was sent is added up by tier and kind and named for the loggers."""
+"""Bytes, seconds and numbers of collectives are summed by tier and kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_counts_add_up_by_tier_and_kind() -> None:
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Let threads interrupt each other as often as they can."""
+    """Let the interpreter switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -1,4 +1,4 @@
-"""The Triton backend gives the bits of the reference, here by Triton's interpreter."""
+"""The Triton backend returns the bits of the reference, on CPUs with Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _compare(numel: int, dtype: torch.dtype, threshold: float, device: str = "cpu") -> None:
     gradient, residual = _gradients(numel, dtype, seed=numel)
-    values, kept = gradient.to(device, copy=True), residual.to(device, copy=True)
-    words, finite = TritonKernels().encode_(values, kept, threshold, scale=2.0)
-    torch_kernels, expected, expected_kept = TorchKernels(), gradient.clone(), residual.clone()
+    values, device_residual = gradient.to(device, copy=True), residual.to(device, copy=True)
+    words, finite = TritonKernels().encode_(values, device_residual, threshold, scale=2.0)
+    torch_kernels, expected, expected_residual = TorchKernels(), gradient.clone(), residual.clone()
     expected_words, _ = torch_kernels.encode_(expected, residual, threshold, scale=2.0)
     assert finite
     assert _same_bits(words.cpu(), expected_words)
@@ -57,14 +57,14 @@ def _compare(numel: int, dtype: torch.dtype, threshold: float, device: str = "cp
         sent = [words_to_bitmap(row, numel) for row in rows] if bitmaps else rows
         arguments = threshold, [row.to(device) for row in sent], factors
         mean, expected_mean = values.clone(), expected.clone()
-        TritonKernels().decode_(mean, kept, words, *arguments, bitmaps=bitmaps)
+        TritonKernels().decode_(mean, device_residual, words, *arguments, bitmaps=bitmaps)
         arguments = threshold, sent, factors
         torch_kernels.decode_(
-            expected_mean, expected_kept, expected_words, *arguments, bitmaps=bitmaps
+            expected_mean, expected_residual, expected_words, *arguments, bitmaps=bitmaps
         )
-        assert _same_bits(kept.cpu(), expected_kept)
+        assert _same_bits(device_residual.cpu(), expected_residual)
         assert _same_bits(mean.cpu(), expected_mean)
-    TritonKernels().decode_(values, kept, words, threshold, [], [])
+    TritonKernels().decode_(values, device_residual, words, threshold, [], [])
     assert not values.any()
 
 
@@ -78,7 +78,7 @@ _FILTERS = [
 
 
 def _compare_block_passes(numel: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
-    """Of block momentum, with those of plain torch on the CPU."""
+    """Compare the passes of block momentum with those of plain torch on the CPU."""
     values = torch.randn(numel, dtype=dtype)
     total = float(TritonKernels().sum_of_squares(values.to(device)))
     assert total == pytest.approx(float(values.double().square().sum()), rel=1e-12)
@@ -87,17 +87,17 @@ def _compare_block_passes(numel: int, dtype: torch.dtype, device: str, tolerance
         if own.includes_ahead and move is BlockFilter.advance_:
             continue
         start = torch.randn(3, numel, generator=torch.Generator().manual_seed(numel), dtype=dtype)
-        found, squares = [], []
+        results, squares = [], []
         for kernels, where in ((TorchKernels(), "cpu"), (TritonKernels(), device)):
             values, model, update = (v.to(where, copy=True) for v in start)
             with mock.patch.object(block_momentum, "kernels_for", lambda *t, k=kernels: k):
                 sums = move(own, values, model, update if own.keeps_update else None)
-            found.append(torch.stack([values, model, update]).cpu())
+            results.append(torch.stack([values, model, update]).cpu())
             squares.append([float(s) for s in (sums if isinstance(sums, tuple) else (sums,))])
         if tolerance:
-            torch.testing.assert_close(*found, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
         else:
-            assert torch.equal(*found), (own, move)
+            assert torch.equal(*results), (own, move)
         assert squares[0] == pytest.approx(squares[1], rel=max(tolerance, 1e-12))
 
 
@@ -106,7 +106,7 @@ def by_interpreter() -> None:
     # The interpreter rounds a product before it adds it.
     _compare_block_passes(70, torch.float64, "cpu", tolerance=1e-13)
     assert triton_backend.runs_on(torch.device("cpu"))
-    for dtype in DTYPES[:3]:  # the interpreter cuts off where a device rounds to bfloat16
+    for dtype in DTYPES[:3]:  # the interpreter truncates to bfloat16, and a device rounds
         for numel in (0, 1, 63, 64, 65, 200):
             for threshold in (1e-3, 0.5, 100.0):
                 _compare(numel, dtype, threshold)
@@ -118,7 +118,7 @@ def by_interpreter() -> None:
 
 
 def test_kernels_give_the_bits_of_plain_torch() -> None:
-    """In a process of its own: Triton reads the environment when it is imported."""
+    """The test runs a process, because Triton reads the environment when it is imported."""
     call = "from tests.unit.test_triton_kernels import by_interpreter; by_interpreter()"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -144,7 +144,7 @@ def test_kernels_on_a_device_give_the_bits_of_the_cpu(dtype: torch.dtype) -> Non
 def test_kernels_that_do_not_run_on_this_host_are_replaced_by_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stand-in for Triton, which compiles its driver at the first launch."""
+    """Triton compiles its driver at the first launch, which fails here."""
     tries = []
 
     def broken(*names: str) -> Any:

@@ -1,4 +1,4 @@
-"""A device of two-stage ASGD with its node and master in one process, driven by the test."""
+"""Steps of a two-stage ASGD device, with its node and the master in the same process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
 
 
 class FakeClient:
-    """Waits by doing what the other threads would do meanwhile."""
+    """A client whose ``wait`` does the work of the other threads."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
@@ -65,7 +65,7 @@ class FakeClient:
 
 
 class OneNode:
-    """A node of one device. Nothing reaches the master, or comes back, before ``deliver``."""
+    """A node with one device. Messages stay queued until :meth:`deliver`."""
 
     def __init__(self, optimizer: str = "SGD", **settings: Any) -> None:
         self.module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
@@ -103,12 +103,12 @@ class OneNode:
         self.exchange.advance(0.0)
 
     def carry(self) -> None:
-        """Let the node push, and all that follows from it."""
+        """Push if a push is due, and deliver all messages."""
         self.push_if_due()
         self.deliver()
 
     def deliver(self) -> None:
-        """Let the master take what was sent and answer, and the node take the answer."""
+        """Deliver the queued messages to the master and to the node until none is left."""
         while self.to_master or self.to_node:
             if self.to_master:
                 self.master.handle(Received(0, b"", self.to_master.popleft()), 0.0)
@@ -134,9 +134,9 @@ def _rule(name: str) -> Rule:
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("delay", [0, 1, 3, 7])
 def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
-    """The answer comes ``delay`` mini-batches after the push; the device goes on meanwhile.
+    """The answer arrives ``delay`` mini-batches after the push. The device continues meanwhile.
 
-    What it adds meanwhile goes with the next push, so pushes hold up to 7 gradients here.
+    The gradients of this time are part of the next push, which has up to 7 of them here.
     """
     ours = OneNode(name, push_period=3)
     master, node = MasterTwin(START, _rule(name)), NodeTwin(START, _rule(name), rank=0)
@@ -156,7 +156,7 @@ def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
     assert master.pushes == ours.master.parts[0].counts.version >= 3
 
 
-def test_refresh_period_is_how_often_the_device_takes_the_replica() -> None:
+def test_refresh_period_is_the_number_of_steps_between_copies_of_the_replica() -> None:
     ours = OneNode(push_period=100, refresh_period=3)
     node = NodeTwin(START, sgd(ETA), rank=0)
     for step in range(7):
@@ -166,7 +166,7 @@ def test_refresh_period_is_how_often_the_device_takes_the_replica() -> None:
         torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
 
 
-def test_new_replica_is_taken_at_the_next_step_whatever_the_period() -> None:
+def test_new_replica_is_copied_at_the_next_step_for_any_period() -> None:
     ours = OneNode(push_period=2, refresh_period=100)
     ours.step()
     ours.step()
@@ -179,7 +179,7 @@ def test_new_replica_is_taken_at_the_next_step_whatever_the_period() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_gradient_that_is_not_finite_reaches_nothing(bad: float) -> None:
+def test_nonfinite_gradient_is_dropped(bad: float) -> None:
     ours = OneNode(push_period=1)
     ours.module.weight.grad = torch.full_like(ours.module.weight, bad)
     ours.device.step()
@@ -190,9 +190,7 @@ def test_gradient_that_is_not_finite_reaches_nothing(bad: float) -> None:
 
 
 @pytest.mark.parametrize(("setting", "value"), [("lr", 1e300), ("lr", float("nan"))])
-def test_update_of_the_replica_of_which_nan_or_inf_comes_is_undone(
-    setting: str, value: float
-) -> None:
+def test_nonfinite_update_of_the_replica_is_undone(setting: str, value: float) -> None:
     ours = OneNode(push_period=100)
     ours.step()
     before = ours.replica.weights.clone()
@@ -201,10 +199,10 @@ def test_update_of_the_replica_of_which_nan_or_inf_comes_is_undone(
     ours.device.step()
     assert torch.equal(ours.replica.weights, before) and torch.equal(ours.weights, before)
     assert ours.device.counts.nonfinite == 1
-    assert ours.replica.pending == 2  # the gradient itself is sound
+    assert ours.replica.pending == 2  # the gradient itself is finite
 
 
-def test_parameter_without_gradient_is_left_alone_by_the_device() -> None:
+def test_device_does_not_change_a_parameter_without_gradient() -> None:
     ours = OneNode(push_period=1)
     ours.optimizer.param_groups[0]["weight_decay"] = 0.5
     ours.module.weight.grad = None
@@ -212,14 +210,14 @@ def test_parameter_without_gradient_is_left_alone_by_the_device() -> None:
     assert torch.equal(ours.replica.weights, START)
 
 
-def test_wait_names_whom_it_waited_for() -> None:
+def test_error_of_a_wait_names_the_rank() -> None:
     ours = OneNode(push_period=1, double_buffering=False)
     ours.client._meanwhile = lambda: None
     with pytest.raises(PeerError, match="waited for the master's answer.*rank 0"):
         ours.step()
 
 
-def test_stopped_node_does_not_hold_a_device_up_for_ever() -> None:
+def test_stopped_node_does_not_block_a_device_for_ever() -> None:
     ours = OneNode(timeout_s=0.05)
     with ours.replica.accumulators[0]._lock.locked(1.0):
         with pytest.raises(PeerError, match="the node's lock"):

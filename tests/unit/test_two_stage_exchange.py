@@ -1,4 +1,4 @@
-"""A node's side of the exchange, step by step, with a master that the test plays."""
+"""A node's side of the exchange with the master, whose messages the tests create."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 40.0
 
 
 class Bench:
-    """An exchange of a node of two devices, and what it sends."""
+    """The exchange of a node with two devices, and the messages that it sends."""
 
     def __init__(self, **settings: Any) -> None:
         shape = Shape(2, NUMEL, torch.float32)
@@ -55,7 +55,7 @@ class Bench:
         self.replica.devices[device].steps += 1
 
     def advance(self, now: float = 0.0) -> list[Message]:
-        """What is sent now."""
+        """Messages that are sent at this time."""
         self.sent.clear()
         self.exchange.advance(now)
         self.channel.tick(now)
@@ -78,7 +78,7 @@ def value_of(payload: Tensor) -> float:
     return float(payload[0])
 
 
-def test_push_tells_which_parameters_no_device_has_a_gradient_of(bench: Bench) -> None:
+def test_push_lists_the_parameters_without_a_gradient_on_any_device(bench: Bench) -> None:
     for absent, marks in (([0], (0, 1)), ([], (1, 0)), ([1], (1, 0))):
         bench.add(0, 1.0, marks)
         bench.add(1, 1.0, (0, 1) if not absent else marks)
@@ -88,7 +88,7 @@ def test_push_tells_which_parameters_no_device_has_a_gradient_of(bench: Bench) -
         bench.answer(Kind.BLOCK, 0.5, number=push.facts["number"])
 
 
-def test_sum_that_overflows_is_thrown_away_and_training_goes_on(bench: Bench) -> None:
+def test_sum_that_overflows_is_dropped_and_training_continues(bench: Bench) -> None:
     for _ in range(3):
         bench.add(0, 3e38)
     assert bench.advance() == []
@@ -126,13 +126,13 @@ def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
     bench.answer(Kind.BLOCK, 0.5, number=2)
     for value in (1.0, 2.0):
         bench.add(0, value)
-    assert bench.advance() == []  # the warm-up is over: three make a push
+    assert bench.advance() == []  # the warm-up is over: a push has three gradients
     bench.add(1, 4.0)
     [push] = bench.advance()
     assert push.facts["together"] is False and value_of(push.payload) == 7.0
 
 
-def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) -> None:
+def test_gradients_during_an_exchange_are_part_of_the_next_push(bench: Bench) -> None:
     for value in (1.0, 2.0, 4.0):
         bench.add(0, value)
     bench.advance()

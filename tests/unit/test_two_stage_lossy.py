@@ -1,4 +1,4 @@
-"""Nodes and master of two-stage ASGD over a network that loses, repeats and delays messages."""
+"""Two-stage ASGD over a network that loses, repeats and delays messages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.unit.replying import Replying
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)
-# Nodes wait ten times as long for an answer as they have had to: however often they had to.
+# The timeout is beyond any simulated time, which grows exponentially.
 SETTINGS = TwoStageSettings(push_period=2, timeout_s=1e30)
 
 
 class Lossy:
-    """Three nodes of one device; what becomes of each message is a matter of chance."""
+    """Three nodes with one device each. Messages are lost, repeated and delayed at random."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -57,7 +57,7 @@ class Lossy:
             )
 
     def _record(self) -> None:
-        """Keep all pushes that the master applies."""
+        """Record all pushes that the master applies."""
         part = self.master.parts[0]
         update = part._update
 
@@ -78,7 +78,7 @@ class Lossy:
         return True
 
     def turn(self) -> None:
-        """Time passes, and some of the messages under way arrive, in any order."""
+        """Advance the time, and deliver some of the messages in flight, in any order."""
         self.now = 1.02 * self.now + 3.0  # so that every node repeats its request
         for exchange, channel in zip(self.exchanges, self.channels, strict=True):
             exchange.advance(self.now)

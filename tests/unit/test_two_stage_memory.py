@@ -1,4 +1,4 @@
-"""Shared memory of a node: locks that die with their holder, sums that are taken once, errors."""
+"""Shared memory of a node: locks of killed processes, sums that are taken once, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_hier.parameter_server.two_stage.shared_memory import create_file,
 from tests.waiting import nothing_stays_in
 
 NUMEL = 1000
-# Of three parameters.
+# Three parameters with 1000 elements together.
 SHAPE = Shape(3, NUMEL, torch.float32)
 ALL = torch.ones(3, dtype=torch.uint8)
 LIMIT_S = 0.2
@@ -60,8 +60,8 @@ def _in_child(act: Callable[[], None]) -> Any:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
-def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> None:
-    """For any order of additions and takings of two devices; whole numbers, so sums are exact."""
+def test_sums_that_are_taken_are_those_that_were_added(moves: list[tuple[int, bool, int]]) -> None:
+    """Two devices add and take in any order. Values are whole numbers, so sums are exact."""
     path = create_file(file_size(2, SHAPE))
     replica = _open(path)
     remove_file(path)
@@ -75,11 +75,11 @@ def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> 
         else:
             part = torch.empty(NUMEL)
             accumulator = replica.accumulators[device]
-            got = accumulator.take(part, _none(), fresh=True, limit_s=LIMIT_S)
-            assert got is not None
-            if got.count:
+            result = accumulator.take(part, _none(), fresh=True, limit_s=LIMIT_S)
+            assert result is not None
+            if result.count:
                 taken += part
-                count += got.count
+                count += result.count
     for accumulator in replica.accumulators:
         rest = accumulator.take(taken, _none(), fresh=False, limit_s=LIMIT_S)
         assert rest is not None
@@ -110,14 +110,14 @@ def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(
     child.join()
     assert accumulator.take(out, _none(), fresh=True, limit_s=LIMIT_S) == Taken(0, lost=1)
     assert not out.any()
-    # What a restarted device would add is whole again.
+    # The next gradient, as of a restarted device, is complete.
     assert accumulator.add(torch.full((NUMEL,), 5.0), ALL, LIMIT_S)
     assert accumulator.take(out, _none(), fresh=True, limit_s=LIMIT_S) == Taken(1)
     assert torch.equal(out, torch.full((NUMEL,), 5.0))
 
 
-def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path) -> None:
-    """DataLoader's workers are forked from the device and outlive it for a while."""
+def test_lock_of_a_killed_process_is_released_although_its_child_still_runs(path: Path) -> None:
+    """Worker processes of a DataLoader are forked from the device and live a little longer."""
     replica = _open(path)
 
     def hold_and_fork() -> None:
@@ -164,7 +164,7 @@ def test_threads_of_one_process_exclude_each_other(path: Path) -> None:
         assert locked
 
 
-def test_group_on_several_hosts_is_refused_by_name() -> None:
+def test_error_of_a_group_on_several_hosts_names_them() -> None:
     def two_hosts(value: Any) -> list[Any]:
         return [value, {"result": value["result"] | {"memory": "elsewhere", "host": "far-away"}}]
 
@@ -172,7 +172,7 @@ def test_group_on_several_hosts_is_refused_by_name() -> None:
         open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
 
 
-def test_groups_may_lie_on_different_hosts() -> None:
+def test_groups_may_be_on_different_hosts() -> None:
     def two_hosts(value: Any) -> list[Any]:
         if value["result"] is None:
             return [value, value]
@@ -181,7 +181,7 @@ def test_groups_may_lie_on_different_hosts() -> None:
     assert len(open_replicas([[torch.zeros(3)]], group_size=1, rank=0, exchange=two_hosts)) == 1
 
 
-def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -202,7 +202,7 @@ def test_rank_that_cannot_open_the_file_is_named() -> None:
         open_replicas([[torch.zeros(3)]], group_size=2, rank=1, exchange=gone)
 
 
-def test_memory_is_told_apart_by_kernel_and_file_system(tmp_path: Path) -> None:
+def test_memory_id_depends_on_kernel_and_file_system(tmp_path: Path) -> None:
     ours = shared_memory.memory_id()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_memory, "FOLDER", Path("/proc"))
@@ -210,6 +210,6 @@ def test_memory_is_told_apart_by_kernel_and_file_system(tmp_path: Path) -> None:
     assert shared_memory.memory_id() == ours
 
 
-def test_half_precision_is_shared_in_full() -> None:
+def test_half_precision_is_shared_in_float32() -> None:
     assert shared_dtype([torch.zeros(1, dtype=torch.bfloat16)]) == torch.float32
     assert shared_dtype([torch.zeros(1), torch.zeros(1, dtype=torch.float64)]) == torch.float64

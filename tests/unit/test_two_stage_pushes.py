@@ -1,4 +1,4 @@
-"""The order lock of two-stage ASGD: for any nodes that come, go and finish."""
+"""The order lock of two-stage ASGD, with nodes that leave and join in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.two_stage.pushes import OrderLock
 def test_every_node_pushes_once_between_two_pushes_of_another(
     data: st.DataObject, nodes: int, length: int
 ) -> None:
-    """As long as both take part: this is what bounds staleness at the number of nodes less one."""
+    """This bounds the staleness by the number of nodes minus one, while both nodes take part."""
     lock = OrderLock(range(nodes))
     pushes: list[int] = []
     left: set[int] = set()
@@ -38,7 +38,7 @@ def test_every_node_pushes_once_between_two_pushes_of_another(
             assert len(set(between)) == len(between)
 
 
-def test_node_that_left_is_passed_over_and_keeps_its_place() -> None:
+def test_node_that_left_is_skipped_and_keeps_its_place() -> None:
     lock = OrderLock([0, 1, 2])
     for node in (2, 1, 0, 2):
         lock.pushed(node)
@@ -53,7 +53,7 @@ def test_node_that_left_is_passed_over_and_keeps_its_place() -> None:
     assert lock.order == [2, 1, 0] and lock.waited_for() == [2]
 
 
-def test_node_that_died_before_its_first_push_holds_nobody_up() -> None:
+def test_node_that_died_before_its_first_push_does_not_block_others() -> None:
     lock = OrderLock([0, 1, 2])
     for node in (0, 2):
         lock.pushed(node)

@@ -1,4 +1,4 @@
-"""The arithmetic of the speed benchmark of two-stage ASGD, on readings that are made up."""
+"""Arithmetic of the speed benchmark of two-stage ASGD, with invented readings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READINGS: dict[Configuration, list[dict[str, float]]] = {
 _REPETITION = Repetition(_READINGS, link_s=0.15, model_bytes=600, frames=100)
 
 
-def test_speed_is_that_of_all_ranks_each_by_its_own_clock() -> None:
+def test_speed_is_the_sum_of_the_speeds_of_all_ranks() -> None:
     assert _REPETITION.speed(_ALONE) == pytest.approx(1000)
     assert _REPETITION.speed(_PAIR) == pytest.approx(1200 / 1.5 + 1200 / 2.0)
 
@@ -41,7 +41,7 @@ def test_without_double_buffering_a_head_start_does_not_count() -> None:
     ("push_period", "double_buffering", "period_s"),
     [(1, True, 0.3), (1, False, 0.4), (3, True, 0.3), (3, False, 0.6), (6, True, 0.6)],
 )
-def test_one_node_of_two_crosses_the_link_and_both_keep_its_pace(
+def test_prediction_is_limited_by_the_node_that_sends_over_the_link(
     push_period: int, double_buffering: bool, period_s: float
 ) -> None:
     config = two_stage("core", push_period, double_buffering=double_buffering)
@@ -50,7 +50,7 @@ def test_one_node_of_two_crosses_the_link_and_both_keep_its_pace(
     assert _REPETITION.predicted_speed(config) == pytest.approx(frames / period_s)
 
 
-def test_period_and_exchange_are_those_of_the_node_that_crosses() -> None:
+def test_period_and_exchange_are_those_of_the_node_that_sends_over_the_link() -> None:
     assert _REPETITION.gradients_per_push(_PAIR) == pytest.approx(2.5)
     assert _REPETITION.period(_PAIR) == pytest.approx(2.0 / 12 * 2.5)
     assert _REPETITION.exchange_seconds(_PAIR) == pytest.approx(0.35)

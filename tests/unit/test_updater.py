@@ -1,4 +1,4 @@
-"""The server's Updater: torch's and other optimizers, cut over servers, against the whole one."""
+"""Updaters of several servers together do the steps of the user's optimizer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.unit.optimizer_cases import (
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("cuts", [[[0, 1, 2, 3, 4]], [[0, 4], [1], [2, 3]]])
-def test_servers_together_do_what_the_optimizer_does(name: str, cuts: list[list[int]]) -> None:
+def test_servers_together_do_the_steps_of_the_optimizer(name: str, cuts: list[list[int]]) -> None:
     own = parameters()
     optimizer = OPTIMIZERS[name](groups(own))
     updaters, tensors = servers(optimizer, own, cuts)
@@ -55,9 +55,9 @@ def test_nothing_of_the_users_optimizer_changes(name: str) -> None:
     attributes = {name: value for name, value in vars(optimizer).items() if name != "state"}
     updaters, _ = servers(optimizer, own, [[0, 3], [1, 2, 4]])
     for updater, cut in zip(updaters, ([0, 3], [1, 2, 4]), strict=True):
-        told = hyperparameters(optimizer)
-        told[0]["lr"] = 0.5
-        updater.step([gradients(0)[i] for i in cut], rate_factor=3.0, hyperparameters=told)
+        sent = hyperparameters(optimizer)
+        sent[0]["lr"] = 0.5
+        updater.step([gradients(0)[i] for i in cut], rate_factor=3.0, hyperparameters=sent)
     assert same_state(optimizer.state_dict(), before)
     assert all(torch.equal(a, b) for a, b in zip(own, values, strict=True))
     assert all(p.grad is None for p in own)
@@ -79,7 +79,7 @@ def test_the_factor_multiplies_the_rate_of_one_step(name: str) -> None:
         torch.testing.assert_close(tensor, own[index].detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_parameter_without_gradient_takes_no_part() -> None:
+def test_parameter_without_gradient_does_not_change() -> None:
     own = parameters()
     optimizer = optim.SGD(own, lr=0.1, weight_decay=0.5)
     (updater,), tensors = servers(optimizer, own, [range(5)])
@@ -90,7 +90,7 @@ def test_a_parameter_without_gradient_takes_no_part() -> None:
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
-def test_schedulers_act_on_a_server_by_what_it_is_told(factors: list[float]) -> None:
+def test_schedulers_act_on_a_server_through_its_hyperparameters(factors: list[float]) -> None:
     own = parameters()
     optimizer = optim.SGD(groups(own), lr=0.5, momentum=0.9)
     scheduler = LambdaLR(optimizer, lambda step: factors[min(step, 3)])
@@ -108,27 +108,27 @@ def _follows(
 ) -> None:
     (updater,), tensors = servers(optimizer, own, [range(5)])
     for step in range(steps):
-        told = json.loads(json.dumps(hyperparameters(optimizer)))
-        updater.step(gradients(step), hyperparameters=told)
+        sent = json.loads(json.dumps(hyperparameters(optimizer)))
+        updater.step(gradients(step), hyperparameters=sent)
         plain_step(optimizer, own, gradients(step))
         scheduler.step()
     assert same_values(tensors, own)
 
 
-def test_what_an_optimizer_counts_in_its_groups_goes_on() -> None:
-    """The worker's optimizer never steps, so what it tells of `seen` never changes."""
+def test_counters_in_groups_advance_on_the_server() -> None:
+    """The worker's optimizer never steps, so the ``seen`` that it sends never changes."""
     own = parameters()
     optimizer = Sign(own)
     (updater,), tensors = servers(optimizer, own, [range(5)])
-    told = json.loads(json.dumps(hyperparameters(optimizer)))
+    sent = json.loads(json.dumps(hyperparameters(optimizer)))
     for step in range(3):
-        updater.step(gradients(step), hyperparameters=told)
+        updater.step(gradients(step), hyperparameters=sent)
     for step in range(3):
         plain_step(optimizer, own, gradients(step))
     assert same_values(tensors, own)
 
 
-def test_what_others_attach_is_not_copied() -> None:
+def test_hooks_and_patched_steps_are_not_copied() -> None:
     own = parameters()
     optimizer = optim.SGD(own, lr=0.1)
     LambdaLR(optimizer, lambda step: 1.0)
@@ -160,8 +160,8 @@ def test_what_others_attach_is_not_copied() -> None:
     ],
 )
 def test_objections(make: Make, words: str) -> None:
-    found = objection(make(parameters()))
-    assert found is not None and words in found
+    message = objection(make(parameters()))
+    assert message is not None and words in message
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -169,7 +169,7 @@ def test_no_objection(name: str) -> None:
     assert objection(OPTIMIZERS[name](groups(parameters()))) is None
 
 
-def test_layouts_of_memory_do_not_matter() -> None:
+def test_memory_layouts_may_differ() -> None:
     own = [Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))]
     gradient = torch.randn(2, 3, 4, 5)
     tensor = own[0].detach().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The state of Updaters: that of one optimizer, taken over, given back and begun anew."""
+"""State of Updaters: it is that of one optimizer, can be loaded, and is not shared by siblings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_states_of_all_servers_are_the_state_of_one_optimizer(name: str) -> None
     union = {index: state for updater in updaters for index, state in updater.state().items()}
     expected = other.state_dict()["state"]
     assert same_state(union, expected)
-    # A plain optimizer takes it as its own, and gives it back.
+    # A plain optimizer can load it, and returns it unchanged.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": union})
     other.load_state_dict(deepcopy(other.state_dict()))
     assert same_state(optimizer.state_dict()["state"], other.state_dict()["state"])
@@ -43,36 +43,36 @@ def test_states_of_all_servers_are_the_state_of_one_optimizer(name: str) -> None
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_servers_go_on_from_the_state_of_one_optimizer(name: str, dtype: torch.dtype) -> None:
-    """Cut in another way, and to the last bit: NAdam's product is no number of bfloat16."""
+def test_servers_continue_from_the_state_of_one_optimizer(name: str, dtype: torch.dtype) -> None:
+    """Values are equal to the last bit. Bfloat16 cannot represent NAdam's product."""
     if name == "own":
-        pytest.skip("keeps a count in its groups, which are no state of parameters")
+        pytest.skip("has a count in its groups, which is not state of parameters")
     own = parameters(dtype=dtype)
     fresh = OPTIMIZERS[name](groups(own))
     optimizer = OPTIMIZERS[name](groups(own))
     for step in range(3):
         plain_step(optimizer, own, gradients(step, dtype))
     saved = optimizer.state_dict()["state"]
-    kept = deepcopy(saved)
+    copy = deepcopy(saved)
     updaters, tensors = servers(fresh, own, [[0, 1, 2], [3, 4]])
     for updater in updaters:
         updater.load(saved)
     for step in range(3, 6):
         serve(updaters, step, dtype)
-    assert same_state(saved, kept)  # copied, not taken
+    assert same_state(saved, copy)  # load copies it
     for step in range(3, 6):
         plain_step(optimizer, own, gradients(step, dtype))
     assert same_values(tensors, own)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_sibling_starts_afresh_at_the_rates_of_now(name: str) -> None:
+def test_sibling_starts_without_state_at_the_current_rates(name: str) -> None:
     own = parameters()
     optimizer = OPTIMIZERS[name](groups(own))
     updater = Updater(optimizer, {own[0]: own[0].detach().clone()})
-    told = hyperparameters(optimizer)
-    told[1]["lr"] = 0.25
-    updater.step([gradients(0)[0]], hyperparameters=told)
+    sent = hyperparameters(optimizer)
+    sent[1]["lr"] = 0.25
+    updater.step([gradients(0)[0]], hyperparameters=sent)
     tensors = {index: own[index].detach().clone() for index in (2, 3)}
     sibling = updater.sibling(tensors)
     sibling.step([gradients(0)[2], gradients(0)[3]])
@@ -87,7 +87,8 @@ def test_a_sibling_starts_afresh_at_the_rates_of_now(name: str) -> None:
     assert torch.equal(tensors[3], own[3])
 
 
-def test_a_sibling_starts_as_the_optimizer_did_before_a_state_was_loaded() -> None:
+def test_sibling_starts_with_the_initial_state_of_the_optimizer() -> None:
+    """A state that the optimizer loads later has no effect."""
     own = parameters()
     optimizer = optim.Adagrad(own, lr=0.1, initial_accumulator_value=0.5)
     updater = Updater(optimizer, {})
@@ -101,7 +102,7 @@ def test_states_are_copies() -> None:
     (updater,), _ = servers(optim.Adam(own), own, [range(5)])
     updater.step(gradients(0))
     first = updater.state()
-    kept = deepcopy(first)
+    copy = deepcopy(first)
     updater.step(gradients(1))
-    assert same_state(first, kept)
+    assert same_state(first, copy)
     assert not same_state(first, updater.state())

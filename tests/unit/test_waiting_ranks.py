@@ -1,4 +1,4 @@
-"""Servers don't wait for ranks that wait in a meeting, and do again once it is over."""
+"""Servers do not wait for ranks that wait in a live-rank collective, until it is complete."""
 
 from __future__ import annotations
 
@@ -20,57 +20,59 @@ from tests.unit.two_stage_talk import ETA, Talk, ones
 from tests.waiting import WAIT_S
 
 
-def _said(rank: int, kind: Kind, number: int, **facts: Any) -> Received:
+def _received(rank: int, kind: Kind, number: int, **facts: Any) -> Received:
     return Received(rank, b"", Message(kind, 0, number, facts))
 
 
-def test_a_meeting_is_over_when_somebody_has_left_it_whatever_comes_first() -> None:
-    said = [
-        _said(0, Kind.WAITING, 1),
-        _said(0, Kind.WAITING, 1),
-        _said(1, Kind.WAITING, 2),
-        _said(2, Kind.PUSH, 7, collectives_done=1),
+def test_collective_is_complete_when_a_rank_has_left_it_for_any_order_of_messages() -> None:
+    messages = [
+        _received(0, Kind.WAITING, 1),
+        _received(0, Kind.WAITING, 1),
+        _received(1, Kind.WAITING, 2),
+        _received(2, Kind.PUSH, 7, collectives_done=1),
     ]
-    for order in permutations(said):
+    for order in permutations(messages):
         waiting_ranks = WaitingRanks()
         for one in order:
             waiting_ranks.note(one)
         assert waiting_ranks.ranks() == {1}
 
 
-def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
-    """Rank 1 comes once rank 0 has told that it waits, twice over: what it tells may be lost."""
-    told: list[tuple[int, int]] = []
+def test_waiting_rank_repeats_its_notice_until_the_collective_is_complete() -> None:
+    """Rank 1 joins after rank 0 has sent two notices that it waits. A notice may be lost."""
+    notices: list[tuple[int, int]] = []
     twice = Event()
     network = LocalNetwork(2)
 
-    def hear(sender: int, to: int, message: Message) -> bool:
+    def record(sender: int, to: int, message: Message) -> bool:
         if message.kind == Kind.WAITING and sender == 0:
-            told.append((to, message.timestamp))
-            if len(told) == 2:
+            notices.append((to, message.timestamp))
+            if len(notices) == 2:
                 twice.set()
         return False
 
-    network.lose = hear
+    network.lose = record
 
     def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
         return [CollectiveLeader(2, port, limit_s=WAIT_S)]
 
-    def attend(rank: int, channel: RequestChannel) -> int:
+    def gather(rank: int, channel: RequestChannel) -> int:
         collectives = LiveCollectives(2, channel, retry_s=0.02, notified=[1])
         if rank == 1:
             assert twice.wait(WAIT_S)
         collectives.all_gather()
         return channel.collectives_done
 
-    assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [1, 1]
-    assert set(told) == {(1, 1)}
+    assert on_every_rank(network, handlers, gather, timeout_s=WAIT_S) == [1, 1]
+    assert set(notices) == {(1, 1)}
 
 
 class _PSP(Server):
-    """Rank 1 of 4, which serves block 1."""
+    """Rank 1 of 4, which serves shard 1."""
 
-    def say(self, worker: int, timestamp: int, collectives_done: int = 0) -> list[tuple[int, int]]:
+    def push_own(
+        self, worker: int, timestamp: int, collectives_done: int = 0
+    ) -> list[tuple[int, int]]:
         facts = {
             "version": timestamp,
             "final": 0,
@@ -78,9 +80,9 @@ class _PSP(Server):
             "absent": [],
             "collectives_done": collectives_done,
         }
-        told = [{"lr": 1.0}]
+        groups = [{"lr": 1.0}]
         answers = self.hear(
-            worker, Kind.PUSH, timestamp, -1.0, block=1, hyperparameters=told, **facts
+            worker, Kind.PUSH, timestamp, -1.0, block=1, hyperparameters=groups, **facts
         )
         return [(to, version) for to, _, version in answers]
 
@@ -89,19 +91,19 @@ class _PSP(Server):
         return [(to, version) for to, _, version in answers]
 
 
-def test_psp_waits_for_all_again_once_a_push_tells_that_the_meeting_is_over() -> None:
+def test_psp_waits_for_all_again_after_a_push_reports_the_collective_as_complete() -> None:
     server = _PSP(c="all")
     for worker in (0, 1, 2):
         server.wait(worker)
-    assert server.say(3, 0, collectives_done=1) == []
-    server.wait(0)  # said before the meeting was over, and late
-    assert server.say(0, 0, collectives_done=1) == []
-    assert server.say(1, 0, collectives_done=1) == []
-    assert server.say(2, 0, collectives_done=1) == [(worker, 1) for worker in range(4)]
+    assert server.push_own(3, 0, collectives_done=1) == []
+    server.wait(0)  # sent before the collective was complete, and delayed
+    assert server.push_own(0, 0, collectives_done=1) == []
+    assert server.push_own(1, 0, collectives_done=1) == []
+    assert server.push_own(2, 0, collectives_done=1) == [(worker, 1) for worker in range(4)]
 
 
-def test_psp_successor_knows_who_waits() -> None:
-    """They have told all servers, and rank 1 takes block 0 over afterwards."""
+def test_psp_successor_does_not_wait_for_waiting_ranks() -> None:
+    """They have notified all servers. Rank 1 takes over shard 0 afterwards."""
     server = Server(c=2)
     for worker in (1, 2):
         server.hear(worker, Kind.WAITING, 1)
@@ -138,7 +140,7 @@ def test_turn_passes_when_the_rank_that_does_not_wait_dies() -> None:
     assert [to for to, _ in talk.sent] == [2]
 
 
-def test_what_a_node_has_pushed_keeps_its_turn_while_its_ranks_wait() -> None:
+def test_push_of_a_node_keeps_its_turn_while_its_ranks_wait() -> None:
     talk = Talk((0, 2, 4))
     for node in (0, 2, 4):
         talk.push(node, ones(1.0), 1)
@@ -149,8 +151,8 @@ def test_what_a_node_has_pushed_keeps_its_turn_while_its_ranks_wait() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_node_in_a_meeting_need_not_have_pushed(first: int) -> None:
-    """A second push waits for the first ones of all nodes, but not of one whose ranks wait."""
+def test_node_in_a_collective_need_not_have_pushed(first: int) -> None:
+    """A second push waits for the first push of all nodes, except nodes whose ranks wait."""
     talk = Talk()
     other = 2 - first
     talk.push(first, ones(1.0), 1)

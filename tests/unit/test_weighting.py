@@ -16,7 +16,7 @@ from lightning_hier.algorithms.weighting import (
 
 @pytest.mark.parametrize("number", [1, 2, 7, 64])
 @pytest.mark.parametrize("samples", [1, 3, 1e-300, 1e300])
-def test_equal_samples_are_an_equal_mean(number: int, samples: float) -> None:
+def test_equal_samples_give_equal_weights(number: int, samples: float) -> None:
     weights, effective = sample_weights([samples] * number)
     assert weights == [1 / number] * number
     assert effective == number
@@ -42,7 +42,7 @@ def test_excluded_groups_and_blocks_without_samples() -> None:
 
 
 def test_block_momentum_gives_the_mean_sample_its_weight() -> None:
-    """A share p_k of the samples has the weight p_k zeta / (1 - eta), and the mean of it is C."""
+    """A fraction p_k of the samples has the weight p_k zeta / (1 - eta), whose mean is C."""
     weights, effective = sample_weights([7, 2, 4])
     eta = weighted_block_momentum(effective, block_lr=0.8, c=1.2)
     assert sum(own * own for own in weights) * 0.8 / (1 - eta) == pytest.approx(1.2, rel=1e-15)

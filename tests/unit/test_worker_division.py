@@ -1,4 +1,4 @@
-"""Training data divided among the workers of one rank, beside what a rank for each would get."""
+"""Virtual workers of one rank get the same training data as one rank for each worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _weighted(rank: int, ranks: int, *, seeded: bool) -> DataLoader[Any]:
 
 
 def _epochs(data: Any) -> Iterator[list[list[int]]]:
-    """Two of a rank, or of each worker."""
+    """Data of two epochs, of a rank or of each worker."""
     for _ in range(2):
         if isinstance(data, WorkerLoaders):
             rounds = [batch.batches for batch in data]
@@ -47,16 +47,16 @@ def _epochs(data: Any) -> Iterator[list[list[int]]]:
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_samplers_that_draw_give_each_worker_what_its_rank_would_get(seeded: bool) -> None:
-    """All workers of an epoch from one order, drawn by a generator of theirs or by torch's."""
+def test_random_samplers_give_each_worker_the_data_of_its_rank(seeded: bool) -> None:
+    """All workers share the order of an epoch, drawn by the sampler's or by torch's generator."""
     torch.manual_seed(3)
-    found = list(_epochs(_divided(_weighted(0, 1, seeded=seeded))))
+    epochs = list(_epochs(_divided(_weighted(0, 1, seeded=seeded))))
     expected: list[list[list[int]]] = [[], []]
     for rank in range(3):
         torch.manual_seed(3)
         for epoch, own in enumerate(_epochs(_weighted(rank, 3, seeded=seeded))):
             expected[epoch] += own
-    assert found == expected and found[0] != found[1]
+    assert epochs == expected and epochs[0] != epochs[1]
 
 
 class _ShuffledBatches(BatchSampler):
@@ -79,14 +79,14 @@ def test_batch_samplers_of_workers_draw_from_generators_of_their_own() -> None:
     assert list(_epochs(divided)) == expected
 
 
-def test_a_sampler_that_divides_otherwise_than_by_rank_is_an_error() -> None:
-    sampler: Any = DistributedSampler(DATA, num_replicas=2, rank=1)  # within a host, say
+def test_sampler_with_another_division_than_by_rank_is_an_error() -> None:
+    sampler: Any = DistributedSampler(DATA, num_replicas=2, rank=1)  # for example within a host
     with pytest.raises(ValueError, match="rank 0 of 1 has num_replicas=2 and rank=1"):
         _divided(DataLoader(DATA, sampler=sampler))
 
 
 class _Batches:
-    """Neither an epoch nor an honest length, and uneven where it is told to be."""
+    """Batch sampler without ``set_epoch`` and with a wrong length, even or uneven."""
 
     def __init__(self, rank: int = 0, ranks: int = 1, *, even: bool = True) -> None:
         self.num_replicas, self.rank, self.even = ranks, rank, even
@@ -109,7 +109,7 @@ def _requested(*, even: bool) -> WorkerLoaders:
 
 def test_an_epoch_ends_with_the_data_of_all_workers() -> None:
     data = _requested(even=True)
-    data.sampler.set_epoch(1)  # which only others follow
+    data.sampler.set_epoch(1)  # these samplers have no set_epoch
     assert len(data) == 30 and len(list(data)) == 4
     with pytest.raises(RuntimeError, match="after 4 batches the data of 2 of the 3 workers"):
         list(_requested(even=False))

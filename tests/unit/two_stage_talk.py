@@ -1,4 +1,4 @@
-"""A conversation with the master of two-stage ASGD, message by message."""
+"""Helper of tests that exchange single messages with the master of two-stage ASGD."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def parameter() -> nn.Parameter:
 
 
 class Talk:
-    """A master and the nodes' side of the conversation.
+    """A master, and the messages that it exchanges with nodes.
 
-    Without an optimizer it is SGD of one parameter of three elements, zeros.
+    The default optimizer is SGD of one parameter with three elements, which are zero.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Talk:
         return True
 
     def say(self, node: int, message: Message, now: float = 0.0) -> list[tuple[int, Message]]:
-        """Let a node say something; what the master sends then."""
+        """Handle a message of a node, and return the messages that the master sends."""
         self.sent.clear()
         self.master.handle(Received(node, str(node).encode(), message), now)
         return list(self.sent)
@@ -59,14 +59,14 @@ class Talk:
         self, node: int, total: Tensor, count: int, *, now: float = 0.0, **facts: Any
     ) -> list[tuple[int, Message]]:
         self._numbers[node] += 1
-        told = self.facts(self._numbers[node], count)
+        defaults = self.facts(self._numbers[node], count)
         version = facts.pop("version", self.counts.version)
-        return self.say(node, Message(Kind.PUSH, 0, version, told | facts, total), now)
+        return self.say(node, Message(Kind.PUSH, 0, version, defaults | facts, total), now)
 
     def facts(self, number: int, count: int = 1) -> dict[str, Any]:
-        """What is said along with a sum."""
-        told = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
-        return told | {"number": number, "count": count, "together": False, "collectives_done": 0}
+        """The facts of a push."""
+        common = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
+        return common | {"number": number, "count": count, "together": False, "collectives_done": 0}
 
     def arrive(self, node: int, number: int = 1, now: float = 0.0) -> list[tuple[int, Message]]:
         return self.say(node, Message(Kind.ARRIVE, 0, number), now)
