@@ -39,6 +39,7 @@ from lightning_hier.strategies.checkpoints.sharded_folder import (
     existing,
     local_path,
     save_folder,
+    saved_automatic_values,
 )
 from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.settings import Synchronisation
@@ -168,6 +169,9 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
+        if trainer.ckpt_path is not None:  # Lightning loads it only after this
+            saved = saved_automatic_values(local_path(str(trainer.ckpt_path)))
+            self._checkpoints.automatic_values = saved
         used = self._open_session(even_batches=True)
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)
@@ -252,7 +256,16 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                     sync.prepare_to_load(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
+        known = self._checkpoints.automatic_values
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
+        saved = self._checkpoints.automatic_values
+        automatic = self._asked.automatic
+        if session is not None and automatic and saved != known:
+            values = ", ".join(f"{name}={saved.get(name)}" for name in automatic)
+            raise ValueError(
+                f"{checkpoint_path} contains types that are not loaded before training is set up, "
+                f"so 'auto' can't keep the values of the saved run: set {values}"
+            )
         return {"optimizer_states": [], **checkpoint}  # without them, Lightning restores no state
 
     @property

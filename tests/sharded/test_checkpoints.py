@@ -80,6 +80,24 @@ def test_exact_resume_in_the_middle_of_a_block(above: Path, trained: list[list[T
             assert torch.equal(one, other), kind
 
 
+def _automatic(path: Path, steps: int, *, resume: bool) -> tuple[int, Any]:
+    """Automatic warm-up and block size of a run of so many steps that saves or resumes."""
+    saves = ModelCheckpoint(path.parent, path.stem, every_n_train_steps=7, save_top_k=-1)
+    strategy = lh.HierarchicalModelParallelStrategy(group_size=1, block_sync=lh.BMUFAdam())
+    settings: dict[str, Any] = {"callbacks": [saves], "enable_checkpointing": True}
+    trainer = make_trainer(strategy, max_steps=steps, **({} if resume else settings))
+    load = path if resume else None
+    trainer.fit(_ADAMW(), batches(4, 100), ckpt_path=load, weights_only=True)
+    return strategy.warmup_steps, strategy.block_sync and strategy.block_sync.block_size
+
+
+def test_a_longer_run_keeps_the_automatic_values(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    saved = run_ranks(_automatic, 2, path, 12, resume=False)
+    assert saved == [(1, 1)] * 2
+    assert run_ranks(_automatic, 2, path, 90, resume=True) == saved
+
+
 def _load_plain(path: Path) -> Tensor:
     """Weights that Lightning's own strategy loads on four ranks."""
     strategy = ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=1)
