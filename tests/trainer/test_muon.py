@@ -1,4 +1,4 @@
-"""Muon for matrices beside another optimizer for the rest, each with blocks of its own."""
+"""Tests Muon for matrices and another optimizer for the rest, each with its own blocks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ STRATEGIES: dict[str, Any] = {"model_averaging": AVERAGING, "bmuf": BMUF, "diloc
 
 
 def _optimizers(module: torch.nn.Module, rest: str) -> list[Any]:
-    matrices = [own for own in module.parameters() if own.ndim == 2]
-    others = [own for own in module.parameters() if own.ndim != 2]
+    matrices = [p for p in module.parameters() if p.ndim == 2]
+    others = [p for p in module.parameters() if p.ndim != 2]
     settings: Any = {"momentum": 0.9} if rest == "SGD" else {}
     return [
         torch.optim.Muon(matrices, lr=0.02),
@@ -86,15 +86,15 @@ class _DropoutMuonNet(DropoutNet):
 
 
 def _trained() -> dict[str, Any]:
-    found = {}
+    results = {}
     for name, strategy in STRATEGIES.items():
         model, data = _MuonNet(), loader(6, rows=4)
         inputs, targets = data.dataset.tensors
         before = float(model.loss([inputs, targets]))
         make_trainer(strategy(), max_epochs=5).fit(model, data)
         after = float(model.loss([inputs, targets]))
-        found[name] = (before, after, model.seen, weights(model))
-    return found
+        results[name] = (before, after, model.seen, weights(model))
+    return results
 
 
 def test_learns_with_equal_global_models() -> None:
@@ -116,13 +116,13 @@ RESUMED = STRATEGIES | {"streaming": STREAMING}
 
 
 def _resumed(folder: Path) -> dict[str, list[str]]:
-    found = {}
+    differences = {}
     for name, strategy in RESUMED.items():
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        arguments = (strategy, "on_train_batch_end", 7, own)
-        found[name] = stop_and_go_on(*arguments, make_model=_DropoutMuonNet)
-    return found
+        subfolder = folder / name
+        subfolder.mkdir(exist_ok=True)
+        arguments = (strategy, "on_train_batch_end", 7, subfolder)
+        differences[name] = stop_and_go_on(*arguments, make_model=_DropoutMuonNet)
+    return differences
 
 
 def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
 
 
 class _UntrainedMuonNet(_MuonNet, Untrained):
-    """Fails if it gets a batch."""
+    """Fails at its first batch."""
 
     training_step = Untrained.training_step
 

@@ -1,4 +1,4 @@
-"""Precisions, loss scaling, clipping and BatchNorm under the strategies."""
+"""Tests precisions, loss scaling, gradient clipping and synchronised BatchNorm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
-    """Alone, rank 1 skips; with a neighbour, both do. The blocks end together all the same."""
+    """In a group of one, rank 1 skips the step. In a group of two, both ranks skip it.
+
+    Blocks still end at the same step on all ranks.
+    """
     overflows = partial(Breaks, 3, (1,), "loss", 1e38)
     ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), overflows, 9, **scaled())
     halved = [rank for rank, own in enumerate(ranks) if own.loss_scale == 512.0]
@@ -43,12 +46,12 @@ def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
     assert not all_equal(own.seen[4] for own in ranks)
     assert all_equal(own.weights for own in ranks)
     assert all(own.metrics["hier/gtc/residual_norm"] < float("inf") for own in ranks)
-    # The synchronisation after the skipped step has moved everybody.
+    # The synchronisation after the skipped step has changed the weights of all ranks.
     assert not any(torch.equal(own.seen[2], own.seen[3]) for own in ranks)
 
 
 class _Clipped(Net):
-    """Notes the norm of the gradients once they are clipped."""
+    """Notes the norm of the clipped gradients."""
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         super().configure_gradient_clipping(*args, **kwargs)
@@ -64,7 +67,7 @@ def test_clipping_acts_on_what_the_group_reconstructed() -> None:
 
 
 class _Converted(Net):
-    """Notes the ranks over which statistics are formed."""
+    """Notes the ranks of the process group of SyncBatchNorm."""
 
     def on_fit_start(self) -> None:
         assert isinstance(self.layers[1], nn.SyncBatchNorm)
@@ -72,7 +75,10 @@ class _Converted(Net):
 
 
 def _converted() -> list[int]:
-    """On the CPU a SyncBatchNorm cannot run, and DDP refuses it: look at what it was made for."""
+    """Return the ranks of SyncBatchNorm.
+
+    SyncBatchNorm cannot run on the CPU, and DDP refuses it there. So no step is trained.
+    """
     handle = "_passing_sync_batchnorm_handle"
     setattr(DistributedDataParallel, handle, lambda self, module: None)
     model = _Converted(batchnorm=True)
@@ -85,7 +91,7 @@ def test_sync_batchnorm_spans_the_group() -> None:
 
 
 class _Adversaries(Net):
-    """Toggled optimizers: one loss of the discriminator overflows on a rank."""
+    """A GAN with toggled optimizers. One loss of the discriminator overflows on rank 1."""
 
     def __init__(self) -> None:
         super().__init__(by_hand=True)
