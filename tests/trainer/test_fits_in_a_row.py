@@ -103,7 +103,7 @@ def test_a_fit_after_a_failure_has_new_groups(name: str) -> None:
 def _once_more(name: str) -> tuple[bool, bool]:
     """Whether a Trainer keeps its groups for later fits, and whether it keeps them after an error.
 
-    The second and the third fit succeed and fail, in this order.
+    The first two fits succeed, the third one fails.
     """
     trainer = fit(STRATEGIES[name]())
     strategy: Any = trainer.strategy

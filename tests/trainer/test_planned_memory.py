@@ -1,4 +1,4 @@
-"""The planner's memory is what the blocks of real ranks hold."""
+"""Tests that the planner's memory equals the memory of block synchronisation on real ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _held() -> dict[str, int]:
 
 
 def _added(config: Any) -> int:
-    """Bytes of tensors that the blocks add to the model and the state of Adam."""
+    """Bytes of tensors that block synchronisation adds to the model and the state of Adam."""
     module = nn.ParameterList(nn.Parameter(torch.zeros(EACH)) for _ in range(LAYERS))
     optimizer = torch.optim.Adam(module.parameters())
     for parameter in module.parameters():

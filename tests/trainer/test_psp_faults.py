@@ -1,4 +1,4 @@
-"""PSP-SGD with ranks that die or fall silent, at an exact (rank, step), through the Trainer."""
+"""Tests PSP-SGD through the Trainer with ranks that die, raise or hang at a given step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BATCHES = 12
 def _fit(disturbances: dict[tuple[int, int], str], **settings: Any) -> Fitted:
     strategy = partial(lh.PSPStrategy, **{"timeout": timedelta(seconds=30), **settings})
     model = partial(Disturbed, disturbances, step_s=0.05)
-    looks = {"validate": 2, "num_sanity_val_steps": 0}
-    return fitted(strategy, model, BATCHES, max_epochs=2, **looks)
+    validation = {"validate": 2, "num_sanity_val_steps": 0}
+    return fitted(strategy, model, BATCHES, max_epochs=2, **validation)
 
 
 def _outcomes(disturbances: dict[tuple[int, int], str], **settings: Any) -> list[RankOutcome]:
@@ -55,11 +55,11 @@ _PLACES = [(rank, step) for rank in (0, 1, 3) for step in (0, 5, BATCHES - 1)]
     ],
 )
 def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
-    """The next one serves its shard."""
+    """The next rank serves its shard."""
     outcomes = _outcomes({(rank, step): "dies"}, min_pushes=2)
     _ended_alike(outcomes, {rank})
-    takers = [own.rank for own in outcomes if own.result and _takeovers(own.result)]
-    assert takers == [(rank + 1) % RANKS]
+    serving = [own.rank for own in outcomes if own.result and _takeovers(own.result)]
+    assert serving == [(rank + 1) % RANKS]
 
 
 def _takeovers(own: Fitted) -> float:
@@ -105,8 +105,8 @@ def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit(tmp_path: Path) -> None:
-    # Ranks of a busy machine come to their first collective seconds apart.
+def test_late_rank_that_is_needed_is_named_at_the_limit(tmp_path: Path) -> None:
+    # On a busy machine, ranks start their first collective seconds apart.
     strategy = partial(lh.PSPStrategy, timeout=timedelta(seconds=5))
     model = partial(Disturbed, {(2, 3): "hangs"}, tmp_path, step_s=0.05)
     for outcome in rank_outcomes(fitted_and_marked, 3, tmp_path, strategy, model, BATCHES)[:2]:
