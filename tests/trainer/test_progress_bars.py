@@ -1,4 +1,4 @@
-"""Lightning's progress bars show where the block stands and what communication costs."""
+"""Tests that progress bars show the position in the block and the cost of communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class _Tqdm(TQDMProgressBar):
-    """Remembers what it shows, and draws nothing."""
+    """Keeps its entries, and draws nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,16 +46,17 @@ class _Logs(Net):
 
 
 def _show() -> Any:
-    progress._SHORTEST_SPAN_S = 0.0  # figures from the first batch on
-    found = {}
+    progress._SHORTEST_SPAN_S = 0.0  # numbers from the first batch on
+    results = {}
     for name, build in STRATEGIES.items():
         bar, logger = _Tqdm(), Keeps()
         settings = {"callbacks": [bar], "enable_progress_bar": True, "logger": logger}
         trainer = make_trainer(build(), log_every_n_steps=1, **settings)
         trainer.fit(_Logs(), loader(4))
-        found[name] = bar.shown, logger.names | set(trainer.callback_metrics), vars(bar)
+        results[name] = bar.shown, logger.names | set(trainer.callback_metrics), vars(bar)
     return {
-        name: (shown, names, "get_metrics" in own) for name, (shown, names, own) in found.items()
+        name: (shown, names, "get_metrics" in attributes)
+        for name, (shown, names, attributes) in results.items()
     }
 
 
