@@ -1,4 +1,7 @@
-"""The Tuner trains, and then puts everything back with a checkpoint of its own."""
+"""Tests that training after the learning-rate finder starts from the same state as without it.
+
+The Tuner restores that state from a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ RATE = 0.03
 
 
 class _Tuned(DropoutNet):
-    """Notes the state in which training starts."""
+    """Notes the state at the start of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,24 +59,24 @@ def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
     if as_callback:
         callbacks.append(LearningRateFinder(num_training_steps=8, **search))
     trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=2, default_root_dir=folder)
-    found = []
+    rates = []
     if not as_callback:
         finder = Tuner(trainer).lr_find(model, shuffled(5), num_training=8, **search)
         assert finder is not None
-        found = finder.results["lr"]
+        rates = finder.results["lr"]
     trainer.fit(model, shuffled(5))
     return {
         "starts": model.starts,
         "steps": trainer.global_step,
         "end": weights(model),
-        "rates": found,
+        "rates": rates,
         "left": [str(path) for path in folder.iterdir()],
     }
 
 
 @pytest.mark.parametrize(("strategy", "as_callback"), [(BMUF, False), (TWO_TIERS, True)])
 def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
-    """The training after it starts as the search did: counts, residuals, blocks and warm-up."""
+    """Training starts with the counts, residuals, blocks and warm-up of the search's start."""
     results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)
     for own in results:
         searching, training = own["starts"][0], own["starts"][-1]

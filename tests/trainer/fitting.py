@@ -29,11 +29,9 @@ HIERARCHICAL = partial(lh.HierarchicalStrategy, warmup_steps=0)
 
 
 class Net(pl.LightningModule):
-    """Two layers.
+    """Two layers. `seen` holds the weights after every batch, and subclasses append to `notes`.
 
-    `seen` holds the weights after every batch, as callbacks see them. `metrics` are the metrics of
-    the strategy at the end of training, before its teardown. Subclasses append to `notes`.
-    `options` are arguments of the optimizer.
+    `metrics` are those of the strategy at the end of training. `options` go to the optimizer.
     """
 
     def __init__(
