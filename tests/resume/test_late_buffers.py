@@ -1,4 +1,4 @@
-"""Saved runs whose buffers are made while they are trained, or written by hooks."""
+"""Tests checkpoints of modules whose buffers are created in training or written by hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 class _Masked(Net):
-    """Makes a mask in its first forward pass, as long as that pass wants it."""
+    """Creates a mask in its first forward pass, with a length that depends on the rank."""
 
     mask: Tensor | None
 
@@ -70,14 +70,14 @@ def _prune(folder: Path) -> list[str]:
 
 
 def test_pruned_model_is_saved(tmp_path: Path) -> None:
-    """The callback makes masks before it trains, and a checkpoint has weights without them."""
+    """The callback creates masks before training. A checkpoint has the weights without masks."""
     for names in run_ranks(_prune, 2, tmp_path):
         assert names == sorted(Net().state_dict())
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_run_goes_on_exactly(name: str, tmp_path: Path) -> None:
-    """A whole run, and one that goes on from its first epoch's end, where the hooks write."""
+    """The save is at the end of the first epoch, where the hooks write."""
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     saves = {"callbacks": [saving], "enable_checkpointing": True}
     whole = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, **saves)
