@@ -128,8 +128,8 @@ def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) ->
         for name, (number, *run) in STRATEGIES.items()
         if number == ranks and name not in SLOW
     }
-    found = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
-    assert found == [{name: [] for name in runs}] * ranks
+    results = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
+    assert results == [{name: [] for name in runs}] * ranks
 
 
 @pytest.mark.slow

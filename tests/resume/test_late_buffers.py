@@ -76,7 +76,7 @@ def test_pruned_model_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_run_goes_on_exactly(name: str, tmp_path: Path) -> None:
+def test_run_resumes_exactly(name: str, tmp_path: Path) -> None:
     """The save is at the end of the first epoch, where the hooks write."""
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     saves = {"callbacks": [saving], "enable_checkpointing": True}

@@ -40,7 +40,7 @@ class _Tuned(DropoutNet):
                     "steps": [vars(count).copy() for count in session.worker.steps],
                     "residuals": len(session.worker.memory.tensors),
                     "blocks": session.synchroniser.blocks,
-                    "shown": session.synchroniser.evaluation.active,
+                    "evaluating": session.synchroniser.evaluation.active,
                     "warming": session.reduction.warming,
                     "momentum": len(self.trainer.optimizers[0].state),
                     "random": torch.get_rng_state(),
@@ -81,7 +81,7 @@ def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) 
     for own in results:
         searching, training = own["starts"][0], own["starts"][-1]
         assert len(own["starts"]) == 2
-        for name in ("steps", "residuals", "blocks", "shown", "warming", "momentum"):
+        for name in ("steps", "residuals", "blocks", "evaluating", "warming", "momentum"):
             assert training[name] == searching[name], name
         assert torch.equal(training["weights"], searching["weights"])
         assert own["steps"] == 10

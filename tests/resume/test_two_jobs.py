@@ -94,7 +94,7 @@ LIST = LocalFileSystem.ls
 FAILURES: dict[str, tuple[Any, str, Any]] = {
     "modified": (LocalFileSystem, "modified", _stale),
     "listed": (os, "scandir", _stale),
-    "not shown": (LocalFileSystem, "ls", _list_old),
+    "outdated": (LocalFileSystem, "ls", _list_old),
 }
 
 
@@ -113,7 +113,7 @@ def test_listing_that_fails_ends_no_run(failure: str, tmp_path: Path) -> None:
     ((left, warnings),) = run_ranks(_save_meanwhile, 1, path, failure)
     assert len(left) == 3
     assert {ABANDONED, IN_PROGRESS} < set(left)
-    assert ("stale file handle" in warnings) == (failure != "not shown")
+    assert ("stale file handle" in warnings) == (failure != "outdated")
     assert lh.newest_checkpoint(tmp_path) == path
 
 

@@ -160,7 +160,7 @@ def _fits_twice() -> list[Any]:
     return warmup_steps
 
 
-def test_each_fit_of_one_strategy_chooses_anew() -> None:
+def test_each_fit_of_one_strategy_chooses_automatic_values_again() -> None:
     assert run_ranks(_fits_twice, 2) == [[2, 4, 6, 12]] * 2
 
 

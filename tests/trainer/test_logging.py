@@ -63,7 +63,7 @@ def test_settings_are_written_beside_the_metrics(tmp_path: Path) -> None:
 
 
 class _Remembers(CSVLogger):
-    """Keeps our metrics, as it gets them."""
+    """Keeps the metrics of the strategy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, name="run", version=0)

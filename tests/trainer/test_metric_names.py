@@ -25,7 +25,7 @@ SYNCHRONOUS, SERVERS = "Kinds of the synchronous strategies", "Kinds of the para
 
 
 class Keeps(Logger):
-    """A logger with only the abstract methods. It keeps names and values of our metrics."""
+    """A logger with only the abstract methods, which keeps the metrics of the strategy."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
         assert "set min_pushes to the number of workers that must be left" in outcome.error
 
 
-def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for() -> None:
+def test_end_after_the_loss_of_a_host_warns_of_the_wait_of_torchrun() -> None:
     _, survivor = rank_outcomes(_fit, 2, {(0, 3): "dies"}, min_pushes=1, ranks_per_node=1)
     assert survivor.error is None, survivor.traceback
     assert any("rank 0 is lost" in text for text in survivor.result.warned)

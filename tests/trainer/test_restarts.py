@@ -48,7 +48,7 @@ class _Notes(Breaks):
         self.notes.append((thresholds, memory.residual_norm()))
 
 
-def test_thresholds_and_residuals_of_a_group_that_restarts_begin_anew() -> None:
+def test_restart_of_a_group_resets_thresholds_and_residuals() -> None:
     """The first step after the restart is averaged exactly, and sets the thresholds."""
     strategy = partial(BMUF_GTC, block_size=5, dense_below=0, on_nonfinite="exclude")
     ranks = fit_on_ranks(4, strategy, partial(_Notes, 3, (2,), "loss"), 9)
@@ -62,7 +62,7 @@ def test_thresholds_and_residuals_of_a_group_that_restarts_begin_anew() -> None:
 
 
 def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:
-    """Three epochs in one run, and in two runs divided in a block in which a group has NaN."""
+    """Three epochs in one run, and in two. The first of the two ends while a group has NaN."""
     ends = []
     for epochs, path in ((3, None), (1, None), (3, folder / "sick.ckpt")):
         trainer = make_trainer(EXCLUDE(), max_epochs=epochs, **scaled(growth_interval=4))
@@ -76,7 +76,7 @@ def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:
     return [ends[0], ends[2]]
 
 
-def test_run_that_is_resumed_while_a_group_is_sick_goes_on_exactly(tmp_path: Path) -> None:
+def test_resume_while_a_group_has_nan_is_exact(tmp_path: Path) -> None:
     """Rank 1 has NaN from the third batch of each epoch to the end of the block."""
     for (whole, *counts), (resumed, *counts_too) in run_ranks(_in_parts, 2, tmp_path):
         assert torch.equal(whole, resumed)

@@ -86,7 +86,7 @@ def _resumed(folder: Path) -> list[torch.Tensor]:
     return [weights(models[0]), weights(models[2])]
 
 
-def test_run_that_is_resumed_at_an_epoch_s_end_goes_on_exactly(tmp_path: Path) -> None:
+def test_resume_at_the_end_of_an_epoch_is_exact(tmp_path: Path) -> None:
     for ends in run_ranks(_resumed, 2, tmp_path):
         assert all_equal(ends)
 

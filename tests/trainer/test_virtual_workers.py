@@ -24,7 +24,7 @@ WORKERS = 4
 
 
 def _with_workers(strategy: Any, **settings: Any) -> Any:
-    """A strategy with so many virtual workers per rank that the run has `WORKERS` workers."""
+    """Make a strategy with `WORKERS` workers in total, divided evenly among the ranks."""
     return strategy(virtual_workers=WORKERS // int(os.environ["WORLD_SIZE"]), **settings)
 
 
