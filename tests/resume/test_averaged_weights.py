@@ -71,7 +71,7 @@ def _average_and_not(strategy: Any, optimizer: str, path: Path) -> dict[str, Any
 
 def _means(results: list[dict[str, Any]]) -> list[Tensor]:
     """Moving average of the ranks' mean model after each step."""
-    paths = [torch.stack(own["seen"]).double() for own in results]
+    paths = [torch.stack(result["seen"]).double() for result in results]
     models = torch.stack(paths).mean(0)
     averages = [models[0]]
     for model in models[1:]:
@@ -88,15 +88,15 @@ def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) 
     means = _means(results)
     saved = torch.load(path, weights_only=True)
     torch.testing.assert_close(flat(saved["state_dict"]).double(), means[6], rtol=1e-5, atol=1e-6)
-    for own in results:
-        assert all(torch.equal(a, b) for a, b in zip(own["seen"], own["plain"], strict=True))
-        for validated, step in zip(own["during"], (3, 8), strict=True):
+    for result in results:
+        assert all(torch.equal(a, b) for a, b in zip(result["seen"], result["plain"], strict=True))
+        for validated, step in zip(result["during"], (3, 8), strict=True):
             torch.testing.assert_close(validated.double(), means[step - 1], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(flat(own["end"]).double(), means[-1], rtol=1e-5, atol=1e-6)
-        assert torch.equal(own["after"][-1], own["global"])
-        for key, value in own["end"].items():
+        torch.testing.assert_close(flat(result["end"]).double(), means[-1], rtol=1e-5, atol=1e-6)
+        assert torch.equal(result["after"][-1], result["global"])
+        for key, value in result["end"].items():
             assert torch.equal(value, results[0]["end"][key]), key
-            assert torch.equal(value, own["unseen"][key]), key
+            assert torch.equal(value, result["unseen"][key]), key
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,12 @@ def test_best_and_last(tmp_path: Path) -> None:
     results = run_ranks(_best, 2, tmp_path)
     names = ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
     saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
-    for own in results:
-        assert own["best"] == "epoch=1.ckpt"
-        assert own["left"] == sorted([*names, *(f"{name}.ranks" for name in names)])
-        assert torch.equal(own["tested"], flat(saved))
-        assert not torch.equal(own["tested"], own["end"])
-        assert own["steps"] == 10  # the last checkpoint is that of the third epoch
+    for result in results:
+        assert result["best"] == "epoch=1.ckpt"
+        assert result["left"] == sorted([*names, *(f"{name}.ranks" for name in names)])
+        assert torch.equal(result["tested"], flat(saved))
+        assert not torch.equal(result["tested"], result["end"])
+        assert result["steps"] == 10  # the last checkpoint is that of the third epoch
 
 
 def _weights_only(folder: Path) -> Tensor:

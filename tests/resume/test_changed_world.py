@@ -43,7 +43,7 @@ class Watched(DropoutNet):
             blocks = session.synchroniser.blocks or []
             self.start = {
                 "weights": weights(self),
-                "residuals": {name: kept.clone() for name, kept in memory["residuals"].items()},
+                "residuals": {name: value.clone() for name, value in memory["residuals"].items()},
                 "steps": [vars(count).copy() for count in session.worker.steps],
                 "global": deepcopy([block.state()[0]["buckets"] for block in blocks]),
             }
@@ -87,8 +87,8 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
     now = flat(saved["state_dict"])
     update = now - part["global_model"]
     eta = 0.0 if after == 1 else 1 - 1 / after
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 7, "in_block": 0, "blocks": 1, "excluded": 0, "block_size": 0}
         ]
@@ -98,23 +98,20 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
         assert start["global"][0][0]["filter"]["eta"] == pytest.approx(eta)
     assert len(resumed[0]["warned"]) == 1
     assert f"{after} groups of 1 ranks instead of {before} of 1" in resumed[0]["warned"][0]
-    assert all(not own["warned"] for own in resumed[1:])
+    assert all(not result["warned"] for result in resumed[1:])
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
 def test_diloco_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    """The outer momentum is that of the last synchronisation. The run starts from the global model.
-
-    Unlike with BMUF, this start model contains no look-ahead.
-    """
+    """The outer momentum is that of the last synchronisation. The run starts without look-ahead."""
     diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (before, diloco), (after, diloco))
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
     now = flat(saved["state_dict"])
     assert not torch.equal(part["global_model"], now)
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 7, "in_block": 0, "blocks": 1, "excluded": 0, "block_size": 0}
         ]
@@ -130,9 +127,9 @@ def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
     for number, (before, after) in enumerate(((bmuf, diloco), (diloco, bmuf))):
         saved, _, resumed = _go_on(tmp_path / str(number), (2, before), (2, after))
         now = flat(saved["state_dict"])
-        for own in resumed:
-            assert torch.equal(own["start"]["weights"], now)
-            [[part]] = own["start"]["global"]
+        for result in resumed:
+            assert torch.equal(result["start"]["weights"], now)
+            [[part]] = result["start"]["global"]
             assert not part["update"].any()
 
 
@@ -151,8 +148,8 @@ def test_update_in_flight_is_applied_on_another_number_of_ranks(
     now, eta = flat(saved["state_dict"]), 1 - 1 / before
     delta = eta * part["update"] + part["in_flight"]
     update = now - (part["global_model"] + delta)
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 11, "in_block": 0, "blocks": 2, "excluded": 0, "block_size": 0}
         ]
@@ -174,8 +171,10 @@ def test_other_exchange_settings(after: dict[str, Any], tmp_path: Path) -> None:
     saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, **after)))
     ((name, value),) = after.items()
     assert f"{name} is {value} instead of " in resumed[0]["warned"][0]
-    for own in resumed:
-        assert torch.equal(own["start"]["global"][0][0]["global_model"], flat(saved["state_dict"]))
+    for result in resumed:
+        assert torch.equal(
+            result["start"]["global"][0][0]["global_model"], flat(saved["state_dict"])
+        )
 
 
 def test_other_density(tmp_path: Path) -> None:
@@ -191,8 +190,8 @@ def test_other_density(tmp_path: Path) -> None:
         warning = resumed[0]["warned"][0]
         assert "the error feedback of quantised or sparse updates is lost" in warning
         assert ("across_density is 1.0 instead of 0.1" in warning) == (number == 0)
-        for own in resumed:
-            [[part]] = own["start"]["global"]
+        for result in resumed:
+            [[part]] = result["start"]["global"]
             assert torch.equal(part["global_model"], flat(saved["state_dict"]))
             assert part["error_feedback"] is None or not part["error_feedback"]["own"].any()
 
@@ -203,8 +202,8 @@ def test_other_averaged_optimizer_state(tmp_path: Path) -> None:
     sync = lh.BMUF(block_size=4, local_momentum="average")
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
     assert "optimizer_state is averaged instead of local" in resumed[0]["warned"][0]
-    for own in resumed:
-        shard = own["start"]["global"][0][0]
+    for result in resumed:
+        shard = result["start"]["global"][0][0]
         first, model = shard["start"], flat(saved["state_dict"])
         assert torch.equal(shard["global_model"], model[first : first + len(shard["global_model"])])
 
@@ -216,9 +215,9 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
     assert len(files) == before
     old = [torch.load(file, weights_only=True)["memory"] for file in files]
     for name in old[0]["residuals"]:
-        mean = torch.stack([own["residuals"][name] for own in old]).double().mean(0)
+        mean = torch.stack([memory["residuals"][name] for memory in old]).double().mean(0)
         assert float(mean.abs().max()) > 0
-        new = torch.stack([own["start"]["residuals"][name] for own in resumed])
+        new = torch.stack([result["start"]["residuals"][name] for result in resumed])
         torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
     assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["warned"][0]
 
@@ -277,15 +276,15 @@ def test_other_groups_and_another_placement(tmp_path: Path) -> None:
     after = partial(before, group_size=1)
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, after), steps=8)
     now = flat(saved["state_dict"])
-    for own in resumed:
-        assert torch.equal(own["start"]["global"][0][0]["global_model"], now)
+    for result in resumed:
+        assert torch.equal(result["start"]["global"][0][0]["global_model"], now)
     assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["warned"][0]
 
 
 def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:
     saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, AVERAGING))
-    for own in resumed:
-        assert torch.equal(own["start"]["weights"], flat(saved["state_dict"]))
+    for result in resumed:
+        assert torch.equal(result["start"]["weights"], flat(saved["state_dict"]))
     assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["warned"][0]
 
 

@@ -215,7 +215,7 @@ def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "ranks"), [(3, 4), (6, 2), *(_slow(*own) for own in ((1, 4), (6, 4), (3, 2)))]
+    ("number", "ranks"), [(3, 4), (6, 2), *(_slow(*case) for case in ((1, 4), (6, 4), (3, 2)))]
 )
 def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Path) -> None:
     """With four workers, the rounding of a sum depends on DDP's buckets."""

@@ -83,11 +83,11 @@ def test_run_resumes_exactly(name: str, tmp_path: Path) -> None:
     whole = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, **saves)
     path = tmp_path / "epoch=0.ckpt"
     resumed = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, ckpt_path=path)
-    for own, again in zip(whole, resumed, strict=True):
-        later = own.notes[len(own.notes) // 3 :]
+    for full, again in zip(whole, resumed, strict=True):
+        later = full.notes[len(full.notes) // 3 :]
         assert len(later) == len(again.notes) > 0
         for (held, weight), (held_again, weight_again) in zip(later, again.notes, strict=True):
             assert held_again == held
             assert held[2] > 0 and held[3] == 3.0 * held[2]
             assert torch.equal(weight_again, weight)
-        assert differences(own.state, again.state) == []
+        assert differences(full.state, again.state) == []

@@ -164,12 +164,17 @@ def test_types_of_torch_are_distinguished(saved: type[Optimizer]) -> None:
 
 
 def test_other_types_are_compared_by_their_hyperparameters() -> None:
-    own = partial(_Own, rho=0.5, warm=3)
-    for one, other in ((own, own), (own, partial(own, more=1)), (SGD, _Wrapped), (_Wrapped, SGD)):
+    make = partial(_Own, rho=0.5, warm=3)
+    for one, other in (
+        (make, make),
+        (make, partial(make, more=1)),
+        (SGD, _Wrapped),
+        (_Wrapped, SGD),
+    ):
         assert _problem(_made(one).state_dict(), _made(other)) is None
-    for one, other in ((own, SGD), (SGD, own), (own, partial(_Own, rho=0.5, cold=3))):
+    for one, other in ((make, SGD), (SGD, make), (make, partial(_Own, rho=0.5, cold=3))):
         assert _problem(_made(one).state_dict(), _made(other)) is not None
-    problem = _problem(_made(own).state_dict(), _made(SGD))
+    problem = _problem(_made(make).state_dict(), _made(SGD))
     assert problem is not None
     assert "it has rho, warm instead of dampening, " in problem
 

@@ -84,14 +84,14 @@ def test_fit_leaves_the_average_of_global_models(make_model: Any, name: str) -> 
     world_size, strategy = STRATEGIES[name]
     results = run_ranks(_train, world_size, make_model, strategy)
     mean = torch.stack(results[0]["begins"][1:4]).double().mean(0)
-    for own in results:
-        torch.testing.assert_close(own["end"].double(), mean, rtol=1e-5, atol=1e-6)
-        for begin, first in zip(own["begins"], results[0]["begins"], strict=True):
+    for result in results:
+        torch.testing.assert_close(result["end"].double(), mean, rtol=1e-5, atol=1e-6)
+        for begin, first in zip(result["begins"], results[0]["begins"], strict=True):
             assert torch.equal(begin, first)  # the global model
         if make_model is DropoutNet:
-            torch.testing.assert_close(own["validated"][-1].double(), mean, rtol=1e-5, atol=1e-6)
-            assert not torch.equal(own["state"]["net.1.running_mean"], torch.zeros(8))
-        for key, value in own["state"].items():
+            torch.testing.assert_close(result["validated"][-1].double(), mean, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(result["state"]["net.1.running_mean"], torch.zeros(8))
+        for key, value in result["state"].items():
             assert torch.equal(value, results[0]["state"][key]), key
 
 

@@ -78,17 +78,17 @@ def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
 def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
     """Training starts with the counts, residuals, blocks and warm-up of the search's start."""
     results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)
-    for own in results:
-        searching, training = own["starts"][0], own["starts"][-1]
-        assert len(own["starts"]) == 2
+    for result in results:
+        searching, training = result["starts"][0], result["starts"][-1]
+        assert len(result["starts"]) == 2
         for name in ("steps", "residuals", "blocks", "evaluating", "warming", "momentum"):
             assert training[name] == searching[name], name
         assert torch.equal(training["weights"], searching["weights"])
-        assert own["steps"] == 10
-        assert own["left"] == []
-        assert torch.equal(own["end"], results[0]["end"])
+        assert result["steps"] == 10
+        assert result["left"] == []
+        assert torch.equal(result["end"], results[0]["end"])
         if as_callback:
             assert torch.equal(training["random"], searching["random"])
         else:
-            assert own["rates"] == results[0]["rates"]
-            assert len(own["rates"]) == 8
+            assert result["rates"] == results[0]["rates"]
+            assert len(result["rates"]) == 8

@@ -68,7 +68,7 @@ def _saves_over(path: Path) -> list[str]:
     trainer = _trained()
     for _ in range(2):
         trainer.save_checkpoint(path)
-    return sorted(own.name for own in folder.iterdir())
+    return sorted(save.name for save in folder.iterdir())
 
 
 def test_abandoned_saves_are_removed(tmp_path: Path) -> None:

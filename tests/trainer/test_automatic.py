@@ -55,10 +55,10 @@ def _with_log() -> tuple[Any, list[str]]:
 def test_defaults_of_a_run_of_known_length() -> None:
     """A run of 60 steps has 6 warm-up steps, then blocks of 3 with a lower first beta of Adam."""
     results = run_ranks(_with_log, 2)
-    equal = steps_with_equal_models([own.seen for own, _ in results])
+    equal = steps_with_equal_models([result.seen for result, _ in results])
     assert equal == [*range(1, 7), *range(9, 61, 3)]
-    for own, _ in results:
-        assert own.notes == [0.9] * 6 + [0.5] * 54
+    for result, _ in results:
+        assert result.notes == [0.9] * 6 + [0.5] * 54
     numbers, beta = results[0][1]
     assert numbers == (
         "warmup_steps='auto' is 6, block_size='auto' is 3, because the run has 60 steps and 2 "
@@ -90,8 +90,8 @@ def test_automatic_values_train_as_explicit_values_to_the_last_bit(
     automatic: Any, explicit: Any
 ) -> None:
     runs = [fit_on_ranks(2, strategy, Net, 40) for strategy in (automatic, explicit)]
-    for own, other in zip(*runs, strict=True):
-        assert torch.equal(own.weights, other.weights)
+    for first, other in zip(*runs, strict=True):
+        assert torch.equal(first.weights, other.weights)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_strategy_that_does_not_suit_adam_is_warned_of_once(
     name: str, combination: str | None
 ) -> None:
     ranks = fit_on_ranks(2, name, _Adam, 4)
-    first, other = ([text for text in own.warned if "Adam" in text] for own in ranks)
+    first, other = ([text for text in result.warned if "Adam" in text] for result in ranks)
     expected = [True] * (combination is not None)
     assert [text.startswith(str(combination)) for text in first] == expected
     assert other == []

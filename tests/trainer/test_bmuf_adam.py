@@ -52,9 +52,9 @@ def test_ranks_hold_one_model_and_its_moments() -> None:
     ]
     for case, ranks in zip(cases, fits_on_ranks(4, *fits), strict=True):
         for step in (3, 6):
-            assert all_equal(own.notes[step - 1] for own in ranks), case
-        assert not all_equal(own.notes[3] for own in ranks), case
-        assert all_equal(own.weights for own in ranks), case
+            assert all_equal(result.notes[step - 1] for result in ranks), case
+        assert not all_equal(result.notes[3] for result in ranks), case
+        assert all_equal(result.weights for result in ranks), case
         assert ranks[0].weights.isfinite().all(), case
 
 
@@ -78,12 +78,12 @@ def test_step_that_one_rank_skips_counts_for_the_others_alone() -> None:
     strategy = partial(BMUF_ADAM, block_momentum=0.5)
     model = partial(_Overflows, lr=0.02, optimizer="Adam", betas=(0.5, 0.999))
     ranks = fit_on_ranks(4, strategy, model, 9, **scaled())
-    for own in ranks:
-        counts = own.notes
+    for result in ranks:
+        counts = result.notes
         assert counts[3] == pytest.approx(3.75 + 0.5 * 3.75, rel=1e-12)
         assert counts[7] == pytest.approx(counts[3] + 4 + 0.5 * 5.875, rel=1e-12)
-    assert [own.notes[2] for own in ranks] == [3.0, 2.0, 3.0, 3.0]
-    assert all_equal(own.weights for own in ranks)
+    assert [result.notes[2] for result in ranks] == [3.0, 2.0, 3.0, 3.0]
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Poisoned(_AdamNet):

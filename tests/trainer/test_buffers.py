@@ -68,14 +68,14 @@ class _Normed(Net):
                 buffer.copy_(nn.functional.normalize(torch.randn(len(buffer)), dim=0))
 
     def on_validation_epoch_end(self) -> None:
-        self.notes.append({name: own.clone() for name, own in self.named_buffers()})
+        self.notes.append({name: buffer.clone() for name, buffer in self.named_buffers()})
 
 
 @pytest.mark.parametrize("strategy", [BMUF, lh.PSPStrategy], ids=["bmuf", "psp"])
 def test_vectors_have_length_one_and_statistics_are_averaged(strategy: Any) -> None:
     ranks = fit_on_ranks(2, strategy, _Normed, validate=1, num_sanity_val_steps=0)
-    for own in ranks:
-        evaluated = [*own.notes, {name: own.state[name] for name in own.notes[0]}]
+    for result in ranks:
+        evaluated = [*result.notes, {name: result.state[name] for name in result.notes[0]}]
         of_first = [*ranks[0].notes, ranks[0].state]
         assert len(evaluated) == 2
         for buffers, first in zip(evaluated, of_first, strict=True):

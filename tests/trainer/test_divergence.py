@@ -54,8 +54,8 @@ def test_one_warning_names_ranks_step_and_kind_of_tensors(
     sync = lh.BMUF(block_size=3)
     strategy = partial(HIERARCHICAL, group_size=group_size, block_sync=sync, on_nonfinite="exclude")
     results = fit_on_ranks(4, strategy, partial(Breaks, 5, (2,), where))
-    assert all(own.weights.isfinite().all() for own in results)
-    (warning,), *others = (_about_nan(own.warned) for own in results)
+    assert all(result.weights.isfinite().all() for result in results)
+    (warning,), *others = (_about_nan(result.warned) for result in results)
     assert others == [[], [], []]  # only rank 0 warns
     assert warning.startswith(
         "At the synchronisation of models at the end of a block, after 6 steps,"
@@ -157,9 +157,9 @@ class _Masked(Net):
 @pytest.mark.parametrize("warmup_steps", [0, 2])
 def test_buffer_that_is_infinite_from_the_start_is_no_error(warmup_steps: int) -> None:
     strategy = partial(BMUF, block_size=2, warmup_steps=warmup_steps)
-    for own in fit_on_ranks(2, strategy, _Masked, 5):
-        assert own.state["mask"].isneginf().all()
-        assert own.weights.isfinite().all()
+    for result in fit_on_ranks(2, strategy, _Masked, 5):
+        assert result.state["mask"].isneginf().all()
+        assert result.weights.isfinite().all()
 
 
 class _Far(Net):

@@ -146,9 +146,9 @@ def _same_hook_on_other_ranks(*, anew: bool) -> list[tuple[bool, Tensor]]:
     state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
     used = []
 
-    def hook(own: Any, bucket: GradBucket) -> Any:
-        used.append(own.process_group)
-        return powerSGD_hook.powerSGD_hook(own, bucket)
+    def hook(hook_state: Any, bucket: GradBucket) -> Any:
+        used.append(hook_state.process_group)
+        return powerSGD_hook.powerSGD_hook(hook_state, bucket)
 
     sync = lh.CommHook(hook, state)
     results = []

@@ -83,15 +83,17 @@ def _outcomes(
     model = partial(_Lost, lost, number, hook, at, folder)
     settings = {"batches": batches, "validate": 1, **settings}
     outcomes = rank_outcomes(_train, ranks, folder, lost, strategy, model, **settings)
-    for own in outcomes:
-        if own.rank != lost:
-            assert own.error is not None and own.error.startswith("PeerError"), own.traceback
-            assert f"rank {lost}" in own.error or f"{lost} did not take part" in own.error
+    for outcome in outcomes:
+        if outcome.rank != lost:
+            assert outcome.error is not None and outcome.error.startswith("PeerError"), (
+                outcome.traceback
+            )
+            assert f"rank {lost}" in outcome.error or f"{lost} did not take part" in outcome.error
     return outcomes
 
 
 def _errors(outcomes: list[RankOutcome], lost: int) -> dict[int, str]:
-    return {own.rank: str(own.error) for own in outcomes if own.rank != lost}
+    return {outcome.rank: str(outcome.error) for outcome in outcomes if outcome.rank != lost}
 
 
 def test_in_the_warm_up(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_two_stage_with_locked_order(tmp_path: Path) -> None:
     settings = {"group_size": 1, "push_period": 1, "double_buffering": False, "timeout": LIMIT}
     strategy = partial(lh.TwoStageASGDStrategy, **settings)
     ranks = fit_on_ranks(2, strategy, _FewerPushes, 12, **_saves(tmp_path))
-    assert [own.steps for own in ranks] == [12, 12]
-    gradients = [own.metrics["hier/two_stage/node/gradients"] for own in ranks]
+    assert [result.steps for result in ranks] == [12, 12]
+    gradients = [result.metrics["hier/two_stage/node/gradients"] for result in ranks]
     assert gradients == [10.0, 12.0]
     assert ranks[0].metrics["hier/two_stage/master/pushes"] == 22.0
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
@@ -70,5 +70,5 @@ def test_psp_by_hand_with_one_rank_behind(tmp_path: Path) -> None:
     waiting.mkdir()
     strategy = partial(lh.PSPStrategy, min_pushes=2, timeout=LIMIT)
     ranks = fit_on_ranks(3, strategy, partial(_Behind, waiting), 12, **_saves(saved))
-    assert [own.steps for own in ranks] == [12, 12, 12]
+    assert [result.steps for result in ranks] == [12, 12, 12]
     assert len(list(saved.glob("*.ckpt"))) == 2

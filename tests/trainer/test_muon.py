@@ -68,7 +68,7 @@ class _MuonNet(Net):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
         state = self.trainer.optimizers[0].state.values()
-        self.notes.append(torch.cat([own["momentum_buffer"].reshape(-1) for own in state]))
+        self.notes.append(torch.cat([value["momentum_buffer"].reshape(-1) for value in state]))
 
     def configure_optimizers(self) -> Any:
         return _optimizers(self, self.rest)
@@ -102,8 +102,8 @@ def test_learns_with_equal_global_models() -> None:
     for name in STRATEGIES:
         before, after, _, _ = ranks[0][name]
         assert after < 0.95 * before, name
-        assert steps_with_equal_models(own[name][2] for own in ranks) == [*range(4, 30, 4)], name
-        assert all_equal(own[name][3] for own in ranks), name
+        assert steps_with_equal_models(rank[name][2] for rank in ranks) == [*range(4, 30, 4)], name
+        assert all_equal(rank[name][3] for rank in ranks), name
 
 
 # Two fragments of each optimizer, one of which is in flight when the run is saved.

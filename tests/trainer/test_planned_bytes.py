@@ -62,8 +62,8 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
     "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
     "bmuf_adam": (Settings(block_sync="bmuf_adam"), partial(BMUF_ADAM, block_size=BLOCK)),
     **{
-        name: (Settings(block_sync="diloco", **own), partial(_workers, lh.DiLoCo, **own))
-        for name, own in PARTS.items()
+        name: (Settings(block_sync="diloco", **part), partial(_workers, lh.DiLoCo, **part))
+        for name, part in PARTS.items()
     },
     "moments every 2 blocks": (
         Settings(block_sync="bmuf_adam", moments_every=2),
@@ -134,7 +134,7 @@ def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
     settings, _ = BLOCKS[name]
     planned = synchronise(NET, HOSTS, settings)
     for host in (ranks[:2], ranks[2:]):
-        sent = sum(own[name]["models"] for own in host)
+        sent = sum(rank[name]["models"] for rank in host)
         again = 2 * planned.peak_bytes if name in PARTS else 0
         assert sent == STEPS // BLOCK * planned.host_bytes + again
 
@@ -145,5 +145,5 @@ def test_compressed_gradients(ranks: list[dict[str, dict[str, int]]], name: str)
     workload = Workload(parameters=ELEMENTS, step_s=1.0)
     # In the ring, one rank of a host sends to the other host. So a host sends as much as a rank.
     planned = predict("gtc", workload, HOSTS, Settings(density=SENT[name] / ELEMENTS))
-    for own in ranks:
-        assert own[name]["gradients"] == STEPS * planned.host_bytes
+    for rank in ranks:
+        assert rank[name]["gradients"] == STEPS * planned.host_bytes

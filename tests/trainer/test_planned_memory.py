@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def _held() -> dict[str, int]:
     dist.init_process_group("gloo")
-    return {name: _added(make(block_size=8, **own)) for name, (make, own) in CASES.items()}
+    return {name: _added(make(block_size=8, **case)) for name, (make, case) in CASES.items()}
 
 
 def _added(config: Any) -> int:
@@ -73,5 +73,5 @@ def ranks() -> list[dict[str, int]]:
 def test_memory(ranks: list[dict[str, int]], name: str) -> None:
     settings: Any = {"block_sync": name, **CASES[name][1]}
     planned = synchronisation_memory_bytes(NET, HOSTS, Settings(**settings))
-    for own in ranks:
-        assert own[name] == pytest.approx(planned, rel=0.001)
+    for rank in ranks:
+        assert rank[name] == pytest.approx(planned, rel=0.001)

@@ -26,9 +26,9 @@ def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> 
     model = partial(Net, batchnorm=True)
     ranks = fit_on_ranks(4, partial(BMUF_GTC, block_size=3), model, 8, precision=precision)
     for name, value in ranks[0].state.items():
-        assert all(torch.equal(own.state[name], value) for own in ranks), name
+        assert all(torch.equal(result.state[name], value) for result in ranks), name
         assert value.isfinite().all()
-    assert {own.weights.dtype for own in ranks} == {dtype}
+    assert {result.weights.dtype for result in ranks} == {dtype}
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
@@ -39,15 +39,15 @@ def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
     """
     overflows = partial(Breaks, 3, (1,), "loss", 1e38)
     ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), overflows, 9, **scaled())
-    halved = [rank for rank, own in enumerate(ranks) if own.loss_scale == 512.0]
+    halved = [rank for rank, result in enumerate(ranks) if result.loss_scale == 512.0]
     assert halved == ([1] if group_size == 1 else [0, 1])
-    assert all_equal(own.seen[3] for own in ranks)  # the first block's end
-    assert all_equal(own.seen[7] for own in ranks)
-    assert not all_equal(own.seen[4] for own in ranks)
-    assert all_equal(own.weights for own in ranks)
-    assert all(own.metrics["hier/gtc/residual_norm"] < float("inf") for own in ranks)
+    assert all_equal(result.seen[3] for result in ranks)  # the first block's end
+    assert all_equal(result.seen[7] for result in ranks)
+    assert not all_equal(result.seen[4] for result in ranks)
+    assert all_equal(result.weights for result in ranks)
+    assert all(result.metrics["hier/gtc/residual_norm"] < float("inf") for result in ranks)
     # The synchronisation after the skipped step has changed the weights of all ranks.
-    assert not any(torch.equal(own.seen[2], own.seen[3]) for own in ranks)
+    assert not any(torch.equal(result.seen[2], result.seen[3]) for result in ranks)
 
 
 class _Clipped(Net):
@@ -62,8 +62,8 @@ class _Clipped(Net):
 def test_clipping_acts_on_what_the_group_reconstructed() -> None:
     strategy = partial(lh.GTCStrategy, threshold=0.05, dense_below=0, warmup_steps=0)
     ranks = fit_on_ranks(2, strategy, _Clipped, gradient_clip_val=0.01)
-    assert all(0.0 < max(own.notes) <= 0.01 * (1 + 1e-4) for own in ranks)
-    assert all_equal(own.weights for own in ranks)
+    assert all(0.0 < max(result.notes) <= 0.01 * (1 + 1e-4) for result in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Converted(Net):

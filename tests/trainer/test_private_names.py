@@ -79,11 +79,15 @@ def _own_names() -> set[str]:
 
 def _foreign_names() -> Iterator[tuple[str, str]]:
     """Private names that the package uses and does not define, with their places."""
-    own = _own_names()
+    defined = _own_names()
     for path, tree in _trees():
         for node in ast.walk(tree):
             where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+            if (
+                isinstance(node, ast.Attribute)
+                and _is_private(node.attr)
+                and node.attr not in defined
+            ):
                 yield node.attr, where
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(alias.name for alias in node.names)]
@@ -205,7 +209,7 @@ except ValueError as error:
 def test_import_needs_no_private_name_and_runs_need_only_their_own() -> None:
     names = ["_request_dataloader", "_parse_num_batches", "_set_sampler_epoch"]
     alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
-    listed = json.dumps({module: list(own) for module, own in OF_MODULES.items()})
+    listed = json.dumps({module: list(names_there) for module, names_there in OF_MODULES.items()})
     done = run_python("-c", WITHOUT_NAMES, listed, *names, "_DatasetSamplerWrapper", **alone)
     imported, *_, steps, error = done.stdout.splitlines() or [""] * 3
     assert (imported, steps) == ("imported", "6"), done.stderr
@@ -224,9 +228,9 @@ def test_all_changes_are_undone(trainer: Any) -> None:
     before, callbacks = _methods(trainer), list(trainer.callbacks)
     changes = TrainerChanges(trainer)
     for path in REPLACED:
-        changes.replace(path, lambda own: own)
+        changes.replace(path, lambda method: method)
     changes.surround_callbacks([Callback()], [Callback()])
-    assert not any(own == other for own, other in zip(_methods(trainer), before, strict=True))
+    assert not any(new == old for new, old in zip(_methods(trainer), before, strict=True))
     assert trainer.callbacks[1:-1] == callbacks
     changes.close()
     assert _methods(trainer) == before
@@ -238,7 +242,7 @@ def test_all_changes_are_undone(trainer: Any) -> None:
 )
 def test_other_methods_are_refused(trainer: Any, path: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        TrainerChanges(trainer).replace(path, lambda own: own)
+        TrainerChanges(trainer).replace(path, lambda method: method)
 
 
 def _methods(trainer: Any) -> list[Any]:

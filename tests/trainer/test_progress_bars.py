@@ -61,14 +61,14 @@ def _show() -> Any:
 
 
 def test_tqdm() -> None:
-    for name, (bars, logged, is_left) in run_ranks(_show, 4)[0].items():
-        assert len(bars) >= 4
-        for entries in bars:
+    for name, (postfixes, logged, is_left) in run_ranks(_show, 4)[0].items():
+        assert len(postfixes) >= 4
+        for entries in postfixes:
             assert "loss" in entries
             assert entries["comm"].endswith("%")
             assert float(entries["MB/s"]) >= 0
-        assert any(float(entries["MB/s"]) > 0 for entries in bars)
-        blocks = [entries.get("block") for entries in bars[:4]]
+        assert any(float(entries["MB/s"]) > 0 for entries in postfixes)
+        blocks = [entries.get("block") for entries in postfixes[:4]]
         expected = ["1 1/3", "1 2/3", "2 0/3", "2 1/3"] if name == "bmuf_gtc" else [None] * 4
         assert blocks == expected
         assert not {"block", "comm", "MB/s"} & logged

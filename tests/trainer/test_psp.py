@@ -84,13 +84,13 @@ class _Late(Net):
 def test_late_rank_holds_up_nobody_and_leaves_out_what_the_others_have_done(tmp_path: Path) -> None:
     strategy = partial(PSP, min_pushes=RANKS - 1)
     ranks = fit_on_ranks(RANKS, strategy, partial(_Late, tmp_path), 20, max_epochs=2)
-    assert all_equal(own.weights for own in ranks)
-    assert {own.steps for own in ranks} == {40}
-    computed = [len(own.notes) for own in ranks]
+    assert all_equal(result.weights for result in ranks)
+    assert {result.steps for result in ranks} == {40}
+    computed = [len(result.notes) for result in ranks]
     assert computed[:-1] == [40] * (RANKS - 1)
     # The late rank computes one of five batches, or fewer if the others continue meanwhile.
     assert 2 <= computed[-1] <= 2 * (20 // 5 + 1)
-    assert sum(own.metrics["hier/psp/dropped"] for own in ranks) > 0
+    assert sum(result.metrics["hier/psp/dropped"] for result in ranks) > 0
 
 
 class _Poisoned(Net):
@@ -104,7 +104,7 @@ class _Poisoned(Net):
 def test_gradient_that_is_not_finite_is_kept_out() -> None:
     ranks = fit_on_ranks(3, PSP, _Poisoned)
     assert ranks[0].weights.isfinite().all()
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Two(TwoOptimizers):
@@ -127,7 +127,7 @@ def test_precisions_train(precision: str) -> None:
     dtype = torch.float64 if precision == "64-true" else torch.float32
     data = loader(6, ranks=2, dtype=dtype)
     ranks = fit_on_ranks(2, PSP, precision=precision, data=data)
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
     assert not torch.equal(ranks[0].weights, weights(Net()).to(ranks[0].weights.dtype))
 
 

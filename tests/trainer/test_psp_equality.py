@@ -59,16 +59,16 @@ def test_all_pushes_and_pulls_equal_synchronous_sgd_at_the_scaled_rate() -> None
     model = partial(_Net64, lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True)
     env = {"PL_GLOBAL_SEED": "0"}
     expected = _twin(model(), rate=RANKS)
-    for own in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
-        torch.testing.assert_close(own.weights, expected, rtol=0, atol=1e-10)
-        assert own.metrics["hier/psp/dropped"] == own.metrics["hier/psp/staleness"] == 0
-        assert own.metrics["hier/psp/rounds"] == BATCHES
-        assert own.metrics["hier/psp/gradients_per_round"] == RANKS
+    for result in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
+        torch.testing.assert_close(result.weights, expected, rtol=0, atol=1e-10)
+        assert result.metrics["hier/psp/dropped"] == result.metrics["hier/psp/staleness"] == 0
+        assert result.metrics["hier/psp/rounds"] == BATCHES
+        assert result.metrics["hier/psp/gradients_per_round"] == RANKS
 
 
 def test_accumulated_gradients_equal_those_of_ddp() -> None:
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 10.0, "data": _doubles(2)}
     model = partial(_Net64, lr=0.02, momentum=0.9)
     psp = fit_on_ranks(2, partial(PSP, linear_scaling=False), model, **settings)
-    for own, ddp in zip(psp, fit_on_ranks(2, "ddp", model, **settings), strict=True):
-        torch.testing.assert_close(own.weights, ddp.weights, rtol=0, atol=1e-10)
+    for result, ddp in zip(psp, fit_on_ranks(2, "ddp", model, **settings), strict=True):
+        torch.testing.assert_close(result.weights, ddp.weights, rtol=0, atol=1e-10)

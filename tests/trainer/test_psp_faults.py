@@ -36,11 +36,11 @@ def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
     living = [outcome for outcome in outcomes if outcome.rank not in dead]
     for outcome in living:
         assert outcome.error is None, f"rank {outcome.rank}: {outcome.traceback}"
-        own, first = outcome.result, living[0].result
-        assert own.steps == 2 * BATCHES
-        assert own.weights.isfinite().all()
-        assert torch.equal(own.weights, first.weights)
-        assert own.logged == first.logged
+        result, first = outcome.result, living[0].result
+        assert result.steps == 2 * BATCHES
+        assert result.weights.isfinite().all()
+        assert torch.equal(result.weights, first.weights)
+        assert result.logged == first.logged
 
 
 _FIRST_AND_LAST = [(0, 0), (3, BATCHES - 1)]
@@ -58,12 +58,14 @@ def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
     """The next rank serves its shard."""
     outcomes = _outcomes({(rank, step): "dies"}, min_pushes=2)
     _ended_alike(outcomes, {rank})
-    serving = [own.rank for own in outcomes if own.result and _takeovers(own.result)]
+    serving = [
+        outcome.rank for outcome in outcomes if outcome.result and _takeovers(outcome.result)
+    ]
     assert serving == [(rank + 1) % RANKS]
 
 
-def _takeovers(own: Fitted) -> float:
-    return own.metrics["hier/psp/takeovers"]
+def _takeovers(result: Fitted) -> float:
+    return result.metrics["hier/psp/takeovers"]
 
 
 def test_rank_that_takes_over_may_raise() -> None:

@@ -34,8 +34,8 @@ def test_servers_count_the_steps_of_one_rank_too() -> None:
 
 
 def test_one_rank_has_nothing_to_synchronise() -> None:
-    [own] = fit_on_ranks(1, "bmuf", RAW)
-    assert len(own.seen) == 6
+    [result] = fit_on_ranks(1, "bmuf", RAW)
+    assert len(result.seen) == 6
 
 
 class _Wrapping(torch.optim.Optimizer):
@@ -63,7 +63,7 @@ class _Wrapped(Net):
 
 def test_wrapper_without_initialisation_of_the_base_class_trains() -> None:
     ranks = [*fit_on_ranks(2, "bmuf", _Wrapped), *fit_on_ranks(2, "bmuf")]
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _StepsInside(_Wrapped):
@@ -79,9 +79,9 @@ def test_a_step_of_an_optimizer_inside_another_is_an_error() -> None:
 
 
 def test_steps_of_other_models_and_after_training_pass() -> None:
-    own, other = Net(), Net()
-    first, second = own.configure_optimizers(), other.configure_optimizers()
-    raw_steps = RawSteps(lambda: set(own.parameters()), lambda: False)
+    trained, other = Net(), Net()
+    first, second = trained.configure_optimizers(), other.configure_optimizers()
+    raw_steps = RawSteps(lambda: set(trained.parameters()), lambda: False)
     try:
         second.step()
         with raw_steps.counted():

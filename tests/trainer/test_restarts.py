@@ -32,11 +32,11 @@ def test_loss_scale_after_an_overflow_and_of_a_group_that_restarts(
     restarts with the loss scale that it had before.
     """
     ranks = fit_on_ranks(2, EXCLUDE, partial(Breaks, 1, (1,), where, value), 10, **scaled())
-    assert [own.loss_scale for own in ranks] == scales
-    for own in ranks:
-        assert own.metrics.get("hier/block/excluded", 0.0) == excluded
-        assert excluded or not any("NaN" in warning for warning in own.warned)
-        assert torch.equal(own.weights, ranks[0].weights) and own.weights.isfinite().all()
+    assert [result.loss_scale for result in ranks] == scales
+    for result in ranks:
+        assert result.metrics.get("hier/block/excluded", 0.0) == excluded
+        assert excluded or not any("NaN" in warning for warning in result.warned)
+        assert torch.equal(result.weights, ranks[0].weights) and result.weights.isfinite().all()
 
 
 class _Notes(Breaks):
@@ -52,13 +52,13 @@ def test_restart_of_a_group_resets_thresholds_and_residuals() -> None:
     """The first step after the restart is averaged exactly, and sets the thresholds."""
     strategy = partial(BMUF_GTC, block_size=5, dense_below=0, on_nonfinite="exclude")
     ranks = fit_on_ranks(4, strategy, partial(_Notes, 3, (2,), "loss"), 9)
-    for rank, own in enumerate(ranks):
-        (at_end, norm), (later, _) = own.notes[4:6]
+    for rank, result in enumerate(ranks):
+        (at_end, norm), (later, _) = result.notes[4:6]
         assert len(at_end) == len(later) == 6
         assert {threshold is None for threshold in at_end} == {rank >= 2}
         assert (norm == 0.0) == (rank >= 2)
         assert all(threshold is not None for threshold in later)
-        assert torch.equal(own.weights, ranks[0].weights) and own.weights.isfinite().all()
+        assert torch.equal(result.weights, ranks[0].weights) and result.weights.isfinite().all()
 
 
 def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:

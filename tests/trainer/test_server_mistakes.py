@@ -95,7 +95,7 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
-    check_errors([own[name] for own in errors], MISTAKES[name][1])
+    check_errors([rank[name] for rank in errors], MISTAKES[name][1])
 
 
 def _one_order(strategy: str) -> str:

@@ -81,14 +81,14 @@ def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
     strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False)
     seen = run_ranks(_terminated, 4, strategy, 20)
-    assert [len(own) for own in seen] == [4] * 4
-    assert all_equal(own[-1] for own in seen)
+    assert [len(models) for models in seen] == [4] * 4
+    assert all_equal(models[-1] for models in seen)
 
 
 def test_all_ranks_stop_in_a_long_warm_up() -> None:
     """In the warm-up, all ranks check for signals every 50 steps."""
     seen = run_ranks(_terminated, 3, partial(BMUF, warmup_steps=150), 200)
-    assert [len(own) for own in seen] == [50] * 3
+    assert [len(models) for models in seen] == [50] * 3
 
 
 def _train(

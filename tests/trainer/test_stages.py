@@ -109,5 +109,5 @@ class _WithMetric(Net):
 @pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
 def test_metric_is_gathered_in_the_sanity_check_and_in_validation(name: str) -> None:
     ranks = fit_on_ranks(2, name, _WithMetric, 4, validate=3, num_sanity_val_steps=2)
-    first, second = (own.logged["error"] for own in ranks)
+    first, second = (result.logged["error"] for result in ranks)
     assert first == second > 0

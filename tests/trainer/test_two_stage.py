@@ -34,8 +34,8 @@ def test_settings_that_equal_synchronous_sgd(
 ) -> None:
     common = {"max_epochs": 2, "data": loader(6, ranks=ranks, dtype=torch.float64)}
     two_stage = fit_on_ranks(ranks, partial(TWO_STAGE, **settings), _double, **common)
-    for own, plain in zip(two_stage, fit_on_ranks(ranks, "ddp", _double, **common), strict=True):
-        torch.testing.assert_close(own.weights, plain.weights, rtol=0, atol=tolerance)
+    for result, plain in zip(two_stage, fit_on_ranks(ranks, "ddp", _double, **common), strict=True):
+        torch.testing.assert_close(result.weights, plain.weights, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> None:
-    for own in errors:
-        assert own[name].startswith(
+    for rank in errors:
+        assert rank[name].startswith(
             "OutOfStepError: the ranks train different parameters: 'first' ((3,) torch.float32 in "
             "optimizer 0 on rank 0; not at all on ranks 1, 2, 3). Unfreeze the same parameters at "
             "the same step on all ranks"
@@ -102,10 +102,10 @@ def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> No
 @pytest.mark.parametrize("name", _OF_GROUPS)
 def test_groups_unfreeze_different_parameters(errors: list[dict[str, str]], name: str) -> None:
     """Parameters of equal sizes would be averaged with each other without an error."""
-    for own in errors:
+    for rank in errors:
         first = "'first' ((3,) torch.float32 in optimizer 0 on ranks 0, 1; not at all on"
-        assert first in own[name]
-        assert f"'second' (not at all on ranks 0, 1; {MISTAKES[name][1]}" in own[name]
+        assert first in rank[name]
+        assert f"'second' (not at all on ranks 0, 1; {MISTAKES[name][1]}" in rank[name]
 
 
 class _FinetuneOnRank0(BaseFinetuning):

@@ -178,7 +178,7 @@ def errors() -> list[dict[str, str]]:
 def test_one_clear_error_on_every_rank_before_training(
     name: str, errors: list[dict[str, str]]
 ) -> None:
-    check_errors([own[name] for own in errors], MISTAKES[name][1])
+    check_errors([rank[name] for rank in errors], MISTAKES[name][1])
 
 
 class _Saves(Net):

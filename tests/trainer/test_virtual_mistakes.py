@@ -176,8 +176,8 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_unsupported_run_is_an_error_on_every_rank(errors: list[dict[str, str]], name: str) -> None:
-    for own in errors:
-        assert own[name].startswith("ValueError") and MISTAKES[name][1] in own[name]
+    for rank in errors:
+        assert rank[name].startswith("ValueError") and MISTAKES[name][1] in rank[name]
 
 
 _TWO = partial(HIERARCHICAL, group_size=2, virtual_workers=2)

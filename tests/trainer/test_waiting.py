@@ -95,6 +95,6 @@ def test_communication_beside_computation_is_in_flight_but_not_waited_for(tmp_pa
 
 
 def test_waits_of_a_parameter_server_are_among_those_of_its_tier() -> None:
-    for own in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
-        waited = own.metrics["hier/psp/waiting_seconds"]
-        assert 0 < waited <= own.metrics["hier/across/waited_seconds"]
+    for result in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
+        waited = result.metrics["hier/psp/waiting_seconds"]
+        assert 0 < waited <= result.metrics["hier/across/waited_seconds"]

@@ -75,11 +75,11 @@ class Writing(Net):
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_buffers_and_frozen_parameters_are_trained_with_as_they_were_written(name: str) -> None:
-    for own in fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3):
-        held = [each for each, _ in own.notes]
+    for result in fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3):
+        held = [each for each, _ in result.notes]
         assert len(held) == 18
         assert held == [(epoch, 0.5**epoch, epoch, 3.0 * epoch) for epoch, *_ in held]
-        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
+        assert (float(result.state["beta"]), int(result.state["epochs"])) == (0.25, 3)
 
 
 class _WithStatistics(Writing):
@@ -104,10 +104,10 @@ class _WithStatistics(Writing):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_under_servers_written_buffers_stay_and_local_statistics_come_back(name: str) -> None:
-    for own in fit_on_ranks(2, SERVERS[name], _WithStatistics, 3, max_epochs=3):
-        held = [each[:3] for each, _ in own.notes]
+    for result in fit_on_ranks(2, SERVERS[name], _WithStatistics, 3, max_epochs=3):
+        held = [each[:3] for each, _ in result.notes]
         assert held == [(epoch, 0.5**epoch, epoch) for epoch in range(3) for _ in range(3)]
-        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
+        assert (float(result.state["beta"]), int(result.state["epochs"])) == (0.25, 3)
 
 
 def _weight(model: Net) -> Tensor:
@@ -206,8 +206,8 @@ def test_restored_weights_and_a_single_model_are_no_error(name: str, write: Any)
 
 def test_the_hook_that_the_error_names_works() -> None:
     model = partial(_WritingWeights, "on_train_batch_end", _clip_on_all)
-    for own in fit_on_ranks(2, AVERAGING, model):
-        assert 0.0 < own.state["layers.0.weight"].abs().max() <= 0.01
+    for result in fit_on_ranks(2, AVERAGING, model):
+        assert 0.0 < result.state["layers.0.weight"].abs().max() <= 0.01
 
 
 @pytest.mark.parametrize("name", SERVERS)
