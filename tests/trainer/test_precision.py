@@ -95,21 +95,25 @@ class _Adversaries(Net):
 
     def __init__(self) -> None:
         super().__init__(by_hand=True)
-        self.made, self.judged = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
         del self.layers
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        maker, judge = self.optimizers()
+        of_generator, of_discriminator = self.optimizers()
         real = batch[0]
         bad = 1e38 if batch_idx == 2 and this_rank() == 1 else 1.0
 
-        def of_judge() -> Tensor:
-            false = self.judged(self.made(real).detach())
-            return ((self.judged(real) - 1) * bad * bad).square().mean() + false.square().mean()
+        def discriminator_loss() -> Tensor:
+            fake = self.discriminator(self.generator(real).detach())
+            of_real = ((self.discriminator(real) - 1) * bad * bad).square().mean()
+            return of_real + fake.square().mean()
 
-        self._step(judge, of_judge)
-        self._step(maker, lambda: (self.judged(self.made(real)) - 1).square().mean())
-        self.notes.append(bool(self.made.weight.grad.isfinite().all()))
+        def generator_loss() -> Tensor:
+            return (self.discriminator(self.generator(real)) - 1).square().mean()
+
+        self._step(of_discriminator, discriminator_loss)
+        self._step(of_generator, generator_loss)
+        self.notes.append(bool(self.generator.weight.grad.isfinite().all()))
 
     def _step(self, optimizer: Any, loss: Callable[[], Tensor]) -> None:
         self.toggle_optimizer(optimizer)
@@ -119,7 +123,10 @@ class _Adversaries(Net):
         self.untoggle_optimizer(optimizer)
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.made, self.judged)]
+        return [
+            torch.optim.SGD(part.parameters(), lr=0.1)
+            for part in (self.generator, self.discriminator)
+        ]
 
 
 def test_an_overflow_skips_one_step_of_one_optimizer() -> None:
