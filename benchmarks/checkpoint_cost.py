@@ -123,8 +123,7 @@ def measure(system: str, ranks: int, folder: Path) -> None:
             "system": system,
             "ranks": ranks,
             "file": (folder / "0.ckpt").stat().st_size / unit,
-            "group": max(x.stat().st_size for x in rank_files if "group" in x.name) / unit,
-            "rank": max(x.stat().st_size for x in rank_files if "rank" in x.name) / unit,
+            "rank": max(path.stat().st_size for path in rank_files) / unit,
             "memory": saves.measured["memory"] / unit,
             "ratio": saves.measured["ratio"],
         }
@@ -145,9 +144,9 @@ def main() -> None:
                     "benchmarks.checkpoint_cost", json.dumps([system, ranks, folder]), ranks=ranks
                 )
                 costs = json.loads((Path(folder) / "costs.json").read_text())
-            numbers = [f"{costs[key]:.2f}" for key in ("file", "group", "rank", "memory", "ratio")]
+            numbers = [f"{costs[key]:.2f}" for key in ("file", "rank", "memory", "ratio")]
             rows.append([system, str(ranks), *numbers])
-    header = ("system", "ranks", "file", "group's", "rank's", "memory of rank 0", "time")
+    header = ("system", "ranks", "file", "largest of a rank", "memory of rank 0", "time")
     print(markdown(header, rows))
 
 

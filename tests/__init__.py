@@ -1,1 +1,1 @@
-"""The tests of lightning_hier and of its examples."""
+"""Tests of lightning_hier and of its examples."""

@@ -1,4 +1,4 @@
-"""Settings for all tests: one thread, the data folder, and what this machine can run."""
+"""Settings of all tests: number of threads, data folder, skips for missing requirements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so before it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from benchmarks.hosts import missing_requirement
 
 torch.set_num_threads(1)
 
-# Examples on a busy machine take their time, and every run draws the same ones.
+# No deadline, because a busy machine is slow. Every run draws the same examples.
 settings.register_profile("quiet", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("quiet")
 
@@ -30,7 +30,7 @@ def _data_root() -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what this machine lacks the means for, and say which."""
+    """Skip a test whose requirement is not met. The reason names the requirement."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("needs_data") and not _data_root().is_dir():
@@ -43,9 +43,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def environment_is_as_before() -> Iterator[None]:
-    """Undo what a test leaves in the environment: `seed_everything` puts its seed there.
+    """Restore the environment variables after each test, because `seed_everything` sets some.
 
-    Ranks inherit it, and what they draw must not depend on which tests ran before.
+    Ranks inherit the environment. Their random numbers must not depend on earlier tests.
     """
     with mock.patch.dict(os.environ):
         yield
@@ -53,5 +53,5 @@ def environment_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder of recorded data; a test that asks for it is marked `needs_data`."""
+    """The folder of recorded data. A test that uses it is marked `needs_data`."""
     return _data_root()

@@ -1,7 +1,7 @@
-"""What every rank begins with: imported once, by the server from which ranks fork.
+"""Modules that the fork server imports once, before ranks fork from it.
 
-What is here already is kept from the garbage collector, which would go through all of it at the
-end of each ``fit``, and copy every page that it touches into each rank.
+Objects that exist afterwards are frozen for the garbage collector. Otherwise the collection at the
+end of each ``fit`` would visit all of them, and copy the pages that it touches into each rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lightning_hier.parameter_server.psp.engine
 import lightning_hier.parameter_server.two_stage.engine
 import lightning_hier.strategies.server_session  # noqa: F401
 
-# Every Trainer reads the metadata of all installed packages, in a fifth of the time of a short fit.
+# Every Trainer reads the metadata of all installed packages, which takes a fifth of a short fit.
 _registry: Any = registry
 _registry.entry_points = cache(_registry.entry_points)
 _registry._load_external_callbacks("lightning.pytorch.callbacks_factory")  # as a Trainer does

@@ -1,11 +1,11 @@
-"""Run a function on real ranks: the one helper for tests that need several processes.
+"""Runs a function on several ranks, each in a process of its own.
 
-The processes fork from a server that has imported torch, Lightning and the package already, so that
-a run of four ranks starts in a fraction of a second. Each rank sees the environment that torchrun
-gives its workers; `dist.init_process_group("gloo")` and `Trainer(strategy="ddp", devices=N)` both
-work. As under torchrun, the store at which the ranks meet belongs to their parent, on a port that
-the kernel picked: runs beside each other cannot collide, and a rank that ends early takes no store
-away.
+The processes fork from a server that has already imported torch, Lightning and the package. A run
+of four ranks therefore starts in a fraction of a second. Each rank has the environment that
+torchrun gives its workers, so `dist.init_process_group("gloo")` and
+`Trainer(strategy="ddp", devices=N)` both work. As under torchrun, the rendezvous store belongs to
+the parent of the ranks, on a port that the kernel chooses. Concurrent runs therefore cannot
+collide, and the store outlives a rank that ends early.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ import torch.distributed as dist
 
 from tests import rank_process
 
-# A run takes seconds. The limit ends one that hangs, on a machine that is busy with other things.
+# A run takes seconds. The limit is long enough for a busy machine, and ends a run that hangs.
 LIMIT_S = 280.0
 _SETTLE_S = 0.3
 _EXIT_LIMIT_S = 60.0
 
 _context = get_context("forkserver")
-# What ranks would import, each for itself. A server that can't import it starts ranks without.
+# Each rank would import these modules otherwise. If the import fails, ranks start without them.
 _context.set_forkserver_preload(["tests.preloaded"])
 
 
 @dataclass(slots=True)
 class RankOutcome:
-    """What became of one rank: a result, or an error, or a death without a word.
+    """The outcome of one rank: a result, an error, or the end of its process without a report.
 
-    `error` reads "ValueError: message" and `traceback` is its text. A rank that `died` has neither;
-    its `exit_code` is the negated number of the signal that killed it, or what it exited with.
+    `error` reads "ValueError: message" and `traceback` is its text. A rank that `died` has neither.
+    Its `exit_code` is that of the process, or the negated number of the signal that killed it.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class RankOutcome:
 
 
 class RankError(RuntimeError):
-    """A rank failed: `rank` is its number, `error` its exception as one line."""
+    """Error of a failed rank: `rank` is its number, `error` its exception as one line."""
 
     def __init__(self, outcome: RankOutcome) -> None:
         self.rank = outcome.rank
@@ -80,15 +80,26 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args, **kwargs)` on `world_size` ranks and return their results by rank.
 
-    Function, arguments and results travel by pickle: the function must stand at the top level of a
-    module. `env` adds to the environment of every rank. With `ranks_per_node` the ranks' variables
-    say that they sit on several hosts, so many on each. One default process group a run: a second
-    one, after `destroy_process_group`, would meet the keys of the first in the store.
+    The function, its arguments and results are pickled, so the function must be defined at the top
+    level of a module. A run can have one default process group. A second one, after
+    `destroy_process_group`, would find the keys of the first in the store. Unless `expect_failure`,
+    the others are killed as soon as one rank fails.
 
-    As soon as one rank fails the others are killed, and its traceback is raised as `RankError`; a
-    rank that died without a word comes before what the others make of its death. Under
-    `expect_failure` every rank must raise, and their exceptions come back as text. `TimeoutError`
-    names the ranks that were not done after `timeout_s`, and where they stood.
+    Args:
+        function: function that every rank calls.
+        world_size: number of ranks.
+        args: positional arguments of the function.
+        timeout_s: time limit of the run.
+        env: variables that are added to the environment of every rank.
+        ranks_per_node: ranks of a host, for the environment. By default, all are on one host.
+        expect_failure: every rank must raise. The result is then their exceptions as text.
+        kwargs: keyword arguments of the function.
+
+    Raises:
+        RankError: a rank failed. The first failure is raised. The death of a rank has precedence
+            over errors, because those of other ranks usually follow from it.
+        TimeoutError: ranks were not done in time. The message has their numbers and stacks.
+
     """
     call = rank_process.pack(function, args, kwargs)
     environments = _environments(world_size, ranks_per_node, env)
@@ -110,7 +121,7 @@ def rank_outcomes(
     ranks_per_node: int | None = None,
     **kwargs: Any,
 ) -> list[RankOutcome]:
-    """As `run_ranks`, but every rank comes to its own end: for tests that kill ranks on purpose."""
+    """As `run_ranks`, but no rank ends because another failed. For tests that kill ranks."""
     call = rank_process.pack(function, args, kwargs)
     environments = _environments(world_size, ranks_per_node, env)
     return _run(call, environments, timeout_s, stop_at_failure=False)
@@ -126,7 +137,7 @@ def _expected_error(outcome: RankOutcome) -> str:
 def _environments(
     world_size: int, ranks_per_node: int | None, extra: Mapping[str, str] | None
 ) -> list[dict[str, str]]:
-    """Every rank's environment, as torchrun would set it, less the address of the store."""
+    """Environment of every rank, as torchrun sets it, without the address of the store."""
     per_node = ranks_per_node or world_size
     if world_size < 1 or world_size % per_node:
         raise ValueError(f"{world_size} ranks do not fill hosts of {per_node} ranks each")
@@ -164,7 +175,7 @@ def _run(
         try:
             for number, environment in enumerate(environments):
                 ranks.append(_Rank(number, call, environment | address, Path(folder)))
-            # The first rank of all waits for the fork server's imports; they do not count.
+            # The first rank of all starts after the fork server's imports, which do not count.
             _collect_reports(ranks, time.monotonic() + timeout_s, stop_at_failure)
             if not (stop_at_failure and any(rank.outcome.failed for rank in ranks)):
                 _let_end(ranks)
@@ -189,7 +200,7 @@ def _collect_reports(ranks: Sequence[_Rank], deadline_s: float, stop_at_failure:
             rank.read_report()
         waiting = [rank for rank in waiting if rank not in reporting]
         if not stopping and stop_at_failure and any(rank.outcome.failed for rank in reporting):
-            # The cause and what it did to others come close together, in any order.
+            # A failure and those that follow from it are reported close together, in any order.
             deadline_s = min(deadline_s, time.monotonic() + _SETTLE_S)
 
 
@@ -207,18 +218,18 @@ def _let_end(ranks: Sequence[_Rank]) -> None:
 
 def _timeout(ranks: Sequence[_Rank], reason: str) -> TimeoutError:
     for rank in ranks:
-        rank.ask_where_it_stands()
+        rank.request_stacks()
     deadline_s = time.monotonic() + _EXIT_LIMIT_S
-    while not all(rank.has_answered() for rank in ranks) and time.monotonic() < deadline_s:
+    while not all(rank.has_written_stacks() for rank in ranks) and time.monotonic() < deadline_s:
         time.sleep(_SETTLE_S)
-    time.sleep(_SETTLE_S)  # an answer has several lines
+    time.sleep(_SETTLE_S)  # the stacks have several lines
     numbers = ", ".join(str(rank.outcome.rank) for rank in ranks)
     stacks = "\n".join(f"rank {r.outcome.rank}:\n{r.stacks.read_text()}" for r in ranks)
     return TimeoutError(f"ranks {numbers} were {reason}\n\n{stacks}")
 
 
 class _Rank:
-    """The parent's end of one rank's process."""
+    """One rank's process, as its parent handles it."""
 
     def __init__(self, number: int, call: bytes, environment: dict[str, str], folder: Path) -> None:
         self.outcome = RankOutcome(number)
@@ -232,7 +243,7 @@ class _Rank:
         far_end.close()
 
     def read_report(self) -> None:
-        """Take the rank's report, or note that it died without one."""
+        """Read the rank's report, or record that it died without one."""
         try:
             report = pickle.loads(self.pipe.recv_bytes()) if self.pipe.poll() else None
         except (EOFError, ConnectionResetError):
@@ -245,21 +256,21 @@ class _Rank:
             setattr(self.outcome, name, value)
 
     def release(self) -> None:
-        """Tell a rank that waits with its result to end."""
+        """Let a rank end that waits after its result."""
         if not self.outcome.failed:
             self.pipe.send_bytes(b"end")
 
-    def ask_where_it_stands(self) -> None:
-        """Have the rank write its stacks; nothing happens where it is gone."""
+    def request_stacks(self) -> None:
+        """Make the rank write its stacks, if it is alive."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, rank_process.STACKS_SIGNAL)
 
-    def has_answered(self) -> bool:
-        """Whether the rank has begun to write its stacks, or is gone."""
+    def has_written_stacks(self) -> bool:
+        """Whether the rank has begun to write its stacks, or has ended."""
         return self.stacks.stat().st_size > 0 or not self.process.is_alive()
 
     def kill(self) -> None:
-        """Kill the process, and what it started, if it still runs; then reap it."""
+        """Kill the process and its children if it still runs, then reap it."""
         if self.process.pid is not None and self.process.is_alive():
             try:
                 os.killpg(self.process.pid, SIGKILL)

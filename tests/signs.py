@@ -1,4 +1,4 @@
-"""Two small parts of GTC as tests want them by themselves."""
+"""Two operations of GTC that tests call separately."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lightning_hier.algorithms.kernels import kernels_for
 
 
 def select_words(values: Tensor, threshold: float) -> Tensor:
-    """The words of the elements whose magnitude exceeds the threshold."""
+    """Return the words of the elements whose magnitude exceeds the threshold."""
     nothing = torch.zeros_like(values)
     return kernels_for(values, nothing).encode_(values.clone(), nothing, threshold)[0]
 
 
 def subtract_sent_(residual: Tensor, words: Tensor, threshold: float) -> None:
-    """Turn residual plus gradient into the residual, in place, as after a step."""
+    """Replace the sum of residual and gradient by the new residual, in place, as a step does."""
     values = residual.clone()
     kernels_for(values, residual).decode_(values, residual, words, threshold, [], [])

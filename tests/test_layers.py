@@ -1,4 +1,7 @@
-"""The layers of docs/architecture.md, read from the source: imports point down only."""
+"""Tests that the source follows docs/architecture.md: imports point to lower layers only.
+
+Also tests the length, the name and the docstring of each file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = "lightning_hier"
-# From the lowest to the highest; a layer imports itself and lower ones.
+# From the lowest to the highest. A layer imports from itself and lower layers.
 LAYERS = (
     "algorithms",
     "comm",
@@ -23,7 +26,7 @@ LAYERS = (
 # Any layer may import these modules of the package's root.
 SHARED = (f"{PACKAGE}.version",)
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
-# The planner is a product of its own: only the command line uses it.
+# Only the command line uses the planner.
 PLANNER = f"{PACKAGE}.planning"
 FORBIDDEN = {
     "algorithms": ("torch.distributed", *LIGHTNING),
@@ -42,7 +45,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """Dotted names of all that a module imports, wherever in it; `package` is where it lies."""
+    """Dotted names of all imports of a module of `package`, also of those in functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -64,13 +67,13 @@ def is_within(name: str, module: str) -> bool:
 
 
 def layer_of(name: str) -> str | None:
-    """The layer that a dotted name of the package belongs to; None for its root."""
+    """Layer of a dotted name of the package. None for its root."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else None
 
 
 def import_faults(path: Path, root: Path) -> Iterator[str]:
-    """What the imports of one file of the package break."""
+    """Yield a message for each import of a file of the package that breaks a rule."""
     where = path.relative_to(root)
     package = ".".join(where.parent.parts)
     layer = layer_of(package)
@@ -93,7 +96,7 @@ def import_faults(path: Path, root: Path) -> Iterator[str]:
 
 
 def shape_faults(path: Path, root: Path) -> Iterator[str]:
-    """What one file breaks by its name, length or lack of a docstring."""
+    """Yield a message for each rule on names, length and docstrings that a file breaks."""
     where = path.relative_to(root)
     source = path.read_text()
     lines = source.count("\n")
@@ -106,22 +109,22 @@ def shape_faults(path: Path, root: Path) -> Iterator[str]:
 
 
 def faults(root: Path) -> list[str]:
-    """All that the source tree under `root` breaks, one line each."""
+    """Messages for all broken rules in the source tree under `root`, one line each."""
     package = sorted((root / PACKAGE).rglob("*.py"))
     beside = sorted(path for folder in OUTSIDE for path in (root / folder).rglob("*.py"))
-    found = [fault for path in package for fault in import_faults(path, root)]
-    return found + [fault for path in package + beside for fault in shape_faults(path, root)]
+    messages = [fault for path in package for fault in import_faults(path, root)]
+    return messages + [fault for path in package + beside for fault in shape_faults(path, root)]
 
 
 def test_imports_point_down_and_files_are_small() -> None:
     assert list((REPOSITORY / PACKAGE).rglob("*.py"))
-    found = faults(REPOSITORY)
-    assert not found, "\n" + "\n".join(found)
+    messages = faults(REPOSITORY)
+    assert not messages, "\n" + "\n".join(messages)
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A small source tree that keeps every rule."""
+    """A small source tree that follows every rule."""
     files = {
         "__init__.py": "from lightning_hier.strategies import bmuf",
         "version.py": "",
@@ -145,7 +148,7 @@ def write(root: Path, name: str, body: str, docstring: str = '"""What it is."""\
     path.write_text(docstring + body + "\n")
 
 
-def test_checker_accepts_what_keeps_the_rules(tree: Path) -> None:
+def test_checker_accepts_a_tree_that_follows_the_rules(tree: Path) -> None:
     assert faults(tree) == []
 
 
@@ -169,7 +172,7 @@ def test_checker_accepts_what_keeps_the_rules(tree: Path) -> None:
         ("comm/a.py", "x = 1\n" * 300, "301 lines"),
     ],
 )
-def test_checker_finds_what_breaks_a_rule(tree: Path, name: str, body: str, fault: str) -> None:
+def test_checker_finds_a_broken_rule(tree: Path, name: str, body: str, fault: str) -> None:
     write(tree, name, body.rstrip("\n"))
     assert len(faults(tree)) == 1
     assert fault in faults(tree)[0]

@@ -1,4 +1,4 @@
-"""The helper for tests on several ranks keeps its own promises."""
+"""Tests of `tests.ranks`: results, failures, time limits, and the end of all processes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _one_refuses() -> None:
 
 
 def _announced(path: Path) -> int:
-    """The process id that a rank writes to `path`, once it is there."""
+    """Wait until a rank has written its process ID to `path`, and return it."""
     deadline_s = time.monotonic() + 120
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline_s, f"no rank wrote {path.name}"
@@ -91,7 +91,7 @@ def _announced(path: Path) -> int:
 
 
 def _still_running(pids: list[int]) -> list[int]:
-    """Those of the processes that do not end; a container may leave orphans unreaped."""
+    """Processes that still run after 10 s, without zombies: a container may not reap orphans."""
     deadline_s = time.monotonic() + 10
     running = pids
     while running and time.monotonic() < deadline_s:
@@ -112,13 +112,13 @@ def _run_pair(scale: float) -> list[torch.Tensor]:
 
 
 def test_ranks_begin_with_the_package_imported() -> None:
-    """This module does not import it; where it is missing every rank of every test imports it."""
+    """This module does not import the package. Ranks would import it in every test otherwise."""
     engines = {f"lightning_hier.parameter_server.{kind}.engine" for kind in ("psp", "two_stage")}
-    (found,) = run_ranks(_imported, 1)
-    assert {"lightning_hier", "lightning_hier.comm.blocks.block_synchroniser", *engines} <= found
+    (modules,) = run_ranks(_imported, 1)
+    assert {"lightning_hier", "lightning_hier.comm.blocks.block_synchroniser", *engines} <= modules
 
 
-def test_ranks_can_believe_in_several_hosts() -> None:
+def test_environments_of_several_hosts() -> None:
     identities = run_ranks(_identity, 4, ranks_per_node=2)
     assert identities == [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2)]
     with pytest.raises(ValueError, match="3 ranks do not fill hosts of 2"):
@@ -132,19 +132,19 @@ def test_first_failure_is_raised_with_its_rank_and_traceback() -> None:
     assert "_rank_two_fails_and_others_wait" in str(caught.value)
 
 
-def test_death_comes_before_what_others_make_of_it() -> None:
+def test_death_is_raised_before_errors_that_follow_from_it() -> None:
     with pytest.raises(RankError, match="rank 1: died with exit code -9"):
         run_ranks(_rank_one_is_killed_and_others_wait, 3)
 
 
-def test_outcomes_tell_who_was_killed() -> None:
+def test_outcomes_have_the_killed_rank() -> None:
     outcomes = rank_outcomes(_rank_one_is_killed_and_others_wait, 3)
     assert [outcome.died for outcome in outcomes] == [False, True, False]
     assert outcomes[1].exit_code == -signal.SIGKILL
     assert all(outcomes[rank].error is not None for rank in (0, 2))
 
 
-def test_time_out_kills_all_and_tells_where_they_stood(tmp_path: Path) -> None:
+def test_timeout_kills_all_ranks_and_has_their_stacks(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="ranks 1 were not done") as caught:
         run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=5)
     assert "_write_pid_and_sleep_on_rank_one" in str(caught.value)
@@ -177,14 +177,14 @@ def test_ranks_do_not_outlive_the_tests(tmp_path: Path) -> None:
     assert not _still_running(ranks)
 
 
-def test_expected_failures_come_back_as_text() -> None:
+def test_expected_failures_are_returned_as_text() -> None:
     errors = run_ranks(_all_refuse, 3, "bad value", expect_failure=True)
     assert errors == ["ValueError: bad value on every rank"] * 3
     with pytest.raises(AssertionError, match="rank 1 should have raised.*returned a result"):
         run_ranks(_one_refuses, 2, expect_failure=True)
 
 
-def test_runs_beside_each_other_do_not_meet() -> None:
+def test_concurrent_runs_do_not_interfere() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:

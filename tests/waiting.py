@@ -1,6 +1,6 @@
-"""Waits for what happens, with a limit, and marks by which processes tell each other of it.
+"""Waits for events with a time limit, and marks: files by which processes signal events.
 
-A test that waits for a time instead rests on how fast the machine is.
+A test that waits for a fixed time instead depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Many times what anything takes on a quick machine: it ends only what would never end.
+# Many times as long as any event takes. It only ends waits that would never end.
 WAIT_S = 120.0
 
 
 def wait_until(done: Callable[[], Any], what: str) -> None:
-    """Wait, but not for ever."""
+    """Wait until ``done`` returns true. Fail after the time limit with ``what`` in the message."""
     deadline_s = time.monotonic() + WAIT_S
     while not done():
-        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        assert time.monotonic() < deadline_s, f"timed out waiting for {what}"
         time.sleep(0.01)
 
 
 def leave_mark(folder: Path, mark: str, text: str = "") -> None:
-    """Tell other processes of something; what is told is whole when they see it."""
+    """Signal an event to other processes. The text of the file is complete when it appears."""
     unfinished = folder / f"{mark}.unfinished"
     unfinished.write_text(text)
     unfinished.rename(folder / mark)
 
 
 def wait_for_marks(folder: Path, *marks: str) -> None:
-    """Wait until others have left all of these marks."""
+    """Wait until other processes have left all of these marks."""
     wait_until(
         lambda: all((folder / mark).exists() for mark in marks), f"the marks {', '.join(marks)}"
     )
@@ -39,9 +39,9 @@ def wait_for_marks(folder: Path, *marks: str) -> None:
 
 @contextmanager
 def nothing_stays_in(folder: Path) -> Iterator[None]:
-    """Whether all that comes into a folder in the body of ``with`` goes again.
+    """Check that files which appear in a folder in the body of ``with`` are removed again.
 
-    Other tests on the same machine may put something there for a moment.
+    Waits for it, because other tests on the same machine may use the folder for a moment.
     """
     before = set(folder.iterdir())
     yield

@@ -72,11 +72,11 @@ def run_ranks(
 
 def measure_systems(
     systems: Sequence[System], work: Work, network: Network, *, blocks: int
-) -> dict[System, dict[str, Any]]:
+) -> Iterator[tuple[System, dict[str, Any]]]:
     """Measure systems in one launch of the ranks.
 
-    Returns:
-        For each system its figures, or the reason why there are none.
+    Yields:
+        Each system with its figures, or with the reason why there are none.
 
     """
     nbytes, names = goodput_bytes(network), [system.name for system in systems]
@@ -98,14 +98,14 @@ def measure_systems(
     except (RuntimeError, TimeoutError) as error:
         failure = summary(error)
         if len(systems) == 1:
-            return {systems[0]: {"failed": failure + (f" (known: {known})" if known else "")}}
+            yield systems[0], {"failed": failure + (f" (known: {known})" if known else "")}
+            return
         print(f"{failure}; each system is measured in a separate launch", flush=True)
-        alone = (measure_systems([system], work, network, blocks=blocks) for system in systems)
-        return {system: row for rows in alone for system, row in rows.items()}
-    return {
-        system: {"figures": asdict(figures(readings, system.block))}
-        for system, readings in zip(systems, zip(*ranks, strict=True), strict=True)
-    }
+        for system in systems:
+            yield from measure_systems([system], work, network, blocks=blocks)
+        return
+    for system, readings in zip(systems, zip(*ranks, strict=True), strict=True):
+        yield system, {"figures": asdict(figures(readings, system.block))}
 
 
 def measure_rows(
@@ -131,7 +131,7 @@ def measure_rows(
     together = [system for system in wanted if not system.expected_failure]
     launches = [[system] for system in wanted if system.expected_failure]
     for launch in [together, *launches] if together else launches:
-        for system, row in measure_systems(launch, work, network, blocks=blocks).items():
+        for system, row in measure_systems(launch, work, network, blocks=blocks):
             store.add(keys[system], {"kind": kind, "system": system.name, "run": run, **row})
             print(f"{kind}, run {run}, {system.title}: {_text(row)}", flush=True)
 

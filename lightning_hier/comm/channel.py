@@ -28,8 +28,11 @@ def gather_rows(own: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     """
     rows = own.new_empty((group.size(), own.numel()))
-    dist.gather(own, list(rows.unbind()) if group.rank() == 0 else None, group=group, group_dst=0)
-    dist.broadcast(rows, group=group, group_src=0)
+    places = list(rows.unbind()) if group.rank() == 0 else None
+    # Waits are outside of torch's functions. These describe the group of an error in torch's log,
+    # and for a group of membership, which torch does not know, raise a ValueError in its place.
+    dist.gather(own, places, group=group, group_dst=0, async_op=True).wait()
+    dist.broadcast(rows, group=group, group_src=0, async_op=True).wait()
     return rows
 
 
@@ -113,7 +116,7 @@ class Channel:
     """A process group of this rank in one tier.
 
     Every method that starts a collective must be called by all ranks of the group, in the same
-    order, except :meth:`pass_`.
+    order.
     """
 
     def __init__(
@@ -185,23 +188,6 @@ class Channel:
         with self._starting(kind, tensor.nbytes if sends else 0) as pending:
             pending.work = dist.broadcast(tensor, group=self.group, group_src=source, async_op=True)
         return pending
-
-    def pass_(self, tensor: Tensor, source: int, target: int, kind: str) -> tuple[Pending, ...]:
-        """Copy ``tensor`` of the rank at position ``source`` to that at ``target``, in place.
-
-        Only these two ranks need to call it. Other ranks have nothing to wait for.
-        """
-        if self.position not in (source, target):
-            return ()
-        sends = self.position == source
-        with self._starting(kind, tensor.nbytes if sends else 0) as pending:
-            if sends:
-                work = dist.isend(tensor, group=self.group, group_dst=target)
-            else:
-                work = dist.irecv(tensor, group=self.group, group_src=source)
-            assert work is not None, "both ranks are in the group"
-            pending.work = work
-        return (pending,)
 
     @contextmanager
     def _starting(self, kind: str, payload_bytes: float) -> Iterator[Pending]:

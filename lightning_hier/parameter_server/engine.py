@@ -68,7 +68,12 @@ class Worker(ABC):
 
     @abstractmethod
     def take_global_model(self) -> None:
-        """Write the global model into the parameters, in place. The rendezvous ends."""
+        """Write the global model into the parameters, in place. The rendezvous ends.
+
+        Raises:
+            PeerError: a rank that shares memory with this one did not copy the model in time.
+
+        """
 
 
 class Engine(ABC):
@@ -105,7 +110,7 @@ class Engine(ABC):
             worker.arrive()
         for worker in self.workers:
             worker.wait_for_global_model()
-        # After all waits, so that an error leaves the parameters as they were.
+        # After all ranks have arrived, so that a missing one leaves the parameters as they were.
         for worker in self.workers:
             worker.take_global_model()
 

@@ -76,8 +76,9 @@ class Rendezvous:
     def end(self, number: int, answer: Message) -> None:
         """End a rendezvous and all earlier ones, and send the answer to the ranks that wait."""
         self.number, self._answer = number, answer
+        # Not only the ranks that wait: after a takeover, others still send their requests here.
+        self._unconfirmed = set(self._live)
         ended = [rank for rank, arrival in sorted(self.arrived.items()) if arrival.number <= number]
-        self._unconfirmed = set(ended)
         for rank in ended:
             # A lost answer is sent again when its rank repeats the request.
             self._replies.send(self.arrived.pop(rank).request.address, answer)
@@ -88,7 +89,7 @@ class Rendezvous:
         self.confirm(rank)
 
     def confirm(self, rank: int) -> None:
-        """Free the answer, which may be as large as the model, when all its receivers have it."""
+        """Free the answer, which may be as large as the model, when all live ranks have it."""
         self._unconfirmed.discard(rank)
         if not self._unconfirmed:
             self._answer = None

@@ -153,7 +153,7 @@ class _Fragment:
         self._bytes = elements * width
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
-        on_accelerators = self._network.processor.cores is None
+        on_accelerators = self._network.processor.cores is None and not workload.on_cores
         chunks = _ACCELERATOR_CHUNKS if on_accelerators else _CPU_CHUNKS
         self.chunks = math.ceil(elements / chunks[self._encodes])
 

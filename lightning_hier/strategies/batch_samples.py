@@ -8,11 +8,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_hier.algorithms.arguments import is_number
-from lightning_hier.comm.worker import Worker
 
 _WAYS_OUT = (
     "Give the LightningModule a method batch_samples(batch) that returns the number of samples, or "
@@ -54,24 +52,6 @@ def batch_samples(module: pl.LightningModule, batch: Any) -> float:
             f"tensors, but a {type(batch).__name__} has {found}. {_WAYS_OUT}"
         )
     return float(sizes[0])
-
-
-class SampleCount(Callback):
-    """Counts the samples of every batch.
-
-    Args:
-        worker: worker of this rank, which gets the counts.
-
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *_: Any
-    ) -> None:
-        """Count the batch for the step in progress."""
-        self._worker.count_samples(batch_samples(pl_module, batch))
 
 
 def _first_sizes(batch: Any) -> Iterator[int]:

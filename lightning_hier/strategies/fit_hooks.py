@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.strategies.averaged_weights import AveragedWeights
-from lightning_hier.strategies.batch_samples import SampleCount
 from lightning_hier.strategies.elastic import StateServer
 from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle
 from lightning_hier.strategies.misuse import RawSteps
@@ -55,9 +54,7 @@ class FitHooks:
             self.averages,
         ]
         last = [] if session.elastic is None else [StateServer(session.elastic)]
-        sync = session.settings.block_sync
-        if sync is not None and sync.weighting == "samples":
-            first.append(SampleCount(session.worker))
         changes.surround_callbacks(first, [metrics_callback, termination, *last])
+        sync = session.settings.block_sync
         lengths = None if sync is None else sync.steps, int(session.settings.warmup_steps)
         changes.show_in_progress_bar(session.communicators.traffic, session.worker, *lengths)

@@ -19,6 +19,7 @@ from lightning_hier.comm.gradients.reduction import Reduction, Wrap
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.elastic import ElasticFit
@@ -172,10 +173,14 @@ class FitSession:
             self.accumulated_gradients = ()
         self.position.start()
 
-    def before_batch(self) -> None:
-        """Include parameters that were unfrozen. Then it is a collective."""
+    def before_batch(self, batch: Any) -> None:
+        """Count samples, and include parameters that were unfrozen, which is a collective."""
+        sync, module = self.settings.block_sync, self.trainer.lightning_module
+        # Not in a callback, because a search for the learning rate has only that of Lightning.
+        if sync is not None and sync.weighting == "samples":
+            self.worker.count_samples(batch_samples(module, batch))
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
-        present = parameters_of(self.trainer.lightning_module)
+        present = parameters_of(module)
         if self.reduction.temporary or not (present <= trained and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()

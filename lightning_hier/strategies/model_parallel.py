@@ -217,7 +217,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         Raises:
             TypeError: ``storage_options`` are given.
             ValueError: the path is a URL.
-            FileExistsError: on every rank, if the path is no checkpoint of the same format.
+            FileExistsError: on every rank, if the path exists and is no checkpoint of this format.
 
         """
         if storage_options is not None:

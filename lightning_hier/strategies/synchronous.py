@@ -71,7 +71,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        self._fit_session.before_batch()
+        self._fit_session.before_batch(batch)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:

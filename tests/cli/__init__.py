@@ -1,1 +1,1 @@
-"""The commands of `lightning-hier`."""
+"""Tests of the command `lightning-hier`."""

@@ -1,4 +1,4 @@
-"""Folders as loggers of Lightning write them, with values that a test chooses."""
+"""Writes folders of runs with given values, in the formats of Lightning's loggers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[int, Mapping[str, float]]
 
 
 def training(*, bytes_a_step: int, seconds_a_step: float, blocks: bool = False) -> list[Row]:
-    """Rows of a run of 40 steps: losses, and what a strategy counts."""
+    """Rows of a run of 40 steps: losses, and metrics of a strategy."""
     rows: list[Row] = []
     for step in range(4, 40, 5):
         rows.append((step, {"train/loss": 3.0 / (step + 1), "epoch": step // 20}))
@@ -33,7 +33,7 @@ def training(*, bytes_a_step: int, seconds_a_step: float, blocks: bool = False) 
 
 
 def write_csv(folder: Path, rows: Sequence[Row], settings: Mapping[str, Any] | None = None) -> Path:
-    """Have a CSVLogger write the rows; return its folder."""
+    """Write the rows with a CSVLogger, and return its folder."""
     logger = CSVLogger(folder.parent, name="", version=folder.name)
     _write(logger, rows)
     if settings is not None:
@@ -42,7 +42,7 @@ def write_csv(folder: Path, rows: Sequence[Row], settings: Mapping[str, Any] | N
 
 
 def write_events(folder: Path, rows: Sequence[Row]) -> Path:
-    """Have a TensorBoardLogger write the rows; return its folder."""
+    """Write the rows with a TensorBoardLogger, and return its folder."""
     _write(TensorBoardLogger(folder.parent, name="", version=folder.name), rows)
     return folder
 

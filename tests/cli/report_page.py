@@ -1,4 +1,4 @@
-"""Reads the page that `lightning-hier report` writes."""
+"""Parser of the page that `lightning-hier report` writes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-# Elements of HTML that have no end.
+# HTML elements without an end tag.
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class ReportPage(HTMLParser):
-    """Reads a page and its plots, and checks that elements nest.
+    """Parser of a page and its plots, which checks that elements nest.
 
-    `lines` has the label of a plot and the number of a run, for each line.
+    `lines` has, for each line, the label of its plot and the number of its run.
     """
 
     def __init__(self, text: str) -> None:
@@ -33,16 +33,16 @@ class ReportPage(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        own = dict(attrs)
+        attributes = dict(attrs)
         self.addresses += [v or "" for name, v in attrs if name in ("href", "src")]
         if tag not in _VOID:
             self.open.append(tag)
         if tag == "tr":
             self.values.append({})
-        if "data-value" in own:
-            self.values[-1][str(own["data-name"])] = float(str(own["data-value"]))
+        if "data-value" in attributes:
+            self.values[-1][str(attributes["data-name"])] = float(str(attributes["data-value"]))
         if tag == "figure":
-            self.figures.append(str(own["aria-label"]))
+            self.figures.append(str(attributes["aria-label"]))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -56,7 +56,7 @@ class ReportPage(HTMLParser):
             self.headings.append(data)
 
     def _read_script(self, source: str) -> None:
-        """Take lines and axes out of the script that draws a plot."""
+        """Read lines and axes from the script that draws a plot."""
         call = re.search(r'Plotly\.newPlot\(\s*"[^"]*",\s*', source)
         if call is None or not self.figures:
             return

@@ -1,4 +1,4 @@
-"""The command line as a process of its own."""
+"""Runs the command line in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 
 
 def run_python(*args: str, cwd: Path = REPOSITORY, **env: str) -> subprocess.CompletedProcess[str]:
-    """What a Python process says that finds this repository's package first."""
+    """Run Python with this repository first in its path, and capture the output."""
     return subprocess.run(
         [sys.executable, *args],
         cwd=cwd,

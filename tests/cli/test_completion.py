@@ -1,4 +1,4 @@
-"""Completion scripts, as bash itself runs them."""
+"""Tests of the completion scripts, as bash runs them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def completed(script: Path, *words: str) -> set[str]:
-    """What a non-interactive bash offers for the last of the words."""
+    """Completions that a non-interactive bash offers for the last of the words."""
     done = subprocess.run(
         ["bash", "-euc", COMPLETE, str(script), "lightning-hier", *words],
         capture_output=True,
@@ -72,7 +72,7 @@ def test_zsh_script_is_accepted(tmp_path: Path) -> None:
     subprocess.run([zsh, "-n", str(tmp_path / "script")], check=True)
 
 
-def test_unknown_shell_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_an_unknown_shell_lists_the_shells(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["completion", "tcsh"])
     assert stop.value.code == 2

@@ -1,4 +1,4 @@
-"""The files of docs/launch: their syntax, numbers that must agree, and a command that parses."""
+"""Tests of the files in docs/launch: syntax, numbers that must agree, commands that parse."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SBATCH = LAUNCH / "train.sbatch"
 
 
 def printed(command: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The Trainer's arguments that our command line makes of its arguments."""
+    """Arguments of the Trainer that the command line derives from a command."""
     with pytest.raises(SystemExit) as stop:
         main([*command, "--print_config"])
     assert stop.value.code == 0
-    found: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)["trainer"]
-    return found
+    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)["trainer"]
+    return config
 
 
 def sbatch_options() -> dict[str, str]:
@@ -44,7 +44,7 @@ def test_sbatch_file_is_bash_and_has_what_a_requeue_needs() -> None:
 def test_sbatch_file_starts_as_many_ranks_as_the_trainer_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An `srun` in its place writes down what it is given, one argument a line."""
+    """A replacement of `srun` prints its arguments, one per line."""
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/bash\nprintf "%s\\n" "$GLOO_SOCKET_IFNAME" "$@"\n')
     srun.chmod(0o755)
@@ -98,9 +98,9 @@ def test_pytorchjob_has_what_its_api_asks_for(capsys: pytest.CaptureFixture[str]
 
 def test_torchrun_command_of_the_docs_parses(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "running.md").read_text()
-    found = re.search(r"^torchrun (.*?)(?=\n```)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    args = shlex.split(found[1].replace("\\\n", " "))
+    arguments = re.search(r"^torchrun (.*?)(?=\n```)", text, re.MULTILINE | re.DOTALL)
+    assert arguments is not None
+    args = shlex.split(arguments[1].replace("\\\n", " "))
     config = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"
     command = [str(config) if each == "my.yaml" else each for each in args]
     trainer = printed(command[command.index("lightning_hier") + 1 :], capsys)

@@ -1,4 +1,4 @@
-"""The command started as users start it: by its script, by torchrun on two hosts."""
+"""Tests that start the command as users do: by its script, and by torchrun on two hosts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from examples.loopback import free_port, loopback_interface
 from tests.conftest import REPOSITORY
 
 CONFIG = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"
-# What pip makes of the entry in pyproject.toml.
+# The script that pip generates from the entry in pyproject.toml.
 SCRIPT = "import sys\nfrom lightning_hier.cli.main import main\nsys.exit(main())\n"
 
 
 def fit(folder: Path, *more: str) -> list[str]:
-    """Arguments of a run of a few seconds that leaves one checkpoint."""
+    """Arguments of a run that takes a few seconds and saves one checkpoint."""
     return [
         *("fit", f"--config={CONFIG}", "--model.channels=[4]", "--data.batch_images=64"),
         *("--trainer.max_epochs=1", "--trainer.strategy=bmuf_gtc"),
@@ -45,18 +45,18 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
-def end_well(*processes: subprocess.Popen[str]) -> None:
+def wait_for_success(*processes: subprocess.Popen[str]) -> None:
     try:
         for process in processes:
-            said, _ = process.communicate(timeout=280)
-            assert process.returncode == 0, said[-3000:]
+            output, _ = process.communicate(timeout=280)
+            assert process.returncode == 0, output[-3000:]
     finally:
         for process in processes:
             process.kill()
 
 
 def loads(folder: Path) -> None:
-    """The checkpoint holds the sizes that came from the data: nothing else is asked for."""
+    """Load the checkpoint without arguments, because it holds the sizes of the data."""
     (checkpoint,) = folder.rglob("*.ckpt")
     model = ResNetClassifier.load_from_checkpoint(checkpoint, weights_only=True)
     assert (model.hparams["num_classes"], model.hparams["image_channels"]) == (10, 1)
@@ -65,20 +65,20 @@ def loads(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_script_starts_two_ranks(tmp_path: Path) -> None:
-    """Quick form: the tests of the examples with two ranks, ``tests/examples/test_*``."""
+    """Fast variant: the tests of the examples on two ranks, ``tests/examples/test_*``."""
     script = tmp_path / "lightning-hier"
     script.write_text(SCRIPT)
-    end_well(start(str(script), *fit(tmp_path, "--trainer.devices=2")))
+    wait_for_success(start(str(script), *fit(tmp_path, "--trainer.devices=2")))
     loads(tmp_path)
 
 
 @pytest.mark.slow
 def test_torchrun_starts_two_hosts(tmp_path: Path) -> None:
-    """Quick form: as above."""
-    meeting = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
+    """Fast variant: as above."""
+    rendezvous = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
     port = f"--master-port={free_port()}"
     command = ["-m", "lightning_hier", *fit(tmp_path, "--trainer.num_nodes=2")]
     hosts = (f"--node-rank={number}" for number in range(2))
-    torchrun = ("-m", "torch.distributed.run", *meeting, port)
-    end_well(*(start(*torchrun, host, *command) for host in hosts))
+    torchrun = ("-m", "torch.distributed.run", *rendezvous, port)
+    wait_for_success(*(start(*torchrun, host, *command) for host in hosts))
     loads(tmp_path)

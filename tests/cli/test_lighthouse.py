@@ -1,4 +1,4 @@
-"""Arguments of `lightning-hier lighthouse` that are mistakes."""
+"""Tests of wrong arguments of `lightning-hier lighthouse`."""
 
 from __future__ import annotations
 

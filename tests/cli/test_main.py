@@ -1,4 +1,4 @@
-"""`lightning-hier` before a command runs: help, version, mistakes, and what is imported."""
+"""Tests of `lightning-hier` before a command runs: help, version, errors, imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_module_is_the_command() -> None:
 
 
 PLAN = "plan --hosts 2 --devices 4 --parameters 1e6 --step-s 0.1 --between-mbit-s 100"
-WHAT_IS_IMPORTED = """\
+PRINT_IMPORTS = """\
 import runpy, sys
 sys.argv[:] = sys.argv[1:]
 sys.orig_argv[:] = [sys.executable, *sys.argv]
@@ -43,13 +43,13 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "lightning
 
 @pytest.mark.parametrize("started", ["-m lightning_hier", "bin/lightning-hier"])
 @pytest.mark.parametrize("args", ["--version", "", "fitt", PLAN, "plan --hosts 0"])
-def test_what_needs_no_torch_does_not_import_it(started: str, args: str) -> None:
-    done = run_python("-c", WHAT_IS_IMPORTED, *started.split(), *args.split())
+def test_commands_without_torch_do_not_import_it(started: str, args: str) -> None:
+    done = run_python("-c", PRINT_IMPORTS, *started.split(), *args.split())
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
 
 
 def test_public_names_are_imported_when_one_is_asked_for() -> None:
-    """Without a module that torch and Lightning do not import, and without output."""
+    """The import loads no modules beside those of torch and Lightning, and prints nothing."""
     code = (
         "import sys; sys.argv[0] = 'lightning-hier'\n"
         "import lightning_hier\n"
@@ -78,7 +78,7 @@ def test_every_command_can_run(name: str) -> None:
     assert callable(import_module(f"lightning_hier.cli.{COMMANDS[name].module}").run)
 
 
-def test_unknown_command_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_for_an_unknown_command_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fitt"])
     assert stop.value.code == 2
@@ -88,7 +88,7 @@ def test_unknown_command_is_told_which_there_are(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "expected"),
     [
         ("plan --speed 3", "unrecognized arguments: --speed 3"),
         ("plan --hosts two", "argument --hosts: invalid int value: 'two'"),
@@ -97,19 +97,19 @@ def test_unknown_command_is_told_which_there_are(capsys: pytest.CaptureFixture[s
         ("report --metrics loss", "unrecognized arguments: --metrics"),
     ],
 )
-def test_wrong_arguments_are_said_in_one_line(
-    args: str, says: str, capsys: pytest.CaptureFixture[str]
+def test_error_for_wrong_arguments_is_one_line(
+    args: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main(args.split())
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"lightning-hier: error: {says}")
+    assert line.startswith(f"lightning-hier: error: {expected}")
     assert line.endswith(f"'lightning-hier {args.split()[0]} --help' lists the arguments")
 
 
 class Module:
-    """A command that raises what it is told to."""
+    """A command that raises a given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -126,7 +126,7 @@ def run_raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("hosts must be 2, got 1"), FileNotFoundError("a.b")])
-def test_mistake_is_said_without_traceback(
+def test_user_error_has_no_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -146,7 +146,7 @@ def test_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "expected_error"),
     [
         ({"RANK": "3", "LOCAL_RANK": "1", "SLURM_PROCID": "0"}, "error on rank 3: no"),
         ({"SLURM_PROCID": "5"}, "error on rank 5: no"),
@@ -158,7 +158,7 @@ def test_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_rank_is_named(
     variables: dict[str, str],
-    said: str,
+    expected_error: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -166,7 +166,7 @@ def test_rank_is_named(
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         mistakes.end_with("no")
-    assert capsys.readouterr().err == f"lightning-hier: {said}\n"
+    assert capsys.readouterr().err == f"lightning-hier: {expected_error}\n"
 
 
 def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 20 and lines[-1] == "..."
 
 
-def test_parser_messages_lose_what_says_nothing() -> None:
+def test_parser_messages_are_shortened() -> None:
     message = """Parser key "trainer.strategy":
   Does not validate against any of the Union subtypes
   Subtypes: [<class 'str'>, <class 'lightning.pytorch.strategies.strategy.Strategy'>]

@@ -1,4 +1,4 @@
-"""`lightning-hier measure`: `plan` reads what it writes, and mistakes end it on every rank."""
+"""Tests of `lightning-hier measure`: its output file, and errors that end it on every rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Momentum(BoringModel):
 
 
 def config(folder: Path, *, fails_on: int | None = None) -> str:
-    """YAML of a training that would run on many ranks, with what it must not do here."""
+    """Write the YAML of a training on many ranks with checkpoints, which `measure` overrides."""
     path = folder / "train.yaml"
     text = {
         "model": {
@@ -62,65 +62,65 @@ def config(folder: Path, *, fails_on: int | None = None) -> str:
 
 
 def _measure(folder: str, *args: str) -> str:
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         run(["--out", f"{folder}/network.json", "--accelerator", "cpu", *args])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def test_two_hosts_of_two(tmp_path: Path) -> None:
     training = config(tmp_path)
-    said = run_ranks(
+    outputs = run_ranks(
         _measure, 4, str(tmp_path), "--config", training, "--steps", "8", ranks_per_node=2
     )
-    found = Measurement.from_json((tmp_path / "network.json").read_text())
-    assert (found.hosts, found.devices) == (2, 2)
-    assert found.within is not None and found.between is not None
-    assert found.workload is not None and found.workload.step_s > 0
-    assert found.workload == Workload(
+    measurement = Measurement.from_json((tmp_path / "network.json").read_text())
+    assert (measurement.hosts, measurement.devices) == (2, 2)
+    assert measurement.within is not None and measurement.between is not None
+    assert measurement.workload is not None and measurement.workload.step_s > 0
+    assert measurement.workload == Workload(
         name="Momentum",
         parameters=66,
         buffers=5,
-        step_s=found.workload.step_s,
+        step_s=measurement.workload.step_s,
         optimizer="sgd_momentum",
         on_cores=True,
     )
-    assert "2 hosts of 2 ranks, gloo" in said[0] and "66 parameters" in said[0]
-    assert not any(said[1:])
-    # Nothing of the training is left behind.
+    assert "2 hosts of 2 ranks, gloo" in outputs[0] and "66 parameters" in outputs[0]
+    assert not any(outputs[1:])
+    # The training leaves no files.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["network.json", "train.yaml"]
 
 
 @pytest.mark.slow
 @pytest.mark.needs_netns
-def test_link_of_emulated_hosts_is_what_it_is_shaped_to(tmp_path: Path) -> None:
-    """Headers take a few percent; a bucket lets a first part of a message through at once."""
+def test_measured_link_is_that_of_the_emulated_hosts(tmp_path: Path) -> None:
+    """Headers take a few percent. A token bucket passes the first part of a message at once."""
     out = str(tmp_path / "network.json")
     with hosts(2, "40mbit") as two:
         run_module(
             *(two, 2, "lightning_hier", "measure", "--out", out, "--accelerator", "cpu"),
             folder=tmp_path,
         )
-    found = Measurement.from_json(Path(out).read_text())
-    assert found.within is not None and found.between is not None
-    assert 0.8 < found.between.bytes_per_second / 5e6 < 1.1
-    assert found.within.bytes_per_second > 10 * found.between.bytes_per_second
+    measurement = Measurement.from_json(Path(out).read_text())
+    assert measurement.within is not None and measurement.between is not None
+    assert 0.8 < measurement.between.bytes_per_second / 5e6 < 1.1
+    assert measurement.within.bytes_per_second > 10 * measurement.between.bytes_per_second
 
 
 def test_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither torchrun nor SLURM has told this process of a job."""
+    """Neither torchrun nor SLURM has set variables of a job in this process."""
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
-    said = _measure(str(tmp_path), "--config", config(tmp_path), "--steps", "4")
-    assert said.startswith("1 hosts of 1 ranks") and "66 parameters" in said
-    found = Measurement.from_json((tmp_path / "network.json").read_text())
-    assert found.workload is not None and found.workload.step_s > 0
+    output = _measure(str(tmp_path), "--config", config(tmp_path), "--steps", "4")
+    assert output.startswith("1 hosts of 1 ranks") and "66 parameters" in output
+    measurement = Measurement.from_json((tmp_path / "network.json").read_text())
+    assert measurement.workload is not None and measurement.workload.step_s > 0
 
 
 def test_links_need_no_parser_of_configs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra `cli` ranks can time their links."""
+    """Ranks can measure their links without the extra `cli`."""
     monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    # All of it is imported anew, and afterwards what was there is there again.
+    # The modules are imported again. Afterwards the previous ones are restored.
     monkeypatch.setattr(lightning_hier, "cli", lightning_hier.cli)
     for name in [name for name in sys.modules if name.startswith("lightning_hier.cli")]:
         monkeypatch.delitem(sys.modules, name)
@@ -141,8 +141,8 @@ def test_training_that_fails_on_one_rank_ends_all(tmp_path: Path) -> None:
 
 
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
-    asked = ("--config", config(tmp_path), "--steps", "3")
-    error = run_ranks(_measure, 1, str(tmp_path), *asked, expect_failure=True)[0]
+    arguments = ("--config", config(tmp_path), "--steps", "3")
+    error = run_ranks(_measure, 1, str(tmp_path), *arguments, expect_failure=True)[0]
     assert "training ended after 3 steps, but at least 4 are needed" in error
 
 

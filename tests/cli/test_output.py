@@ -1,4 +1,4 @@
-"""What a run writes into a file: some lines of progress, and nothing that the user can't change."""
+"""Tests of the output of a run: lines of progress in a file, a bar in a terminal, no noise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_output_into_a_file_has_some_lines(
         (["--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar"], TQDMProgressBar),
     ],
 )
-def test_a_bar_that_is_named_or_forbidden_stays_so(
+def test_given_or_disabled_progress_bar_is_kept(
     more: list[str], kind: type, tmp_path: Path
 ) -> None:
     cli = TrainingCLI(arguments(tmp_path, *more))
@@ -68,8 +68,8 @@ def test_libraries_are_silent_and_a_users_own_code_is_not(
         moved = "The dirpath has changed from 'a' to 'b'"
         warnings.warn_explicit(moved, UserWarning, "y.py", 1, module="lightning.pytorch.x")
         warnings.warn_explicit("wrong", UserWarning, "x.py", 1, module="lightning.pytorch.x")
-    found = [(warning.filename, str(warning.message)) for warning in caught]
-    assert found == [("torchlike.py", "old"), ("mine.py", "old"), ("x.py", "wrong")]
+    shown = [(warning.filename, str(warning.message)) for warning in caught]
+    assert shown == [("torchlike.py", "old"), ("mine.py", "old"), ("x.py", "wrong")]
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     with caplog.at_level(logging.INFO, log.name):
         log.propagate = True

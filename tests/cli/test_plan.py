@@ -1,4 +1,4 @@
-"""`lightning-hier plan`: what it prints and writes, and what it says about mistakes."""
+"""Tests of `lightning-hier plan`: tables, files, errors, and numbers of pages that come from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_hier.cli.plan import run
 from lightning_hier.planning import Link, Measurement, Workload, size_of
 from tests.docs.pages import Page
 
-SAID = (
+ARGS = (
     "--parameters 24.3e6 --step-s 0.15 --hosts 4 --devices 2 --between-mbit-s 1000 "
     "--within-gbit-s 100 --copy-gbyte-s 300"
 ).split()
@@ -28,24 +28,24 @@ class Small(nn.Module):
         self.frozen = nn.Parameter(nn.Linear(1, 1).weight, requires_grad=False)
 
 
-def test_it_prints_a_table_and_why_and_writes_all_predictions(
+def test_table_reasons_and_all_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
-    run([*SAID, "--json", str(file)])
-    printed, found = capsys.readouterr().out, json.loads(file.read_text())
-    assert {own["strategy"] for own in found["predictions"]} == {
+    run([*ARGS, "--json", str(file)])
+    printed, written = capsys.readouterr().out, json.loads(file.read_text())
+    assert {each["strategy"] for each in written["predictions"]} == {
         *("ddp", "gtc", "model_averaging", "bmuf", "diloco", "bmuf_gtc", "diloco_fsdp"),
         *("two_stage_asgd", "psp"),
     }
     rows = [line.split(maxsplit=1)[0] for line in printed.splitlines() if line]
-    assert {own["strategy"] for own in found["predictions"]} <= set(rows)
+    assert {each["strategy"] for each in written["predictions"]} <= set(rows)
     assert "DDP would keep" in printed and "24.3 million parameters" in printed
-    assert found["network"]["hosts"] == 4
-    assert found["recommended"]["prediction"]["efficiency"] > 0.5
+    assert written["network"]["hosts"] == 4
+    assert written["recommended"]["prediction"]["efficiency"] > 0.5
 
 
-def test_the_yaml_makes_the_strategy(tmp_path: Path) -> None:
+def test_yaml_gives_the_strategy(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
     for more in (
         "",
@@ -60,17 +60,17 @@ def test_the_yaml_makes_the_strategy(tmp_path: Path) -> None:
         "--between-mbit-s 5",
         "--between-mbit-s 5 --block-sync diloco --overlap 0 --across-dtype int4",
     ):
-        run([*SAID, *more.split(), "--yaml", str(file)])
+        run([*ARGS, *more.split(), "--yaml", str(file)])
         trainer = yaml.safe_load(file.read_text())["trainer"]
         assert (trainer["num_nodes"], trainer["devices"]) == (4, 2)
-        _made(trainer["strategy"])
+        _instance(trainer["strategy"])
 
 
-def _made(told: object) -> object:
-    if not isinstance(told, dict) or "class_path" not in told:
-        return told
-    kind = getattr(lightning_hier, told["class_path"].removeprefix("lightning_hier."))
-    return kind(**{name: _made(value) for name, value in told.get("init_args", {}).items()})
+def _instance(config: object) -> object:
+    if not isinstance(config, dict) or "class_path" not in config:
+        return config
+    kind = getattr(lightning_hier, config["class_path"].removeprefix("lightning_hier."))
+    return kind(**{name: _instance(value) for name, value in config.get("init_args", {}).items()})
 
 
 def test_the_page_tells_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,30 +90,30 @@ def test_the_example_of_7b_is_what_it_predicts(tmp_path: Path) -> None:
     test = f"tests/cli/test_plan.py::{test_the_example_of_7b_is_what_it_predicts.__name__}"
     (block,) = page.code(test, "bash")
     exact, *others = (_predicted(line, tmp_path / "plan.json") for line in block.text.splitlines())
-    predicted = [exact["bmuf_adam_fsdp"], *(own["diloco_fsdp"] for own in (exact, *others))]
+    predicted = [exact["bmuf_adam_fsdp"], *(each["diloco_fsdp"] for each in (exact, *others))]
     parts = zip(
         *(_cells(page, name) for name in ("training, GB", "outer state", "transfer buffers")),
         strict=True,
     )
     memory = _cells(page, "memory, GB")
-    assert memory == [f"{sum(map(float, own)):.4g}" for own in parts]
-    assert memory == [f"{own['memory_bytes'] / 1e9:.4g}" for own in predicted]
-    sent = [f"{own['peak_bytes'] / 1e9:.3g}" for own in predicted]
+    assert memory == [f"{sum(map(float, each)):.4g}" for each in parts]
+    assert memory == [f"{each['memory_bytes'] / 1e9:.4g}" for each in predicted]
+    sent = [f"{each['peak_bytes'] / 1e9:.3g}" for each in predicted]
     assert _cells(page, "GB that a host sends") == sent
-    assert _cells(page, "pause") == [f"{own['pause_s']:.3g}" for own in predicted]
-    assert _cells(page, "mean step") == [f"{own['step_s']:.3g}" for own in predicted]
-    said = f"keep {exact['ddp']['efficiency']:.1%} of the speed"
-    assert any(said in line for line in page.lines)
+    assert _cells(page, "pause") == [f"{each['pause_s']:.3g}" for each in predicted]
+    assert _cells(page, "mean step") == [f"{each['step_s']:.3g}" for each in predicted]
+    sentence = f"keep {exact['ddp']['efficiency']:.1%} of the speed"
+    assert any(sentence in line for line in page.lines)
 
 
 def _predicted(command: str, file: Path) -> dict[str, dict[str, float]]:
-    """The predictions of a command of a page, by strategy."""
+    """Predictions of a command of a page, by strategy."""
     run([*command.split()[2:], "--json", str(file)])
-    return {own["strategy"]: own for own in json.loads(file.read_text())["predictions"]}
+    return {each["strategy"]: each for each in json.loads(file.read_text())["predictions"]}
 
 
 def _cells(page: Page, name: str) -> list[str]:
-    """The numbers in the row of a table of a page, without the equation."""
+    """Numbers in the row of a table of a page, without the last column."""
     (row,) = [line for line in page.lines if line.startswith(f"| {name}")]
     return [cell.strip() for cell in row.split("|")[2:-2]]
 
@@ -131,9 +131,7 @@ def test_python_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     ("link", "mbit_s"),
     [("10 Gbit/s", 10_000), ("1 Gbit/s", 1000), ("100 Mbit/s", 100), ("10 Mbit/s", 10)],
 )
-def test_the_table_of_choosing_is_what_it_recommends(
-    link: str, mbit_s: int, tmp_path: Path
-) -> None:
+def test_table_of_choosing_has_the_recommendations(link: str, mbit_s: int, tmp_path: Path) -> None:
     lines = Page.read("docs/choosing.md").lines
     (row,) = [line for line in lines if line.startswith(f"| {link} |")]
     _, _, sgd, adam, _ = map(str.strip, row.split("|"))
@@ -156,7 +154,7 @@ def test_the_table_of_choosing_is_what_it_recommends(
 
 def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
-    run([*SAID, "--between-mbit-s", "400000", "--yaml", str(file)])
+    run([*ARGS, "--between-mbit-s", "400000", "--yaml", str(file)])
     assert yaml.safe_load(file.read_text())["trainer"]["strategy"] == "ddp"
 
 
@@ -164,21 +162,21 @@ def test_block_synchronisations_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
-    run([*SAID, "--between-mbit-s", "100", "--json", str(file)])
+    run([*ARGS, "--between-mbit-s", "100", "--json", str(file)])
     _, table = capsys.readouterr().out.split("block synchronisations, preferred ones first:\n")
     head, *rows = table.split("\n\n")[0].splitlines()
     assert head.split()[:2] == ["strategy", "settings"] and head.endswith("MB of a rank")
-    found = json.loads(file.read_text())["recommended"]["candidates"]
-    assert len(rows) == len(found) == 5
-    for row, own in zip(rows, found, strict=True):
-        assert row.startswith(own["strategy"]) and len(row) == len(head)
-        assert f"{own['peak_bytes'] / 1e6:.3g}" in row and f"{1e3 * own['pause_s']:.3g}" in row
+    options = json.loads(file.read_text())["recommended"]["candidates"]
+    assert len(rows) == len(options) == 5
+    for row, one in zip(rows, options, strict=True):
+        assert row.startswith(one["strategy"]) and len(row) == len(head)
+        assert f"{one['peak_bytes'] / 1e6:.3g}" in row and f"{1e3 * one['pause_s']:.3g}" in row
     assert "across_dtype int4, across_density 0.02, fragments 4, overlap" in rows[-1]
-    run([*SAID, "--between-mbit-s", "400000"])
+    run([*ARGS, "--between-mbit-s", "400000"])
     assert "block synchronisations" not in capsys.readouterr().out
 
 
-def test_what_was_measured_need_not_be_said(
+def test_measured_values_need_no_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.json"
@@ -193,24 +191,24 @@ def test_what_was_measured_need_not_be_said(
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "expected_text"),
     [
         ("", "set --hosts and --devices"),
         ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
         ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters, or"),
         ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "set --step-s"),
         ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
-        (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
-        (" ".join([*SAID, "--overlap", "9", "--block-size", "8"]), "overlap must be at most"),
+        (" ".join([*ARGS, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
+        (" ".join([*ARGS, "--overlap", "9", "--block-size", "8"]), "overlap must be at most"),
     ],
 )
-def test_a_mistake_is_a_value_error_that_says_what_would_be_right(args: str, says: str) -> None:
+def test_error_of_wrong_arguments(args: str, expected_text: str) -> None:
     with pytest.raises(ValueError) as raised:
         run(args.split())
-    assert says in str(raised.value)
+    assert expected_text in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+def test_missing_or_broken_network_file(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         run(["--network", str(tmp_path / "none.json")])
     broken = tmp_path / "broken.json"
@@ -219,7 +217,7 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
         run(["--network", str(broken)])
 
 
-def test_a_module_is_counted() -> None:
+def test_size_of_a_module() -> None:
     assert size_of(Small()) == {
         "parameters": 30,
         "buffers": 10,

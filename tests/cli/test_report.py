@@ -1,4 +1,4 @@
-"""`lightning-hier report`: one page of several runs, with the numbers that were logged."""
+"""Tests of `lightning-hier report`: one page of several runs, with the values of their logs."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def test_numbers_are_those_of_the_files(runs: tuple[Path, Path], tmp_path: Path)
         }
         assert row["steps"] == 39
         assert row["waited"] == pytest.approx(0.2)
-    said = " ".join(page.texts)
-    assert "0.4321" in said
-    assert "20 kB" in said  # 500 bytes a step between groups
+    text = " ".join(page.texts)
+    assert "0.4321" in text
+    assert "20 kB" in text  # 500 bytes a step between groups
     assert {"bmuf", "4 x 1", "block_size", "10", "lr", "0.125"} <= set(page.texts)
 
 
@@ -110,7 +110,7 @@ def test_values_far_apart_get_a_logarithmic_axis(tmp_path: Path) -> None:
     assert page.layouts[0]["xaxis"]["type"] == "linear"
 
 
-def test_what_was_logged_once_is_in_the_table(tmp_path: Path) -> None:
+def test_metric_that_was_logged_once_is_in_the_table(tmp_path: Path) -> None:
     rows: list[Row] = [(step, {"valid/wer": 1.0 / step}) for step in (1, 2, 3)]
     folder = write_csv(tmp_path / "run", [*rows, (3, {"test/wer": 0.25, "test/seconds": 3.0})])
     page = _report(tmp_path / "page.html", folder)
@@ -120,7 +120,7 @@ def test_what_was_logged_once_is_in_the_table(tmp_path: Path) -> None:
     assert page.headings == ["run", "Results", "valid/wer", "Settings"]
 
 
-def test_names_and_metrics_are_the_users(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_given_names_and_metrics(runs: tuple[Path, Path], tmp_path: Path) -> None:
     names = ["one & only", "<two>"]
     page = _report(
         tmp_path / "page.html", *runs, "--names", *names, "--metric", "valid/loss", "train/loss"
@@ -131,14 +131,14 @@ def test_names_and_metrics_are_the_users(runs: tuple[Path, Path], tmp_path: Path
     assert "bmuf/version_0" not in page.texts
 
 
-def test_folder_above_stands_for_all_runs_in_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_parent_folder_means_all_runs_in_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     assert _report(tmp_path / "page" / "a.html", tmp_path).lines == (
         _report(tmp_path / "page" / "b.html", *runs).lines
     )
 
 
-def test_event_files_tell_the_same_as_csv(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_event_files_give_the_values_of_csv(runs: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     events = write_events(tmp_path / "tb", training(bytes_a_step=500, seconds_a_step=0.5))
     page = _report(tmp_path / "page.html", runs[0], events)
@@ -159,8 +159,8 @@ def test_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         run([str(folder)])
 
 
-def test_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Totals begin anew in each process."""
+def test_totals_of_a_resumed_run_are_added(tmp_path: Path) -> None:
+    """Totals start at zero in each process."""
     rows = [
         (step, {"loss": 1.0, "hier/elapsed_seconds": t, "hier/across/payload_bytes": b})
         for step, t, b in [(1, 10.0, 100), (2, 20.0, 200), (3, 5.0, 40), (4, 15.0, 140)]
@@ -173,14 +173,14 @@ def test_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (row["time"], row["between groups"]) == (35.0, 340.0)
 
 
-def test_runs_of_other_strategies_are_shown_as_far_as_they_tell(tmp_path: Path) -> None:
+def test_runs_without_metrics_of_the_package_are_shown(tmp_path: Path) -> None:
     rows = [(step, {"loss": 1.0 / step}) for step in (1, 2, 3)]
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
     assert page.lines == [("loss: over steps", 0)]
     assert page.texts.count("nothing logged") == 2
 
 
-def test_values_that_are_not_finite_do_not_spoil_a_page(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     values = [3.0, float("nan"), 2.0, float("inf"), 1.0]
     rows = [(step, {"loss": value}) for step, value in enumerate(values)]
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
@@ -189,7 +189,7 @@ def test_values_that_are_not_finite_do_not_spoil_a_page(tmp_path: Path) -> None:
 
 
 def test_long_runs_make_small_pages(tmp_path: Path) -> None:
-    """Beside plotly.js; the ends and the extremes of a line stay."""
+    """Without plotly.js. The ends and the extremes of a line remain."""
     rows = [(step, {"loss": 1.0 + (step * 37 % 11) / 10}) for step in range(5000)]
     rows[2345][1]["loss"] = 7.0
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
@@ -206,7 +206,7 @@ def test_missing_plotly_is_one_line(
         run([str(runs[0])])
 
 
-def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]]:
+def _wrong_arguments(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]]:
     good = write_csv(tmp_path / "good", [(1, {"a/loss": 1.0, "b": 2.0}), (2, {"a/loss": 1.0})])
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -222,7 +222,7 @@ def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]
     yield [str(good), "--out", str(tmp_path / "no" / "p.html")], OSError, "No such file"
 
 
-def test_mistakes_are_said_clearly(tmp_path: Path) -> None:
-    for args, error, text in _mistakes(tmp_path):
+def test_errors_of_wrong_arguments(tmp_path: Path) -> None:
+    for args, error, text in _wrong_arguments(tmp_path):
         with pytest.raises(error, match=text):
             run(args)

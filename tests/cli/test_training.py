@@ -1,4 +1,4 @@
-"""`fit` and its like: strategies by name, by file and by class; mistakes and crashes."""
+"""Tests of commands that train, such as `fit`: strategies by name, file and class, and errors."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def printed(*args: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     ids=["name", "name_apart", "class", "file"],
 )
 def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(*args, capsys=capsys)["trainer"]["strategy"]
-    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, "auto")
+    config = printed(*args, capsys=capsys)["trainer"]["strategy"]
+    assert config["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert (config["init_args"]["block_size"], config["init_args"]["density"]) == (20, "auto")
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_strategy_is_named_in_a_config(
         },
     }.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"trainer": {"strategy": strategy}}))
-    found = printed(*args, capsys=capsys)["trainer"]["strategy"]
-    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, "auto")
+    merged = printed(*args, capsys=capsys)["trainer"]["strategy"]
+    assert merged["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert (merged["init_args"]["block_size"], merged["init_args"]["density"]) == (20, "auto")
 
 
 def test_strategies_of_lightning_are_named_in_a_config(
@@ -93,26 +93,26 @@ def test_strategies_of_lightning_are_named_in_a_config(
 def test_yaml_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = Page.read("docs/running.md").code(f"{THIS}::test_yaml_of_the_docs", "yaml")
     (tmp_path / "my.yaml").write_text(block.text)
-    found = printed(f"--config={tmp_path}/my.yaml", capsys=capsys)["trainer"]["strategy"]
-    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert found["init_args"]["block_size"] == 20
+    chosen = printed(f"--config={tmp_path}/my.yaml", capsys=capsys)["trainer"]["strategy"]
+    assert chosen["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert chosen["init_args"]["block_size"] == 20
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_own_arguments_of_a_strategy_are_explained(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each with a text and its default; those of DDP in one place."""
+    """Each argument has a description and its default. Those of DDP are described once."""
     main(["fit", f"--trainer.strategy.help={name}"])
-    said = capsys.readouterr().out
-    lines = said.splitlines()
+    output = capsys.readouterr().out
+    lines = output.splitlines()
     assert len(lines) <= 80
-    assert said.count("DistributedDataParallel") == 1
-    for own in inspect.signature(PRESETS[name]).parameters.values():
-        if own.kind != own.VAR_KEYWORD:
-            start = f"  --trainer.strategy.{own.name}={own.default}   ("
+    assert output.count("DistributedDataParallel") == 1
+    for parameter in inspect.signature(PRESETS[name]).parameters.values():
+        if parameter.kind != parameter.VAR_KEYWORD:
+            start = f"  --trainer.strategy.{parameter.name}={parameter.default}   ("
             (place,) = [number for number, line in enumerate(lines) if line.startswith(start)]
-            assert len(lines[place + 1].split()) > 2, own.name
+            assert len(lines[place + 1].split()) > 2, parameter.name
 
 
 def test_every_preset_has_a_file() -> None:
@@ -148,14 +148,14 @@ def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> 
     assert written["init_args"] == shown
 
 
-def test_files_of_all_presets_make_what_the_names_make() -> None:
-    """One after the other in one config: every file replaces the strategy before it."""
+def test_files_of_presets_give_the_same_strategies_as_names() -> None:
+    """The file of a preset gives the strategy with default arguments."""
     for name in PRESETS:
         cli = TrainingCLI(["fit", *NET, f"--trainer.strategy={STRATEGIES}/{name}.yaml"])
-        made, wanted = cli.trainer.strategy, PRESETS[name]()
-        assert type(made) is type(wanted)
-        assert made._settings() == wanted._settings()
-        assert made._timeout == wanted._timeout
+        loaded, wanted = cli.trainer.strategy, PRESETS[name]()
+        assert type(loaded) is type(wanted)
+        assert loaded._settings() == wanted._settings()
+        assert loaded._timeout == wanted._timeout
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_files_of_all_presets_make_what_the_names_make() -> None:
     ],
     ids=["value", "argument", "foreign", "strategy", "option", "model", "config"],
 )
-def test_mistakes_fit_on_a_screen(
+def test_error_messages_fit_on_a_screen(
     args: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fit", *NET, *args])
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert len([line for line in said.splitlines() if "Seed set" not in line]) <= 12
-    assert "Traceback" not in said
+    message = capsys.readouterr().err
+    assert words in message
+    assert len([line for line in message.splitlines() if "Seed set" not in line]) <= 12
+    assert "Traceback" not in message
 
 
 def test_missing_extra_is_named(
@@ -232,7 +232,7 @@ QUIET = [
 
 @pytest.fixture
 def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of a user, which a script's search path does not have."""
+    """The current folder of a user, which is not in the search path of a script."""
     (tmp_path / "mine.py").write_text(USERS_MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
@@ -246,7 +246,7 @@ def test_module_in_the_current_folder_trains(users_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("users_folder")
-def test_error_before_the_first_batch_is_said_without_traceback(
+def test_error_before_the_first_batch_has_no_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as stop:

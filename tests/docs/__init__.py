@@ -1,1 +1,1 @@
-"""The documentation: what it shows is run, what it links to is there."""
+"""Tests of the documentation: its code runs, and its links and lists are complete."""

@@ -1,6 +1,6 @@
-"""Markdown as tests read it: fenced blocks with their marks, headings and links.
+"""Parser of the documentation's Markdown: fenced blocks with their marks, headings and links.
 
-Every block of code carries a mark, which readers do not see, in the line before it::
+The line before every block of code has a mark, which readers do not see::
 
     <!-- run by: tests/docs/test_tutorial.py::test_scripts -->
     <!-- not run: needs a cluster -->
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tests.conftest import REPOSITORY
 
-# Languages that somebody may want to run; the others are output, pictures and trees.
+# Languages of code. Blocks of other languages are output, diagrams and trees.
 CODE = ("bash", "python", "yaml", "sh", "shell", "console", "py")
 
 _FENCE = re.compile(r"^( *)(```+|~~~+)\s*(\S*)(.*)$")
@@ -26,7 +26,7 @@ _ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: `mark` is "run by", "not run" or None, `reason` what follows it."""
+    """A fenced block. `mark` is "run by", "not run" or None, and `reason` is the text after it."""
 
     page: str
     line: int
@@ -42,19 +42,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """A page by its path in the repository."""
+    """A page. `name` is its path in the repository."""
 
     name: str
     lines: tuple[str, ...]
 
     @classmethod
     def read(cls, name: str) -> Page:
-        """The page of that path."""
+        """Read the page at a path of the repository."""
         return cls(name, tuple((REPOSITORY / name).read_text().splitlines()))
 
     def blocks(self) -> list[Block]:
-        """All fenced blocks, in their order."""
-        found = []
+        """All fenced blocks in order."""
+        result = []
         start = 0
         while start < len(self.lines):
             opening = _FENCE.match(self.lines[start])
@@ -70,9 +70,9 @@ class Page:
             kind, reason = mark.groups() if mark else (None, "")
             title = re.search(r'title="([^"]+)"', rest)
             name = title.group(1) if title else ""
-            found.append(Block(self.name, start + 1, language, name, text, kind, reason))
+            result.append(Block(self.name, start + 1, language, name, text, kind, reason))
             start = end + 1
-        return found
+        return result
 
     def code(self, test: str, language: str = "python") -> list[Block]:
         """The blocks that the named test runs."""
@@ -83,9 +83,9 @@ class Page:
         """Lines outside fenced blocks, with their numbers."""
         fence = None
         for number, line in enumerate(self.lines, 1):
-            found = _FENCE.match(line)
-            if fence is None and found is not None:
-                fence = found.group(2)
+            opening = _FENCE.match(line)
+            if fence is None and opening is not None:
+                fence = opening.group(2)
             elif fence is None:
                 yield number, line
             elif line.strip() == fence:
@@ -98,8 +98,8 @@ class Page:
                 yield number, target
 
     def anchors(self) -> set[str]:
-        """What a link to a place in the page may name, by GitHub's and mkdocs' rule."""
-        found: dict[str, int] = {}
+        """Anchors of the page that a link may name, by the rules of GitHub and mkdocs."""
+        counts: dict[str, int] = {}
         names = set()
         for _, line in self.prose():
             names.update(_ANCHOR.findall(line))
@@ -107,8 +107,8 @@ class Page:
             if heading is None:
                 continue
             slug = slug_of(heading.group(1))
-            count = found.get(slug, 0)
-            found[slug] = count + 1
+            count = counts.get(slug, 0)
+            counts[slug] = count + 1
             names.add(f"{slug}-{count}" if count else slug)
         return names
 
@@ -120,7 +120,7 @@ def slug_of(heading: str) -> str:
 
 
 def pages() -> list[Page]:
-    """Everything that a reader of the project reads first, and all of docs/."""
+    """README.md, CONTRIBUTING.md and all pages of docs/."""
     folder = REPOSITORY / "docs"
-    found = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("*.md"))
-    return [Page.read(name) for name in ["README.md", "CONTRIBUTING.md", *found]]
+    names = sorted(str(path.relative_to(REPOSITORY)) for path in folder.rglob("*.md"))
+    return [Page.read(name) for name in ["README.md", "CONTRIBUTING.md", *names]]

@@ -1,4 +1,4 @@
-"""Run blocks of a page on ranks: small, quiet, on the CPU, whatever the page says of its hosts."""
+"""Runs code blocks of a page on the ranks of a test, with a quiet Trainer on the CPU."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tests.trainer.fitting import make_trainer
 
 _REAL_TRAINER = pl.Trainer
-# What a page says of a cluster; there are other hosts and devices here.
+# Settings of a Trainer on a page that describe a cluster, which a test does not have.
 _LEFT_OUT = ("accelerator", "devices", "num_nodes", "max_epochs")
 
 
 def small_trainer(**settings: Any) -> pl.Trainer:
-    """A Trainer with a page's settings, for the ranks and devices that are there."""
-    kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
-    saving = any(isinstance(one, ModelCheckpoint) for one in kept.get("callbacks", []))
+    """Create a Trainer with the settings of a page, but for the ranks and devices of the test."""
+    remaining = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
+    saving = any(isinstance(one, ModelCheckpoint) for one in remaining.get("callbacks", []))
     with mock.patch.object(pl, "Trainer", _REAL_TRAINER):
-        return make_trainer(kept.pop("strategy"), enable_checkpointing=saving, **kept)
+        return make_trainer(remaining.pop("strategy"), enable_checkpointing=saving, **remaining)
 
 
 def run_code(code: Sequence[str], names: dict[str, Any]) -> dict[str, Any]:
-    """Run blocks one after the other in one namespace, which is returned."""
+    """Run blocks in order in one namespace, and return it."""
     namespace = dict(names)
     with mock.patch.object(pl, "Trainer", small_trainer):
         for text in code:

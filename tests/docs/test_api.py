@@ -1,4 +1,4 @@
-"""Pages of reference: docs/api/ shows every public name, mkdocs.yml every page; versions."""
+"""Tests that pages of reference are complete: public names, private names, pages, versions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.conftest import REPOSITORY
 DOCS = REPOSITORY / "docs"
 
 
-def _shown() -> list[str]:
+def _documented_names() -> list[str]:
     pages = sorted((DOCS / "api").glob("*.md"))
     return [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
 
 
 def test_every_public_name_is_on_one_page() -> None:
-    names = [name.removeprefix("lightning_hier.") for name in _shown()]
+    names = [name.removeprefix("lightning_hier.") for name in _documented_names()]
     assert sorted(name for name in names if "." not in name) == sorted(lightning_hier.__all__)
 
 
@@ -28,11 +28,11 @@ def test_index_lists_every_page_and_every_module() -> None:
     index = (DOCS / "api" / "index.md").read_text()
     pages = {path.name for path in (DOCS / "api").glob("*.md")}
     assert set(re.findall(r"\]\((\w+\.md)\)", index)) == pages - {"index.md"}
-    modules = {name.rpartition(".")[0] for name in _shown()}
+    modules = {name.rpartition(".")[0] for name in _documented_names()}
     assert not [module for module in modules if f"`{module}`" not in index]
 
 
-def test_every_public_name_says_what_it_is() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     for name in lightning_hier.__all__:
         if name != "__version__":
             assert (getattr(lightning_hier, name).__doc__ or "").strip(), name
@@ -40,9 +40,9 @@ def test_every_public_name_says_what_it_is() -> None:
 
 def test_every_page_is_in_the_navigation_and_every_entry_a_page() -> None:
     listed = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.M)
-    made = {"index.md", "contributing.md", "changes.md"}
+    generated = {"index.md", "contributing.md", "changes.md"}
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
-    assert set(listed) == pages | made
+    assert set(listed) == pages | generated
     assert len(listed) == len(set(listed))
 
 
@@ -58,10 +58,10 @@ ROWS = [*_rows({"Trainer": OF_TRAINER}), *_rows(OF_MODULES), *_rows(OF_INSTANCES
 
 
 def test_page_lists_every_private_name_with_its_use_and_no_other() -> None:
-    found = [
+    rows = [
         line for line in PAGE.splitlines() if re.match(r"\| `(Trainer|lightning|torch)\.", line)
     ]
-    assert found == ROWS, "write them down in this order:\n" + "\n".join(ROWS)
+    assert rows == ROWS, "the page must list them in this order:\n" + "\n".join(ROWS)
 
 
 @pytest.mark.parametrize("package", ["torch", "lightning"])

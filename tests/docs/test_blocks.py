@@ -1,4 +1,4 @@
-"""Every block of code in the documentation is run by a test, or says why it is not."""
+"""Tests that every block of code in the documentation is run by a test or marked as not run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COMMAND = re.compile(
 
 
 def faults(page: Page) -> Iterator[str]:
-    """What breaks the rule in a page."""
+    """Yield a message for each block or line of a page that breaks a rule."""
     for block in page.blocks():
         if not block.language:
-            yield f"{block}: a block without a language (text, for what is no code)"
+            yield f"{block}: a block without a language (use text for blocks without code)"
         if block.language == "mermaid" and ";" in block.text:
             yield f"{block}: a semicolon ends a statement of a diagram, and nothing is drawn"
         if block.language not in CODE:
@@ -59,7 +59,7 @@ def _commands(text: str) -> Iterator[str]:
     for line in text.splitlines():
         words = line.partition("#")[0].split()
         if words[:1] == ["make"]:
-            # .ci/run gives several targets to one make.
+            # .ci/run passes several targets to one make.
             yield words[1]
         elif words:
             yield " ".join(words)
@@ -76,9 +76,9 @@ def _syntax_faults(block: Block) -> Iterator[str]:
         yield f"{block}: {error}"
 
 
-def test_all_code_is_run_or_says_why_not() -> None:
-    found = [fault for page in pages() for fault in faults(page)]
-    assert not found, "\n" + "\n".join(found)
+def test_all_code_is_run_or_has_a_reason() -> None:
+    messages = [fault for page in pages() for fault in faults(page)]
+    assert not messages, "\n" + "\n".join(messages)
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_all_code_is_run_or_says_why_not() -> None:
     ],
 )
 def test_checker_finds(text: str, fault: str) -> None:
-    found = list(faults(Page("page.md", tuple(text.splitlines()))))
-    assert len(found) == 1
-    assert fault in found[0]
+    messages = list(faults(Page("page.md", tuple(text.splitlines()))))
+    assert len(messages) == 1
+    assert fault in messages[0]
 
 
-def test_checker_accepts_what_keeps_the_rule() -> None:
+def test_checker_accepts_a_correct_page() -> None:
     text = "<!-- not run: why -->\n```bash\nls\n```\n\n```text\nls\n```\n\n    W = 2\n"
     assert list(faults(Page("page.md", tuple(text.splitlines())))) == []

@@ -1,4 +1,4 @@
-"""Links between pages lead to files and headings that are there."""
+"""Tests that links between pages lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
 def faults(page: Page, root: Path) -> Iterator[str]:
-    """Links of a page that lead nowhere; addresses on the web are not looked up."""
+    """Yield a message for each broken link of a page. Addresses on the web are not checked."""
     for number, target in page.links():
         if "://" in target or target.startswith("mailto:"):
             continue
@@ -30,7 +30,7 @@ def faults(page: Page, root: Path) -> Iterator[str]:
 
 
 def off_the_site(page: Page, root: Path) -> Iterator[str]:
-    """Links of a page of the site to files that the repository has and the site has not."""
+    """Yield a message for each link to a file of the repository that is not on the site."""
     for number, target in page.links():
         path = (root / page.name).parent / target.partition("#")[0]
         if path.exists() and not _on_the_site(path.resolve().relative_to(root.resolve())):
@@ -41,20 +41,20 @@ def _on_the_site(path: Path) -> bool:
     return path.parts[0] == "docs" or str(path) in ROOT_PAGES
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_existing_files_and_headings() -> None:
     more = [Page.read(name) for name in ("CHANGELOG.md", "tests/README.md")]
-    found = [fault for page in [*pages(), *more] for fault in faults(page, REPOSITORY)]
-    assert not found, "\n" + "\n".join(found)
+    messages = [fault for page in [*pages(), *more] for fault in faults(page, REPOSITORY)]
+    assert not messages, "\n" + "\n".join(messages)
 
 
 def test_links_of_the_site_stay_on_it() -> None:
     of_the_site = [*pages(), Page.read("CHANGELOG.md")]
-    found = [fault for page in of_the_site for fault in off_the_site(page, REPOSITORY)]
-    assert not found, "\n" + "\n".join(found)
+    messages = [fault for page in of_the_site for fault in off_the_site(page, REPOSITORY)]
+    assert not messages, "\n" + "\n".join(messages)
 
 
 @pytest.mark.parametrize("target", ["../examples", "../examples/a.yaml"])
-def test_checker_finds_what_the_site_lacks(tmp_path: Path, target: str) -> None:
+def test_checker_finds_links_off_the_site(tmp_path: Path, target: str) -> None:
     for folder in ("docs", "examples"):
         (tmp_path / folder).mkdir()
     for file in ("README.md", "docs/other.md", "examples/a.yaml"):

@@ -1,6 +1,6 @@
-"""What the pages on DiLoCo, SlowMo, fairseq and CNTK say of their momentum, and our side.
+"""Tests that `BlockFilter` gives the start models of DiLoCo, SlowMo, fairseq and CNTK.
 
-The recursions are written down here from the sources that the pages name, in float64 on one
+The recursions are implemented here from the sources that the pages name, in float64 on one
 process, and compared with `BlockFilter`: docs/migration/torchft_diloco.md,
 docs/migration/diloco.md, docs/migration/slowmo.md, docs/migration/fairseq_bmuf.md and
 docs/migration/cntk.md.
@@ -29,7 +29,7 @@ Updates = list[list[Tensor]]
 
 
 def _updates() -> Updates:
-    """What each worker makes of a block, whatever it starts from: enough to tell filters apart."""
+    """Local update of each worker in each block, whatever the block-start weights."""
     generator = torch.Generator().manual_seed(3)
     return [
         [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(WORKERS)]
@@ -46,65 +46,65 @@ def _mean(updates: list[Tensor]) -> Tensor:
 
 
 def _start_models(sync: BMUF) -> list[Tensor]:
-    """W_g after every block, by our filter."""
+    """Start model after every block (W_g), by `BlockFilter`."""
     block_filter = sync.filter_for(WORKERS)
     model, update = _nothing(), _nothing()
-    start, found = model.clone(), []
+    start, models = model.clone(), []
     for updates in _updates():
         mean = start + _mean(updates)
         block_filter.advance_(mean, model, update)
         start = mean
-        found.append(start.clone())
-    return found
+        models.append(start.clone())
+    return models
 
 
 def _torchft(nesterov: bool) -> list[Tensor]:
-    """An outer SGD on the mean of the differences, taken from torch itself."""
+    """Start models by torch's SGD as outer optimizer, on the mean local update."""
     parameter = torch.nn.Parameter(_nothing())
     outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
-    found = []
+    starts = []
     for updates in _updates():
         parameter.grad = -_mean(updates)
         outer.step()
-        found.append(parameter.detach().clone())
-    return found
+        starts.append(parameter.detach().clone())
+    return starts
 
 
 def _fairseq(nesterov: bool) -> list[Tensor]:
-    """Differences averaged, momentum added to them, and what comes out kept as the next base."""
-    base, smooth, found = _nothing(), _nothing(), []
+    """Start models of fairseq: momentum on the mean difference. The result is the next base."""
+    base, smooth, bases = _nothing(), _nothing(), []
     for updates in _updates():
         smooth = 0.875 * smooth - 1.0 * _mean(updates)
         base = base - smooth - (0.875 * smooth if nesterov else 0.0)
-        found.append(base.clone())
-    return found
+        bases.append(base.clone())
+    return bases
 
 
 def _slowmo() -> list[Tensor]:
-    """SlowMo's Algorithm 1 with a constant learning rate, in which u is a gradient."""
-    model, slow, found = _nothing(), _nothing(), []
+    """Models of SlowMo's Algorithm 1 with a constant learning rate, in which u is a gradient."""
+    model, slow, models = _nothing(), _nothing(), []
     rate, alpha, beta = 0.05, 1.0, 0.5
     for updates in _updates():
         slow = beta * slow - _mean(updates) / rate
         model = model - alpha * rate * slow
-        found.append(model.clone())
-    return found
+        models.append(model.clone())
+    return models
 
 
 def test_slowmo_is_classical_block_momentum() -> None:
     expected = torch.stack(_slowmo())
-    found = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    ours = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
-    """Differences summed and weighed by 1 - eta; the rest as in fairseq."""
-    base, smooth, found = _nothing(), _nothing(), []
+    """Start models of CNTK: as fairseq, but on the sum of differences, times 1 - eta."""
+    base, smooth, bases = _nothing(), _nothing(), []
     for updates in _updates():
         smooth = eta * smooth - (1 - eta) * rate * WORKERS * _mean(updates)
         base = base - smooth - (eta * smooth if nesterov else 0.0)
-        found.append(base.clone())
-    return found
+        bases.append(base.clone())
+    return bases
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -127,8 +127,8 @@ def test_start_models_are_theirs(
     theirs: Callable[[bool], list[Tensor]], ours: dict[str, object], nesterov: bool
 ) -> None:
     expected = torch.stack(theirs(nesterov))
-    found = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    models = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))
+    torch.testing.assert_close(models, expected, rtol=1e-12, atol=1e-12)
     if nesterov and "update_from" in ours:
         papers = ours | {"update_from": "global"}
         other = torch.stack(_start_models(BMUF(nesterov=True, **papers)))
@@ -136,12 +136,12 @@ def test_start_models_are_theirs(
 
 
 def _trained(blocks: dict[str, str]) -> dict[str, list[float]]:
-    found = {}
+    trained = {}
     for page, code in blocks.items():
         model = Net()
         run_code([code], {"model": model, "data": loader(4)})
-        found[page] = weights(model).tolist()
-    return found
+        trained[page] = weights(model).tolist()
+    return trained
 
 
 def test_pages_train() -> None:
@@ -152,4 +152,4 @@ def test_pages_train() -> None:
     first, second = run_ranks(_trained, 2, blocks, ranks_per_node=1)
     assert first == second
     start = weights(Net()).tolist()
-    assert all(found != start for found in first.values())
+    assert all(trained != start for trained in first.values())

@@ -1,4 +1,4 @@
-"""docs/migration/ddp.md and post_local_sgd.md: the code before, in between and after."""
+"""Tests of docs/migration/ddp.md and post_local_sgd.md: code before and after the migration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PAGE = Page.read("docs/migration/ddp.md")
 
 
 def _trained(code: list[str]) -> list[list[float]]:
-    """Weights after each step of the page; what one has imported, the next one knows."""
-    found = []
+    """Weights after training by each block of the page. Each block has the imports of all."""
+    trained = []
     for count in range(1, len(code) + 1):
         imports = [line for text in code for line in text.splitlines() if line.startswith("from ")]
         names = run_code([*imports, code[count - 1]], {"model": Net(), "data": loader(6)})
-        found.append(weights(names["model"]).tolist())
-    return found
+        trained.append(weights(names["model"]).tolist())
+    return trained
 
 
 def test_one_group_is_ddp_and_two_tiers_train() -> None:
@@ -37,12 +37,12 @@ def test_one_group_is_ddp_and_two_tiers_train() -> None:
 
 
 POST_LOCAL_SGD = Page.read("docs/migration/post_local_sgd.md")
-# 4 steps of warm-up and whole blocks of 3: torch leaves the rest of a block as it is on each rank.
+# 4 warm-up steps and whole blocks of 3, because torch does not average an incomplete block.
 STEPS = 4 + 3 * 3
 
 
 class _Batches:
-    """Those of this rank, in an order that no sampler changes."""
+    """Batches of this rank, in an order that no sampler changes."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         rows = loader(STEPS).dataset[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])]
@@ -68,6 +68,6 @@ def test_before_and_after_are_the_same() -> None:
     torchs = run_ranks(_torchs, 4, before.text)
     ours = run_ranks(_ours, 4, after.text)
     assert ours == ours[:1] * 4
-    for found in torchs:
-        assert found == pytest.approx(ours[0], rel=1e-5, abs=1e-6)
+    for values in torchs:
+        assert values == pytest.approx(ours[0], rel=1e-5, abs=1e-6)
     assert ours[0] != pytest.approx(weights(Net()).tolist(), rel=1e-2)

@@ -1,4 +1,4 @@
-"""The short examples of README.md, docs/basics.md, docs/checkpoints.md and docs/faults.md train."""
+"""Tests that examples of README.md, docs/basics.md, docs/checkpoints.md, docs/faults.md train."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _trained(folder: str, blocks: dict[str, list[str]]) -> dict[str, tuple[list[
         "os": os,
         "timedelta": timedelta,
     }
-    found = {}
+    trained = {}
     for page, code in blocks.items():
         os.chdir(Path(folder) / Path(page).stem)
         namespace = run_code(code, names | {"model": Net(), "data": loader(4)})
         steps = namespace["trainer"].global_step
-        found[page] = (weights(namespace["model"]).tolist(), steps)
-    return found
+        trained[page] = (weights(namespace["model"]).tolist(), steps)
+    return trained
 
 
 def test_pages_train(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_muon() -> None:
 
 
 def test_yaml(tmp_path: Path) -> None:
-    """The command line makes of the YAML what the block before it makes in Python."""
+    """The YAML gives the same strategy as the Python block before it."""
     pytest.importorskip("jsonargparse")
     from lightning.pytorch.cli import LightningCLI
 

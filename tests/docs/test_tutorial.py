@@ -1,7 +1,7 @@
-"""docs/tutorial.md, from its first file to its last command.
+"""Tests that the files and commands of docs/tutorial.md run, and that their output is as described.
 
-Files run with the arguments of the commands, on ranks that have imported torch already, which takes
-a tenth of the time. That torchrun starts ranks: tests/trainer/test_launchers.py.
+The files run with the arguments of the commands, on ranks that have already imported torch. This
+takes a tenth of the time of torchrun. tests/trainer/test_launchers.py tests torchrun.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _commands() -> list[str]:
     return [line for text in code for line in text.splitlines()]
 
 
-def _check(said: list[str], folder: Path) -> None:
-    """What the page promises of what the commands print."""
-    alone, first, sent_bmuf, second, used, tiers, sent_tiers = said
+def _check(outputs: list[str], folder: Path) -> None:
+    """Check the output of each command against the statements of the page."""
+    alone, first, sent_bmuf, second, used, tiers, sent_tiers = outputs
     for line, steps in ((alone, 512), (first, 128), (second, 256), (tiers, 128)):
         assert f"after {steps} steps of each rank" in line, line
     for line in (alone, second, tiers):
@@ -55,17 +55,17 @@ def test_every_block_is_run_here() -> None:
 
 def _as_script(folder: str, arguments: list[str]) -> str:
     os.chdir(folder)
-    said = io.StringIO()
+    output = io.StringIO()
     with (
         mock.patch.object(sys, "argv", arguments),
         mock.patch.object(sys, "path", [folder, *sys.path]),
-        redirect_stdout(said),
+        redirect_stdout(output),
     ):
         runpy.run_path(arguments[0], run_name="__main__")
-    return said.getvalue()
+    return output.getvalue()
 
 
-def _said(folder: Path) -> Iterator[str]:
+def _outputs(folder: Path) -> Iterator[str]:
     for command in _commands():
         words = shlex.split(command)
         if words[0] == "torchrun":
@@ -79,4 +79,4 @@ def _said(folder: Path) -> Iterator[str]:
 
 def test_scripts(tmp_path: Path) -> None:
     _files(tmp_path)
-    _check([line for line in _said(tmp_path)], tmp_path)
+    _check([line for line in _outputs(tmp_path)], tmp_path)

@@ -1,4 +1,4 @@
-"""What docs/watching.md shows writes logs, traces and a page of them."""
+"""Tests that code and commands of docs/watching.md write logs, traces and a report."""
 
 from __future__ import annotations
 

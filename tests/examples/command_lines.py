@@ -1,4 +1,4 @@
-"""Command lines of the examples, as their tests call them."""
+"""Runs command lines of the examples in their tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def small_run(config: Path, folder: Path, *more: str, command: str = "fit") -> list[str]:
-    """Arguments of a quiet epoch by a config, made small by more arguments."""
+    """Arguments of a quiet run of one epoch by a config, with ``more`` to make it small."""
     return [
         command,
         f"--config={config}",
@@ -34,7 +34,7 @@ def run(args: list[str]) -> TrainingCLI:
 
 
 def printed_config(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """All that a command line makes of a config, whose ranks' batches nobody else divides."""
+    """The parsed config, with all defaults. The Trainer must not add a distributed sampler."""
     with pytest.raises(SystemExit) as stop:
         TrainingCLI(["fit", f"--config={config}", "--print_config"])
     assert stop.value.code == 0
@@ -44,6 +44,6 @@ def printed_config(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str
 
 
 def strategy_of(printed: dict[str, Any]) -> str:
-    """The strategy that a config names."""
+    """Name or class path of the strategy of a config."""
     strategy = printed["trainer"]["strategy"]
     return str(strategy if isinstance(strategy, str) else strategy["class_path"])

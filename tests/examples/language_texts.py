@@ -1,4 +1,4 @@
-"""A small folder of text, and a model for it, for the tests of the language example."""
+"""A small folder of text, its data module and a model, for tests of the language example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_texts(folder: Path, *, files: int = 60, words: int = 40, seed: int = 0
 
 
 def small_data(folder: Path, **settings: Any) -> Text:
-    """Windows of 16 tokens over the files of a folder, cached beside it."""
+    """Data module of windows of 16 tokens over the files of a folder, with a cache beside it."""
     given: dict[str, Any] = {
         "corpus": "folder",
         "corpus_args": {"path": str(folder)},
@@ -37,6 +37,6 @@ def small_data(folder: Path, **settings: Any) -> Text:
 
 
 def small_model(**settings: Any) -> LanguageModel:
-    """Two layers of width 16."""
+    """Model of two layers of width 16."""
     given: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "learning_rate": 1e-2}
     return LanguageModel(**{**given, **settings})

@@ -1,4 +1,4 @@
-"""Line images for tests."""
+"""Draws images of text lines for tests of the examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def inked(width: int = 120, height: int = 40, seed: int = 0) -> Image.Image:
-    """White paper with a few dark strokes, mode "L"."""
+    """White image of mode "L" with a few dark strokes."""
     draw = np.random.default_rng(seed)
     pixels = np.full((height, width), 255, np.uint8)
     for x in draw.integers(0, width - 3, max(1, width // 12)):
@@ -19,13 +19,13 @@ def inked(width: int = 120, height: int = 40, seed: int = 0) -> Image.Image:
 
 
 def png(image: Image.Image) -> bytes:
-    """The bytes of the image's file."""
+    """Bytes of the image as a PNG file."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
 
 
 def save(path: Path, **kwargs: int) -> None:
-    """Write an image, and the folders that it needs."""
+    """Write an image, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     inked(**kwargs).save(path)

@@ -1,4 +1,4 @@
-"""Manifests for tests."""
+"""Writes manifests of data for tests of the examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def write_manifest(folder: Path, entries: list[dict]) -> Path:
-    """Write entries as JSON lines; returns the file."""
+    """Write entries as JSON lines, and return the path of the file."""
     path = folder / "manifest.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return path

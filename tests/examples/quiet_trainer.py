@@ -1,4 +1,4 @@
-"""A Trainer for the tests of the examples."""
+"""Creates Trainers for tests of the examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 
 
 def quiet_trainer(strategy: Any = "auto", **settings: Any) -> pl.Trainer:
-    """On the CPU, without files or output."""
+    """Create a Trainer on the CPU, without files or output."""
     given: dict[str, Any] = {
         "accelerator": "cpu",
         "devices": 1,

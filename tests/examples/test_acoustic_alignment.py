@@ -1,4 +1,4 @@
-"""A corpus is aligned from transcripts alone: paths, pauses, variants, what is left out."""
+"""Tests of alignment from transcripts: best paths, pauses, variants, utterances left out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DIMENSIONS = 8
 
 
 def _pause_chances(words: int) -> list[float]:
-    """Recordings begin and end in silence; between words it is rarer."""
+    """Probability of a pause before, between and after words. It is lower between words."""
     return [0.9, *[0.3] * (words - 1), 0.9]
 
 
@@ -75,9 +75,9 @@ def test_pauses_and_variants_are_found_with_true_scores() -> None:
         key: 6.0 * torch.nn.functional.one_hot(truth, len(SENONES)).float()
         for key, truth in speech.truth.items()
     }
-    found = realign(speech.transcripts, scores.__getitem__, LEXICON, SENONES)
-    assert len(found.by_key) == len(speech.transcripts)
-    for key, alignment in found.by_key.items():
+    result = realign(speech.transcripts, scores.__getitem__, LEXICON, SENONES)
+    assert len(result.by_key) == len(speech.transcripts)
+    for key, alignment in result.by_key.items():
         assert alignment.reading == speech.readings[key]
         assert torch.equal(alignment.senones, speech.truth[key])
         assert alignment.log_likelihood == pytest.approx(6.0)
@@ -97,7 +97,7 @@ def test_viterbi_is_the_best_of_all_segmentations(seed: int) -> None:
     assert total == pytest.approx(float(scores[torch.arange(8), path].sum()), rel=1e-5)
 
 
-def test_what_is_too_short_is_left_out_and_named() -> None:
+def test_short_utterances_are_left_out_and_named() -> None:
     transcripts = [
         Transcript("long", ("ka",), 12),
         Transcript("tight", ("ka",), 6),
@@ -120,7 +120,7 @@ def test_what_is_too_short_is_left_out_and_named() -> None:
 
 
 def toy_corpus(speech: ToySpeech, *, normalisation: NormalisationMode = "global") -> Corpus:
-    """A corpus of the toy's utterances: most train, some valid and test."""
+    """A corpus of the utterances: a tenth each in valid and test, the others in train."""
     recordings = []
     for i, transcript in enumerate(speech.transcripts):
         split = {0: "valid", 1: "test"}.get(i % 10, "train")
@@ -138,9 +138,9 @@ def toy_corpus(speech: ToySpeech, *, normalisation: NormalisationMode = "global"
     ).finish(normalisation=normalisation)
 
 
-def agreement(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
-    right = sum(int((senones == truth[key]).sum()) for key, senones in found.items())
-    return right / sum(len(senones) for senones in found.values())
+def agreement(alignments: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    right = sum(int((senones == truth[key]).sum()) for key, senones in alignments.items())
+    return right / sum(len(senones) for senones in alignments.values())
 
 
 def test_corpus_is_aligned_from_transcripts() -> None:
@@ -154,23 +154,23 @@ def test_corpus_is_aligned_from_transcripts() -> None:
     options = FlatStartOptions(
         realignments=4, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
     )
-    found = align_corpus(corpus, options, on_round=note)
-    assert set(found) == {transcript.key for transcript in speech.transcripts}
-    assert agreement(found, speech.truth) > 0.8
+    alignments_by_key = align_corpus(corpus, options, on_round=note)
+    assert set(alignments_by_key) == {transcript.key for transcript in speech.transcripts}
+    assert agreement(alignments_by_key, speech.truth) > 0.8
     assert all(b > a for a, b in itertools.pairwise(likelihoods))
-    aligned = corpus.with_alignments(found)
+    aligned = corpus.with_alignments(alignments_by_key)
     for before, after in zip(corpus.train, aligned.train, strict=True):
         assert before.senones is None
         assert after.senones is not None
         assert len(after.senones) == len(before.features)
     torch.rand(1)
     state = torch.get_rng_state()
-    assert agreement(align_corpus(corpus, options), found) == 1.0
+    assert agreement(align_corpus(corpus, options), alignments_by_key) == 1.0
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_model_of_every_third_frame_aligns_every_frame() -> None:
-    """Scores that point at the true senone of each stack's centre give back all the truth."""
+    """Scores of the true senone in the centre of each stack recover the whole alignment."""
     speech = ToySpeech(20, seed=2)
     for key, truth in speech.truth.items():
         speech.features[key] = torch.nn.functional.one_hot(truth, len(SENONES)).float()
@@ -181,7 +181,7 @@ def test_model_of_every_third_frame_aligns_every_frame() -> None:
         centre = features.unflatten(1, (corpus.stacking.stack, len(SENONES)))[:, 1]
         return 5.0 * centre
 
-    found = realign_corpus(corpus, score)
-    assert agreement(found.senones(), speech.truth) == 1.0
-    assert found.log_likelihood == pytest.approx(5.0)
-    assert not found.left_out
+    result = realign_corpus(corpus, score)
+    assert agreement(result.senones(), speech.truth) == 1.0
+    assert result.log_likelihood == pytest.approx(5.0)
+    assert not result.left_out

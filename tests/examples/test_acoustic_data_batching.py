@@ -1,4 +1,4 @@
-"""Mini-batches counted in frames: nothing lost, nothing twice, as many on every rank."""
+"""Tests of mini-batches counted in frames: all utterances once, equally many on every rank."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_every_rank_gets_as_many_batches_and_no_utterance_is_lost(
     assert len({len(batches) for batches in per_rank}) == 1
 
     batches = [batch for batches in per_rank for batch in batches]
-    given_out = [position for batch in batches for position in batch]
-    assert set(given_out) == set(range(len(lengths)))
-    assert len(given_out) - len(lengths) == samplers[0].repeated
+    positions = [position for batch in batches for position in batch]
+    assert set(positions) == set(range(len(lengths)))
+    assert len(positions) - len(lengths) == samplers[0].repeated
     if samplers[0].repeated:
         assert samplers[0].repeated < world_size
         assert all(len(batch) == 1 for batch in batches)
@@ -63,7 +63,7 @@ def test_epochs_differ_and_seeds_repeat() -> None:
     first.set_epoch(1)
     one = list(first)
     assert zero != one
-    # Not only the order of the batches: other utterances share them.
+    # Batches have different utterances, not only a different order.
     assert {frozenset(batch) for batch in zero} != {frozenset(batch) for batch in one}
 
 
@@ -73,7 +73,7 @@ def test_batches_of_one_step_have_similar_lengths() -> None:
     for step in _samplers(lengths, 4, 2048, 3)[0].steps(3):
         longest = [max(lengths[i] for i in batch) for batch in step]
         ratios.append(max(longest) / min(longest))
-    # Batches dealt out at random would be about 3 times as long on one rank as on another.
+    # Random batches would be about 3 times as long on one rank as on another.
     assert sum(ratios) / len(ratios) < 1.3
 
 

@@ -1,4 +1,4 @@
-"""AN4 and manifests of audio files, made up and, where they are, recorded."""
+"""Tests of AN4 and of manifests of audio files, with generated and with recorded data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_manifest_reads_formats_and_rates(audio_folder: Path) -> None:
         for utterance in split:
             number = int(utterance.key[0])
             assert len(corpus.recorded[utterance.key]) == pytest.approx(50 + 10 * number, abs=1)
-    # The same tone at different rates, in different formats: the loudest filter is the same.
+    # The tone is the same at all rates and in all formats, so the loudest filter is the same.
     loudest = {int(features.mean(0).argmax()) for features in corpus.recorded.values()}
     assert len(loudest) == 1
 
@@ -133,7 +133,7 @@ def test_an4_dimensions_and_flat_start(tmp_path: Path) -> None:
     assert utterance.words == ("YES", "NO")
     assert utterance.senones is not None and utterance.senones.shape == (30,)
     assert deltas.senones.name(int(utterance.senones[0])) == "sil.1"
-    # Per speaker: each speaker's frames have mean 0.
+    # Features are normalised for each speaker, whose frames then have mean 0.
     keys = [u.key for split in plain.splits.values() for u in split if u.speaker == "s1"]
     frames = torch.cat([plain.recorded[key] for key in keys])
     torch.testing.assert_close(frames.mean(0), torch.zeros(13), atol=1e-3, rtol=0)

@@ -1,4 +1,4 @@
-"""Kaldi data directories."""
+"""Tests of Kaldi data directories: archives, alignments, and input that must not be executed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
     [
         "touch MARK |",
         "| touch MARK",
-        # kaldiio takes these for commands, although no bar stands at the end.
+        # kaldiio treats these as commands, although they do not end with a bar.
         "x; touch MARK |:5",
         "x; touch MARK |[0:1]",
         "x; touch MARK |:5[0:1]",
@@ -122,7 +122,7 @@ def test_pickles_in_archives_are_not_read(kaldi_folder: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".ark", ".ark.gz"])
 @pytest.mark.parametrize("text", [False, True])
-def test_archives_are_what_kaldiio_reads(tmp_path: Path, suffix: str, text: bool) -> None:
+def test_archives_have_the_arrays_of_kaldiio(tmp_path: Path, suffix: str, text: bool) -> None:
     draw = np.random.default_rng(0)
     wanted = {f"k{n}": draw.normal(size=(7 + n, 5)).astype("f") for n in range(3)}
     plain = tmp_path / "plain.ark"
@@ -131,10 +131,10 @@ def test_archives_are_what_kaldiio_reads(tmp_path: Path, suffix: str, text: bool
     file.write_bytes(
         gzip.compress(plain.read_bytes()) if suffix.endswith("gz") else plain.read_bytes()
     )
-    found = dict(read_archive(file))
-    assert found.keys() == wanted.keys()
+    arrays = dict(read_archive(file))
+    assert arrays.keys() == wanted.keys()
     for key, array in kaldiio.load_ark(str(plain)):
-        np.testing.assert_array_equal(found[key], array)
+        np.testing.assert_array_equal(arrays[key], array)
 
 
 def test_places_have_offsets_and_ranges(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The DataModule under the Trainer, on one rank and on several."""
+"""Tests of the speech example's data module with a Trainer, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {"sentences": 30, "valid_fraction": 0.2, "test_fraction": 0.2}
 
 
 class Collector(LightningModule):
-    """A frame classifier that notes which utterances it saw."""
+    """A frame classifier that records the utterances of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,22 +69,22 @@ def test_ranks_share_the_utterances_anew_each_epoch(
     assert len(list(tmp_path.glob("*.npz"))) == 1
 
 
-def _make_count(cache_dir: str) -> bool:
-    """Whether this rank synthesised the corpus, when all ask for it at once."""
-    made = []
+def _synthesised_here(cache_dir: str) -> bool:
+    """Whether this rank synthesised the corpus, when all ranks request it at once."""
+    calls = []
     original = synthesis.synthesise
 
     def count(config: synthesis.SynthesisConfig) -> RecordedCorpus:
-        made.append(config)
+        calls.append(config)
         return original(config)
 
     synthesis.synthesise = count
     build_synthetic_corpus(**SMALL, cache_dir=cache_dir)
-    return bool(made)
+    return bool(calls)
 
 
 def test_one_rank_makes_the_cache(tmp_path: Path) -> None:
-    assert sum(run_ranks(_make_count, 3, str(tmp_path))) == 1
+    assert sum(run_ranks(_synthesised_here, 3, str(tmp_path))) == 1
 
 
 @pytest.fixture(scope="module")

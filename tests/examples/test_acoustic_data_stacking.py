@@ -1,4 +1,4 @@
-"""Stacking, subsampling, normalisation and segmentation."""
+"""Tests of features: stacking, subsampling, filter bank, normalisation and segmentation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_frame_k_is_centred_half_a_shift_after_k_shifts() -> None:
     frame = 37
     click[frame * 160 + 80] = 1.0
     energy = log_filter_bank(click).mean(1)
-    # Symmetric about the frame in which the click stands in the middle.
+    # Symmetric about the frame whose centre is the click.
     assert float(energy[frame]) == pytest.approx(float(energy.max()))
     assert float(energy[frame - 1]) == pytest.approx(float(energy[frame + 1]), abs=0.2)
 
@@ -85,7 +85,7 @@ def test_states_share_the_interval_of_a_phone() -> None:
 
 
 @given(st.lists(st.sampled_from(["ab", "b"]), max_size=5), st.integers(1, 80), st.integers(0, 30))
-def test_uniform_segmentation_speaks_the_words_in_order(
+def test_uniform_segmentation_has_the_words_in_order(
     words: list[str], frames: int, silence: int
 ) -> None:
     senones = uniform_segmentation(words, LEXICON, SENONES, frames, silence)

@@ -1,4 +1,4 @@
-"""The embedded corpus: deterministic, and its alignments are where the sounds are."""
+"""Tests of the synthetic corpus: it is deterministic, and its alignments match the sounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def espeak() -> Espeak:
     return Espeak()
 
 
-def test_corpus_has_what_it_says(corpus: Corpus) -> None:
+def test_corpus_has_the_requested_splits_and_shapes(corpus: Corpus) -> None:
     assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [24, 8, 8]
     assert corpus.feature_dim == 192
     assert corpus.frame_shift_s == pytest.approx(0.03)

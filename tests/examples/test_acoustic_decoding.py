@@ -1,4 +1,4 @@
-"""The decoder finds exactly the words that toy acoustic scores contain."""
+"""Tests that the decoder finds exactly the words of toy acoustic scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CLEAR = ("two", "on", "once", "a", "tea", "noon")
 
 
 def spoken(words: list[str], *, seed: int, silence: float = 0.5, states: int = 3) -> list[int]:
-    """Senones per frame with random durations, variants and silences; ``states`` of each phone."""
+    """Senone of each frame, with random durations, variants, silences, ``states`` of a phone."""
     draw = random.Random(seed)
     phones = ["sil"] if draw.random() < silence else []
     for word in words:
@@ -86,7 +86,7 @@ def test_phones_shorter_than_their_states_need_skips() -> None:
     strict = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0)
     wrong = 0
     for seed, words in enumerate(sentences(25, seed=2)):
-        # "a a" in one state each is the same as a long "a".
+        # With one state for each phone, "a a" is the same as a long "a".
         words = [word for word, _ in itertools.groupby(words)]
         frames = spoken(words, seed=seed, states=1)
         clean = scores(frames, preference=30.0)

@@ -1,4 +1,4 @@
-"""Grammars are probability distributions, and the graph is no larger than it must be."""
+"""Tests that grammars are probability distributions, and that graphs have their weights."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SENONES = SenoneMap(phones=("sil", *LEXICON.phones))
 
 
 def best_log_prob(grammar: Grammar, words: tuple[str, ...]) -> float:
-    """Log probability of the best path through the arcs that reads the words."""
+    """Log probability of the best path through the arcs that accepts the words."""
     by_source: dict[int, list] = {}
     for arc in grammar.arcs():
         by_source.setdefault(arc.source, []).append(arc)
 
     def best(state: int, rest: tuple[str, ...]) -> float:
-        found = [-math.inf]
+        candidates = [-math.inf]
         if not rest and state in grammar.final_log_probs():
-            found.append(grammar.final_log_probs()[state])
+            candidates.append(grammar.final_log_probs()[state])
         for arc in by_source.get(state, []):
             if arc.word is None and rest:
-                found.append(arc.log_prob + best(arc.target, rest))
+                candidates.append(arc.log_prob + best(arc.target, rest))
             elif rest and arc.word == rest[0]:
-                found.append(arc.log_prob + best(arc.target, rest[1:]))
-        return max(found)
+                candidates.append(arc.log_prob + best(arc.target, rest[1:]))
+        return max(candidates)
 
     return best(0, words)
 
@@ -52,7 +52,7 @@ def test_bigram_sums_to_one_after_every_history(history: str | None) -> None:
 
 def test_bigram_follows_witten_bell() -> None:
     model = BigramModel(TEXT)
-    # Of 16 events of 4 kinds two are z; after y come z, x and two ends.
+    # Two of 16 events of 4 kinds are z. The events after y are z, x and two ends.
     unigram_z = (2 + 4 / 4) / (16 + 4)
     assert math.exp(model.log_prob("z", "y")) == pytest.approx((1 + 3 * unigram_z) / (4 + 3))
 
@@ -76,7 +76,8 @@ def test_graph_weighs_the_words_by_the_grammar(skip: float) -> None:
     path = kaldifst.shortest_path(kaldifst.compose(linear, graph.fst))
     _, _, labels, weight = kaldifst.get_linear_symbol_sequence(path)
     assert [graph.words[label - 1] for label in labels] == ["x", "y", "x"]
-    # Five phones: enter at state 0, two advances without skip, one exit, each half the loop.
+    # Each of five phones has an entry at state 0, two advances without skip, and one exit. An
+    # advance or an exit has a probability of one half, as the loop has.
     enter = (1 - skip) / (1 - skip**3)
     hmm = 5 * math.log(enter * (0.5 * (1 - skip)) ** 2 * 0.5)
     grammar = sum(

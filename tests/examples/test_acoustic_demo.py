@@ -1,4 +1,4 @@
-"""The demo and the study of the speech example: tables, sentences, times over links, resuming.
+"""Tests of the speech example's demo and study: tables, sentences, step times, resuming.
 
 `.ci/run` runs the demo itself.
 """
@@ -45,12 +45,12 @@ DDP = outcome(demo.DDP, 0.24)
 
 
 def link_times_of(gigabit: Sequence[float], slow: Sequence[float]) -> LinkTimes:
-    """Seconds of a step of the blocks and of DDP."""
+    """Seconds of a step of block synchronisation and of DDP."""
     names = (demo.OURS.system, "ddp")
     pairs = zip(link_times.RATES, (gigabit, slow), strict=True)
     return LinkTimes(
         how="measured",
-        seconds={link: dict(zip(names, own, strict=True)) for link, own in pairs},
+        seconds={link: dict(zip(names, values, strict=True)) for link, values in pairs},
     )
 
 
@@ -65,7 +65,7 @@ def test_rows_show_errors_bytes_and_times_over_links() -> None:
     assert row("ddp", DDP, TIMES) == ("ddp", "24.0%", "2.4%", "-", "6000.0", "50", "260")
 
 
-def test_a_sentence_says_who_wins_by_how_much_and_where_ddp_is_better() -> None:
+def test_sentence_has_the_winner_the_factor_and_where_ddp_is_better() -> None:
     sentence = comparison(OURS, DDP, TIMES)
     assert sentence.count(".") == sentence.count("24.") + 2  # one sentence; a factor of 3.2
     assert "24.1% and 24.0% frame errors of bmuf and DDP" in sentence
@@ -98,9 +98,9 @@ def test_steps_of_one_rank_are_timed() -> None:
     small = Settings(
         system="one_worker", corpus_args={"sentences": 40}, hidden_dim=8, batch_frames=256
     )
-    found = time_steps(small)
-    assert found.seconds["one_worker"] > 0
-    assert found.parameters > 1000
+    times = time_steps(small)
+    assert times.seconds["one_worker"] > 0
+    assert times.parameters > 1000
 
 
 def result(settings: Settings, errors: float) -> Result:
@@ -115,7 +115,7 @@ def result(settings: Settings, errors: float) -> Result:
     )
 
 
-def test_every_system_has_the_strategy_that_its_name_says() -> None:
+def test_every_system_has_the_strategy_of_its_name() -> None:
     arguments = {"group_size": 2, "block_size": 5, "density": 0.1, "warmup_steps": 3}
     strategies = {name: system.strategy(**arguments) for name, system in SYSTEMS.items()}
     assert strategies.pop("one_worker") == "auto"
@@ -131,7 +131,7 @@ def test_every_system_has_the_strategy_that_its_name_says() -> None:
     assert classical.block_sync == BMUF(block_size=5, nesterov=False)
 
 
-def test_study_runs_each_setting_once_and_goes_on_where_it_stopped(
+def test_study_runs_each_setting_once_also_when_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[tuple[str, float]] = []

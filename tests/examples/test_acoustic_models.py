@@ -1,4 +1,4 @@
-"""The acoustic models: context, independence of padding, chunks in training and decoding."""
+"""Tests of the acoustic models: context, independence of padding, chunks, norms of weights."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def without_delay() -> FrameClassifier:
 @pytest.mark.parametrize(
     ("build", "frame", "frames", "seen"),
     [
-        # The past and three frames of the future, of which the last is read again at the end.
+        # The past and three frames of the future. At the end, the last frame is repeated.
         (small_lstm, 0, 10, range(4)),
         (small_lstm, 6, 10, range(10)),
         (small_lstm, 9, 10, range(10)),
         (without_delay, 4, 10, range(5)),
         (small_dnn, 5, 12, range(3, 8)),
         (small_dnn, 0, 12, range(3)),
-        # Frame 10 lies in the chunk of frames 8 to 15; three more on either side are its context.
+        # Frame 10 is in the chunk of frames 8 to 15, with three frames of context on each side.
         (small_blstm, 10, 40, range(5, 19)),
     ],
 )
@@ -106,7 +106,7 @@ def test_frame_depends_on_its_context_alone(
     assert frames_that_matter(build().train(), frame, frames) == list(seen)
 
 
-def test_max_norm_holds_after_every_update_and_touches_hidden_layers_only() -> None:
+def test_max_norm_holds_after_every_update_for_hidden_layers_only() -> None:
     torch.manual_seed(0)
     model = DNNAcousticModel(
         feature_dim=DIM, num_senones=SENONES, hidden_dim=8, num_layers=2, max_norm=0.5
@@ -133,7 +133,7 @@ batches = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 
 
 def numbered(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features whose only value says which frame of which utterance it is; padding is -1."""
+    """Features with one value, which encodes the utterance and the frame. Padding is -1."""
     features = torch.full((len(lengths), max(lengths), 1), -1.0, dtype=torch.float64)
     for row, length in enumerate(lengths):
         features[row, :length, 0] = torch.arange(length) + 100.0 * row
@@ -147,9 +147,9 @@ def test_training_chunks_hold_every_frame_exactly_once(
 ) -> None:
     features, sizes = numbered(lengths)
     chunks, needed = training_chunks(features, sizes, shape)
-    # A chunk that is left out must hold no frame: make the left-out ones visible.
-    kept = torch.where(needed[:, :, None, None], chunks, -7.0)
-    joined = join_chunks(kept, features.shape[1], shape)
+    # Chunks that are not needed must hold no frame, so they are overwritten.
+    marked = torch.where(needed[:, :, None, None], chunks, -7.0)
+    joined = join_chunks(marked, features.shape[1], shape)
     assert joined.shape == features.shape
     for row, length in enumerate(lengths):
         assert torch.equal(joined[row, :length], features[row, :length])
@@ -165,6 +165,6 @@ def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
     windows, needed = decoding_windows(features, sizes, shape)
     combined = combine_windows(windows, needed, features.shape[1], shape)
     assert combined.shape == features.shape
-    # All windows agree on a frame here, so any weights that sum to one give the frame back.
+    # All windows agree on a frame here, so any weights that sum to one reproduce it.
     for row, length in enumerate(lengths):
         torch.testing.assert_close(combined[row, :length], features[row, :length])

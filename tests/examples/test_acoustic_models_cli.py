@@ -1,4 +1,4 @@
-"""The command line of the speech example: configs, linked sizes, a small run, alignments."""
+"""Tests of the speech example's command line: sizes from data, small runs, alignments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
 
 
 def test_recipe_of_the_an4_report_holds_the_rate_and_then_halves_it(tmp_path: Path) -> None:
-    """11 epochs at the full rate, then one half, one quarter; the next is an eighth."""
+    """11 epochs at the full rate, one at a half, one at a quarter. The next has an eighth."""
     whole, _ = an4(tmp_path)
     cli = run(
         [
@@ -78,7 +78,7 @@ def test_fit_by_the_name_of_a_strategy_on_two_ranks(tmp_path: Path) -> None:
 
 
 def an4(folder: Path) -> tuple[str, str]:
-    """A folder in AN4's layout of made-up cepstra, and one with its test utterances alone."""
+    """A folder of random cepstra in AN4's layout, and one with its test utterances only."""
     lines = ["A  AH", "B  B IY", "C  S IY"]
     draw = np.random.default_rng(0)
     entries = [
@@ -102,7 +102,7 @@ def an4(folder: Path) -> tuple[str, str]:
 def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the normalisation, words and transcripts of the training, and without aligning."""
+    """Uses the normalisation, words and transcripts of the training, and aligns nothing."""
     whole, alone = an4(tmp_path)
 
     def one(folder: str, *more: str, command: str = "test") -> TrainingCLI:
@@ -130,8 +130,8 @@ def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
     monkeypatch.setattr(align_once, "align_corpus", not_again)
     expected = dict(one(whole, checkpoint).trainer.callback_metrics)
     assert set(expected) == {"test/loss", "test/frame_error_rate", "test/word_error_rate"}
-    found = dict(one(alone, checkpoint).trainer.callback_metrics)
-    assert found == {"test/word_error_rate": expected["test/word_error_rate"]}
+    metrics = dict(one(alone, checkpoint).trainer.callback_metrics)
+    assert metrics == {"test/word_error_rate": expected["test/word_error_rate"]}
     assert "the test split has no alignments: word errors are scored" in caplog.text
     with pytest.raises(ValueError, match="nor a checkpoint of a model"):
         one(alone)
@@ -141,13 +141,13 @@ def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
 
 def test_a_corpus_to_test_on_keeps_the_numbering_of_the_training() -> None:
     fitted = build_synthetic_corpus(sentences=SENTENCES).fitted
-    kept = Fitted.from_state_dict(fitted.state_dict())
-    assert (kept.senones, kept.lexicon) == (fitted.senones, fitted.lexicon)
-    assert kept.transcripts == fitted.transcripts
-    other = replace(kept, senones=SenoneMap(("sil", *reversed(kept.senones.phones[1:]))))
+    restored = Fitted.from_state_dict(fitted.state_dict())
+    assert (restored.senones, restored.lexicon) == (fitted.senones, fitted.lexicon)
+    assert restored.transcripts == fitted.transcripts
+    other = replace(restored, senones=SenoneMap(("sil", *reversed(restored.senones.phones[1:]))))
     with pytest.raises(ValueError, match="must be numbered by the phones"):
         build_synthetic_corpus(sentences=SENTENCES, fitted=other)
-    fewer = replace(kept, lexicon=Lexicon({"a": [("q",)]}), senones=SenoneMap(("sil", "q")))
+    fewer = replace(restored, lexicon=Lexicon({"a": [("q",)]}), senones=SenoneMap(("sil", "q")))
     with pytest.raises(ValueError, match="words have phones that the model was not trained on"):
         fewer.lexicon_with(fitted.lexicon)
 

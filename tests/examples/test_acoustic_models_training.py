@@ -1,4 +1,4 @@
-"""The models in a Trainer: loss, error rates, priors, decoding, checkpoints."""
+"""Tests of the acoustic models in a Trainer: loss, error rates, priors, decoding."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EVERY_MODEL = pytest.mark.parametrize("kind", sorted(SMALL))
 
 
 def utterance(number: int) -> Utterance:
-    """Four frames a senone, shown plainly but for a little noise; 12 frames and more."""
+    """Utterance of 12 or more frames, four for each senone, with one-hot features and noise."""
     generator = torch.Generator().manual_seed(number)
     senones = torch.randint(3, (3 + number % 5,), generator=generator).repeat_interleave(4)
     features = functional.one_hot(senones, DIM) + 0.1 * torch.randn(
@@ -83,7 +83,7 @@ class TinyData(LightningDataModule):
         return self._loader(self.corpus.test)
 
     def _loader(self, split: list[Utterance]) -> DataLoader[Any]:
-        # Seven utterances of unequal length: an average of the batches' averages would be wrong.
+        # Seven utterances of unequal length, so the mean of the means of batches would be wrong.
         return DataLoader(
             range(len(split)),
             batch_size=3,
@@ -92,7 +92,7 @@ class TinyData(LightningDataModule):
 
 
 class OneFrameOneWord:
-    """Stands in for a decoder: each frame that is not silence is a word."""
+    """Replaces a decoder: each frame that is not silence is a word."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -149,12 +149,12 @@ def test_priors_are_the_training_targets_relative_frequencies() -> None:
     torch.testing.assert_close(model.log_likelihoods(logits), logits.log_softmax(dim=1))
 
 
-def word_errors(words: tuple[str, ...], heard: list[str]) -> int:
+def word_errors(words: tuple[str, ...], hypothesis: list[str]) -> int:
     """Levenshtein distance."""
-    row = list(range(len(heard) + 1))
+    row = list(range(len(hypothesis) + 1))
     for i, word in enumerate(words, start=1):
         previous, row[0] = row[0], i
-        for j, other in enumerate(heard, start=1):
+        for j, other in enumerate(hypothesis, start=1):
             previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (word != other))
     return row[-1]
 

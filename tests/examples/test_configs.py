@@ -1,4 +1,4 @@
-"""Configs of the examples parse and name their strategy; models have the sizes that they should."""
+"""Tests that configs of the examples parse, name their strategy and give models of their size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 
 @dataclass(frozen=True)
 class Expected:
-    """The strategy of a config; sizes that the data give its model, and parameters of the model."""
+    """Strategy of a config, number of parameters of its model, and sizes from its data."""
 
     strategy: str = "auto"
     parameters: int | None = None
@@ -68,25 +68,25 @@ EXPECTED = {
 
 
 def test_every_config_is_tested() -> None:
-    found = {f"{p.parents[1].name}/{p.stem}" for p in EXAMPLES.glob("*/configs/*.yaml")}
-    assert found == set(EXPECTED)
+    names = {f"{p.parents[1].name}/{p.stem}" for p in EXAMPLES.glob("*/configs/*.yaml")}
+    assert names == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     example, _, stem = name.partition("/")
-    path, own = EXAMPLES / example / "configs" / f"{stem}.yaml", EXPECTED[name]
+    path, entry = EXAMPLES / example / "configs" / f"{stem}.yaml", EXPECTED[name]
     printed = printed_config(path, capsys)
-    assert strategy_of(printed) == own.strategy
-    if own.parameters is None:
+    assert strategy_of(printed) == entry.strategy
+    if entry.parameters is None:
         return
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     module, _, kind = config["model"]["class_path"].rpartition(".")
     with torch.device("meta"):
         model = getattr(import_module(module), kind)(
-            **{**dict(own.sizes), **config["model"]["init_args"]}
+            **{**dict(entry.sizes), **config["model"]["init_args"]}
         )
-    assert sum(parameter.numel() for parameter in model.parameters()) == own.parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == entry.parameters
     if example == "language":
         assert printed["trainer"]["gradient_clip_val"] == 1.0
     if example == "ocr":
@@ -94,7 +94,7 @@ def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture
 
 
 class FakeTrainer:
-    """A Trainer whose data module is of two sizes."""
+    """A Trainer whose data module has a corpus with two sizes."""
 
     def __init__(self) -> None:
         self.datamodule = type("Data", (), {"corpus": None})()
@@ -126,6 +126,6 @@ def test_missing_sizes_come_from_the_data_and_given_ones_stay() -> None:
         (DarkNetDBLSTM(num_classes=4), "height of DarkNetDBLSTM"),
     ],
 )
-def test_sizes_that_nobody_tells_are_named(model: ResNetClassifier, names: str) -> None:
+def test_error_names_sizes_that_are_not_given(model: ResNetClassifier, names: str) -> None:
     with pytest.raises(ValueError, match=f"{names} must be given"):
         model.configure_model()

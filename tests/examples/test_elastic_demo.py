@@ -1,4 +1,4 @@
-"""The demo of groups that come and go: its log, what it finds in it, and its picture."""
+"""Tests of the demo of groups that leave and join: its log, the analysis of it, and its plot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_log_has_a_digest_at_the_end_of_each_block(tmp_path: Path) -> None:
         trainer = SimpleNamespace(global_step=number)
         log.on_train_batch_end(trainer, module, {"loss": torch.tensor(0.5)}, None, 0)
     with file.open("a") as out:
-        out.write('{"event": "st')  # of a group that was killed while it wrote
+        out.write('{"event": "st')  # by a group that was killed during the write
     first, second = read_log(file)
     assert (first.event, first.loss, first.digest) == ("step", 0.5, None)
     assert (second.event, second.valid_loss) == ("block", 0.25)
@@ -46,9 +46,9 @@ def test_longest_pause_after_a_moment() -> None:
 
 
 def test_models_are_compared_where_groups_have_taken_part() -> None:
-    own = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
-    assert different_models([own, [own[0], own[2]]]) == []
-    assert different_models([own, [block(40, "x"), Line("end", 8, 41, 1.0, digest="y")]]) == [
+    lines = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
+    assert different_models([lines, [lines[0], lines[2]]]) == []
+    assert different_models([lines, [block(40, "x"), Line("end", 8, 41, 1.0, digest="y")]]) == [
         "block 40",
         "end 41",
     ]

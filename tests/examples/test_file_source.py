@@ -1,4 +1,4 @@
-"""Folders and zips that a listing names files of."""
+"""Tests of reading files from folders and zip archives."""
 
 from __future__ import annotations
 

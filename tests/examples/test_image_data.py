@@ -1,4 +1,4 @@
-"""The data of the image example: formats, splits, batches for ranks, augmentation."""
+"""Tests of the image example's data: formats, splits, batches of ranks, augmentation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from examples.image.data_module import Images
 
 
 def idx(values: np.ndarray) -> bytes:
-    """An idx file of unsigned bytes, as its published description has it."""
+    """An idx file of unsigned bytes, as in the published description."""
     header = bytes([0, 0, 8, values.ndim]) + b"".join(struct.pack(">I", n) for n in values.shape)
     return header + values.astype(np.uint8).tobytes()
 
 
 def write_mnist(folder: Path, *, train: int = 12, test: int = 5, compressed: bool = True) -> None:
-    """Images whose every pixel is their number in the file, labelled by its last digit."""
+    """Write images. All pixels of an image are its number, whose last digit is the label."""
     for prefix, count in (("train", train), ("t10k", test)):
         numbers = np.arange(count)
         images = np.broadcast_to(numbers[:, None, None], (count, 28, 28))
@@ -90,7 +90,7 @@ def test_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, message: st
 def test_cifar10_is_read_from_the_users_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of the published form, with sums of their own in place of the published ones."""
+    """Files in the published format, with their own checksums in place of the published ones."""
     from torchvision.datasets import CIFAR10
 
     folder = tmp_path / CIFAR10.base_folder
@@ -101,7 +101,7 @@ def test_cifar10_is_read_from_the_users_copy(
         return md5((folder / name).read_bytes()).hexdigest()
 
     def batch(first: int) -> dict:
-        # A row has its 1024 red values first, then green, then blue.
+        # A row has 1024 red values, then 1024 green and 1024 blue ones.
         rows = [[first + n] * 1024 + [100] * 1024 + [200] * 1024 for n in range(3)]
         return {"data": np.array(rows, np.uint8), "labels": [first + n for n in range(3)]}
 
@@ -124,7 +124,7 @@ def test_cifar10_is_read_from_the_users_copy(
     assert alone.train is None and torch.equal(alone.test.images, corpus.test.images)
 
 
-def test_missing_cifar10_says_what_is_needed(tmp_path: Path) -> None:
+def test_error_for_missing_cifar10_names_the_archive(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="unpack cifar-10-python.tar.gz"):
         build_cifar10_corpus(path=str(tmp_path))
 
@@ -187,7 +187,7 @@ def test_train_images_are_normalised_and_others_likewise() -> None:
 
 
 def test_augmentation_moves_and_mirrors_within_its_limits() -> None:
-    """A single bright pixel in the middle tells where an image went."""
+    """A single bright pixel shows how an image has moved."""
     image = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
     image[:, 0, 4, 3] = 255
     moved = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
@@ -195,7 +195,7 @@ def test_augmentation_moves_and_mirrors_within_its_limits() -> None:
     where = moved.nonzero()
     assert len(where) == 400
     assert set(where[:, 2].tolist()) == set(range(2, 7))
-    # From column 3 to 1..5, and those mirrored about column 4 to 3..7.
+    # The shift moves column 3 to 1..5. Mirroring about column 4 gives 3..7.
     assert set(where[:, 3].tolist()) == set(range(1, 8))
     again = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
     assert torch.equal(moved, again)

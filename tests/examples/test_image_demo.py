@@ -1,4 +1,4 @@
-"""The demo and the studies of the image example: results, tables, what counts as waiting.
+"""Tests of the image example's demo and studies: results, tables, waiting time.
 
 `.ci/run` runs the demo itself.
 """
@@ -30,13 +30,13 @@ TINY = Settings(
 
 
 def counted(rank: int, **values: float) -> dict[str, float]:
-    found = dict.fromkeys(RankResult.__dataclass_fields__, 0.0)
-    return found | {"rank": rank, "updates": 10.0, "gradients_per_update": 3.0} | values
+    zeros = dict.fromkeys(RankResult.__dataclass_fields__, 0.0)
+    return zeros | {"rank": rank, "updates": 10.0, "gradients_per_update": 3.0} | values
 
 
 def outcome(settings: Settings, **values: object) -> Result:
     waited = (1.0, 2.0, 6.0, 50.0)
-    found = Result(
+    result = Result(
         settings=settings.portable_settings(),
         parameters=1000,
         test_accuracy=0.971,
@@ -47,10 +47,10 @@ def outcome(settings: Settings, **values: object) -> Result:
             for rank in range(settings.ranks)
         ],
     )
-    return replace(found, **values)
+    return replace(result, **values)
 
 
-def test_a_run_reports_what_came_out() -> None:
+def test_result_of_a_run() -> None:
     first, second = run_ranks(run, 2, TINY)
     assert first.settings == asdict(TINY)
     assert [accuracy for _, accuracy in first.curve] == [accuracy for _, accuracy in second.curve]
@@ -65,7 +65,7 @@ def test_a_run_reports_what_came_out() -> None:
     for rank in first.ranks:
         assert 0 < rank["start_bytes"] <= rank["peak_bytes"]
         assert 0 < rank["median_step_s"] <= rank["longest_step_s"]
-    # One thing that JSON can say: the study keeps it in a file.
+    # The study stores results as JSON.
     assert Result(**json.loads(json.dumps(asdict(first)))) == replace(
         first, curve=[list(point) for point in first.curve]
     )
@@ -79,13 +79,13 @@ def test_a_row_shows_fast_ranks_and_the_first_good_epoch() -> None:
 
 
 class _Clocks:
-    """Wall and CPU clocks that are moved by hand."""
+    """Wall and CPU clocks that the test sets."""
 
     wall = 0.0
     cpu = 0.0
 
 
-def test_waiting_is_what_is_neither_computed_nor_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_time_excludes_computation_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = _Clocks()
     monkeypatch.setattr("examples.image.step_clock.time.monotonic", lambda: clocks.wall)
     monkeypatch.setattr("examples.image.step_clock.time.thread_time", lambda: clocks.cpu)
@@ -102,6 +102,6 @@ def test_waiting_is_what_is_neither_computed_nor_slept(monkeypatch: pytest.Monke
     assert (clock.longest_s, clock.median_s) == (5.0, 3.0)
 
 
-def test_a_run_of_which_no_rank_ends_well_is_an_error() -> None:
+def test_run_in_which_all_ranks_fail_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"on 2 ranks ended with statuses \[1, 1\]"):
         run_apart("examples.no_such_module", "{}", ranks=2)

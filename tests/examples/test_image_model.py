@@ -1,4 +1,4 @@
-"""The model of the image example: shapes, sizes, optimizer, what it learns, command line."""
+"""Tests of the image example's model: shapes, optimizer, training, scores, command line."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_small_network_takes_images_of_any_size(size: int, channels: tuple[int, 
     assert len(blocks) == 2 * len(channels)
 
 
-def test_optimizer_is_the_papers() -> None:
-    made = ResNetClassifier(**SIZES, learning_rate=0.4).configure_optimizers()
-    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+def test_optimizer_has_the_settings_of_the_paper() -> None:
+    configured = ResNetClassifier(**SIZES, learning_rate=0.4).configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     (group,) = optimizer.param_groups
     assert (group["momentum"], group["weight_decay"]) == (0.9, 1e-4)
     rates = []
@@ -51,7 +51,7 @@ def test_optimizer_is_the_papers() -> None:
 
 
 def test_digits_are_learnt_within_seconds() -> None:
-    """One rank, 4 epochs; a guess is right in a tenth of the cases."""
+    """One rank, 4 epochs. Guesses have an accuracy of 0.1."""
     pl.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_epochs=4)
     model = ResNetClassifier(channels=(8, 16), decay_epochs=(3,))
@@ -62,13 +62,13 @@ def test_digits_are_learnt_within_seconds() -> None:
 
 
 def scores_on_this_rank() -> tuple[float, float, float, float]:
-    """Scores by the Trainer, and over all images of the split at once."""
+    """Scores by the Trainer, and scores of all images of the split at once."""
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
     strategy = HierarchicalStrategy(group_size="world", warmup_steps=0)
     trainer = quiet_trainer(strategy, devices=3)
     model, data = ResNetClassifier(**SIZES, channels=(4,)), Images(batch_images=7)
-    found = trainer.validate(model, data, verbose=False)[0]
+    logged = trainer.validate(model, data, verbose=False)[0]
     images, labels = [], []
     for rank in range(3):
         sampler = data.val_dataloader().sampler
@@ -81,7 +81,7 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
         logits, wanted = model.eval()(torch.cat(images)), torch.cat(labels)
     accuracy = (logits.argmax(1) == wanted).float().mean().item()
     loss = functional.cross_entropy(logits, wanted).item()
-    return found["valid/accuracy"], found["valid/loss"], accuracy, loss
+    return logged["valid/accuracy"], logged["valid/loss"], accuracy, loss
 
 
 def test_scores_weigh_all_images_of_all_ranks_alike() -> None:
@@ -100,7 +100,7 @@ def fit_on_this_rank(directory: str, strategy: str) -> list[float]:
 
 @pytest.mark.parametrize("strategy", ["psp", "two_stage_asgd"])
 def test_servers_hold_a_model_that_was_sized_by_the_data(strategy: str, tmp_path: Path) -> None:
-    """The synchronous family is tried by the other examples."""
+    """Synchronous strategies are tested with the other examples."""
     first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path), strategy)
     assert first == second and len(first) > 4
 
@@ -108,7 +108,7 @@ def test_servers_hold_a_model_that_was_sized_by_the_data(strategy: str, tmp_path
 def test_a_checkpoint_is_tested_on_a_folder_of_test_files_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the mean and deviation of the images that it was trained on."""
+    """Uses the mean and deviation of the training images."""
     whole, alone = tmp_path / "whole", tmp_path / "alone"
     for folder in (whole, alone):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Ranks that are late on purpose, and accuracy over wall time."""
+"""Tests of callbacks that make a rank late (`Straggler`) and that lengthen steps (`Pace`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def late(seed: int, fraction: float, count: int) -> list[bool]:
 
 
 def test_the_fraction_of_late_batches_is_kept() -> None:
-    """Six standard deviations of a binomial share of 4000."""
+    """The tolerance is six standard deviations of a binomial share of 4000."""
     for fraction in (0.0016, 0.25):
         share = sum(late(0, fraction, 4000)) / 4000
         assert abs(share - fraction) <= 6 * (fraction * (1 - fraction) / 4000) ** 0.5
@@ -58,7 +58,7 @@ def test_the_fraction_of_late_batches_is_kept() -> None:
 
 
 def fit_by_halves(seconds: float) -> tuple[list[tuple[int, int]], float]:
-    """One of two gradients is enough: the late rank leaves batches out."""
+    """Late batches and seconds slept with PSP, where one of two gradients is enough."""
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
     late = Straggler(rank=1, seconds=seconds)
@@ -74,7 +74,7 @@ def test_a_batch_that_psp_leaves_out_costs_nothing() -> None:
 
 
 def started(pause: StepPause, rank: int = 0) -> pl.LightningModule:
-    """A module whose forward pauses, at batch 5 of epoch 7."""
+    """A module whose forward pass pauses, at batch 5 of epoch 7."""
     trainer: Any = SimpleNamespace(current_epoch=7, global_rank=rank, world_size=2)
     module = ResNetClassifier(num_classes=10, image_channels=1, channels=(2,))
     pause.setup(trainer, module, "fit")
@@ -86,33 +86,33 @@ def started(pause: StepPause, rank: int = 0) -> pl.LightningModule:
 def test_a_pause_comes_once_in_a_batch_and_not_in_validation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    naps: list[float] = []
-    monkeypatch.setattr(step_pause.time, "sleep", naps.append)
+    sleeps: list[float] = []
+    monkeypatch.setattr(step_pause.time, "sleep", sleeps.append)
     pause, images = Straggler(rank=0, seconds=5.0), torch.zeros(2, 1, 8, 8)
     module = started(pause)
     module(images)
     module(images)
-    assert naps == [5.0]
+    assert sleeps == [5.0]
     trainer: Any = SimpleNamespace(current_epoch=7)
     pause.on_train_batch_start(trainer, module, None, 6)
     pause.on_train_batch_end(trainer, module, None, None, 6)
     module(images)
-    assert naps == [5.0]
+    assert sleeps == [5.0]
     pause.on_train_batch_start(trainer, module, None, 7)
     pause.on_train_end(trainer, module)
     module(images)
-    assert (naps, pause.slept_s, pause.late_batches) == ([5.0], 5.0, [(7, 5)])
+    assert (sleeps, pause.slept_s, pause.late_batches) == ([5.0], 5.0, [(7, 5)])
 
 
-def test_a_pace_is_kept_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-    monkeypatch.setattr(step_pause.time, "sleep", naps.append)
+def test_pace_sleeps_for_the_rest_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(step_pause.time, "sleep", sleeps.append)
     for begun, ended, expected in ((10.0, 10.25, [0.75]), (10.0, 11.5, [])):
-        naps.clear()
+        sleeps.clear()
         clock = iter([begun, ended])
         monkeypatch.setattr(step_pause.time, "monotonic", lambda clock=clock: next(clock))
         started(Pace(1.0))(torch.zeros(2, 1, 8, 8))
-        assert naps == expected
+        assert sleeps == expected
 
 
 def test_a_late_rank_that_does_not_exist_is_refused() -> None:

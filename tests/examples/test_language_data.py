@@ -1,4 +1,4 @@
-"""The data of the language example: corpora, tokens, windows, batches for ranks."""
+"""Tests of the language example's data: corpora, tokens, windows, batches of ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.examples.language_texts import write_texts
 
 
 def test_names_are_divided_in_shares_and_the_same_each_time() -> None:
-    found = Counter(split_of(f"package/module{number}.py") for number in range(4000))
-    assert found["train"] == pytest.approx(3600, abs=60)
-    assert found["valid"] == pytest.approx(200, abs=50)
-    assert found["test"] == pytest.approx(200, abs=50)
+    counts = Counter(split_of(f"package/module{number}.py") for number in range(4000))
+    assert counts["train"] == pytest.approx(3600, abs=60)
+    assert counts["valid"] == pytest.approx(200, abs=50)
+    assert counts["test"] == pytest.approx(200, abs=50)
     assert [split_of(name) for name in ("abc.py", "json/decoder.py")] == ["train", "train"]
 
 
@@ -34,7 +34,7 @@ def write_library(root: Path) -> None:
     files = {
         "one.py": "x = 1\n",
         "package/two.py": "def f():\n    return 'é'\n",
-        "package/same.py": "x = 1\n",  # comes after one.py
+        "package/same.py": "x = 1\n",  # a duplicate of one.py
         "package/table.py": table,
         "package/described.py": described,
         "package/empty.py": "\n",
@@ -50,8 +50,8 @@ def write_library(root: Path) -> None:
 
 def test_library_is_read_without_duplicates_tables_and_tests(tmp_path: Path) -> None:
     write_library(tmp_path)
-    found = build_stdlib_documents(path=str(tmp_path)).read()
-    texts = [text for split in SPLITS for text in found[split]]
+    documents = build_stdlib_documents(path=str(tmp_path)).read()
+    texts = [text for split in SPLITS for text in documents[split]]
     assert sorted(text[:8] for text in texts) == ['"""Says ', "def f():", "x = 1\n"]
     with_tests = build_stdlib_documents(path=str(tmp_path), tests=True).read()
     assert sum(map(len, with_tests.values())) == 4
@@ -68,16 +68,16 @@ def test_running_python_has_a_library() -> None:
 
 def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:
     root = write_texts(tmp_path / "texts")
-    found = build_folder_documents(path=str(root)).read()
-    assert {split: len(texts) for split, texts in found.items()} == Counter(
+    documents = build_folder_documents(path=str(root)).read()
+    assert {split: len(texts) for split, texts in documents.items()} == Counter(
         split_of(file.name) for file in root.iterdir()
     )
-    every = Counter(text for texts in found.values() for text in texts)
+    every = Counter(text for texts in documents.values() for text in texts)
     assert every == Counter(file.read_text(encoding="utf-8") for file in root.iterdir())
     assert max(every.values()) == 1
-    assert found == build_folder_documents(path=str(root)).read()
-    own = build_folder_documents(train_path=str(root), test_path=str(root)).read()
-    assert [len(own[split]) for split in SPLITS] == [60, 0, 60]
+    assert documents == build_folder_documents(path=str(root)).read()
+    separate = build_folder_documents(train_path=str(root), test_path=str(root)).read()
+    assert [len(separate[split]) for split in SPLITS] == [60, 0, 60]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))  # no halves of surrogate pairs
@@ -119,14 +119,14 @@ def test_tokens_come_from_the_cache(
     root = write_texts(tmp_path / "texts")
     documents = build_folder_documents(path=str(root))
     options: dict[str, Any] = {"tokenizer": tokenizer, "vocabulary_size": 300}
-    made = tokenise(documents, **options, cache_dir=tmp_path / "cache")
+    first = tokenise(documents, **options, cache_dir=tmp_path / "cache")
     fresh = tokenise(documents, **options)
     monkeypatch.setattr(BPEVocabulary, "encode", None)
     monkeypatch.setattr(ByteVocabulary, "encode", None)
     read = tokenise(documents, **options, cache_dir=tmp_path / "cache")
     for split in SPLITS:
         tokens = read.splits[split].read(0, 10**9)
-        for other in (made, fresh):
+        for other in (first, fresh):
             assert np.array_equal(tokens, other.splits[split].read(0, 10**9))
         ends = tokens == read.vocabulary.end
         assert ends.sum() == len(documents.read()[split]) and ends[-1]

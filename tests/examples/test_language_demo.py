@@ -1,4 +1,4 @@
-"""The sentences of the language example's demo. `.ci/run` runs the demo itself."""
+"""Tests of the sentences in the language example's demo. `.ci/run` runs the demo itself."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ BMUF_ADAM = outcome(Settings(system="bmuf_adam"))
 DDP = outcome(Settings(system="ddp"), test=3.03, across_mb=(300, 700, 2000), seconds=38.0)
 
 
-def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
+def test_sentence_has_the_winner_the_margin_and_the_bytes() -> None:
     sentence = demo.score_comparison(BMUF_ADAM, DDP)
     assert "BMUF-Adam has 3.000 bits per byte on test and DDP 3.030" in sentence
     assert "BMUF-Adam wins by 0.030 (1.0%)" in sentence
     assert "5.0 times fewer bytes across groups (400.0 and 2000.0 MB)" in sentence
-    # DDP's first validation with as many bytes.
+    # The first validation of DDP after at least as many bytes.
     assert "after 700.0 MB DDP has 4.000 on valid, where BMUF-Adam ends at 3.100" in sentence
     worse = demo.score_comparison(replace(BMUF_ADAM, test_bits_per_byte=3.33), DDP)
     assert "DDP wins by 0.300 (9.0%)" in worse

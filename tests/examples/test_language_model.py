@@ -1,4 +1,4 @@
-"""The language model: sizes, causality, positions, optimizer, schedule, score."""
+"""Tests of the language model: causality, attention, optimizer, schedule, loss, scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens_of(model: LanguageModel, *shape: int, seed: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def test_a_later_token_changes_no_earlier_logits() -> None:
+def test_logits_do_not_depend_on_later_tokens() -> None:
     model = small_model(vocabulary=11, context=12).double()
     tokens = tokens_of(model, 3, 12)
     before = model(tokens)
@@ -40,13 +40,13 @@ def test_a_later_token_changes_no_earlier_logits() -> None:
 
 
 @torch.no_grad()
-def test_attention_is_that_by_hand() -> None:
-    """One head, position by position, with complex numbers for the rotation."""
+def test_attention_matches_a_direct_computation() -> None:
+    """One head is computed position by position, with complex numbers for the rotation."""
     attention = (
         small_model(vocabulary=5, context=6, heads=1).double().transformer.blocks[0].attention
     )
     hidden = torch.randn(1, 6, 16, dtype=torch.float64)
-    found = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
+    outputs = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
     query, key, value = (hidden[0] @ attention.query_key_value.weight.t()).split(16, dim=1)
     turns = torch.outer(torch.arange(6.0).double(), 10_000 ** (-torch.arange(8.0).double() / 8))
     turns = torch.polar(torch.ones_like(turns), turns)
@@ -55,7 +55,7 @@ def test_attention_is_that_by_hand() -> None:
     for t in range(6):
         weights = ((query[t] * key[: t + 1].conj()).sum(1).real / 4).softmax(0)
         wanted.append(weights @ value[: t + 1])
-    torch.testing.assert_close(found[0], torch.stack(wanted) @ attention.output.weight.t())
+    torch.testing.assert_close(outputs[0], torch.stack(wanted) @ attention.output.weight.t())
 
 
 def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
@@ -82,9 +82,9 @@ def test_rates_at_the_steps_of_a_run() -> None:
     rates = [constant.factor(step, 100) for step in (0, 50, 80, 90, 99, 100, 200)]
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.05, 0.0, 0.0])
     model = small_model(vocabulary=3, context=4, max_steps=50, learning_rate=0.4, warmup_share=0.2)
-    made = model.configure_optimizers()
-    assert made["lr_scheduler"]["interval"] == "step"
-    assert made["optimizer"].param_groups[0]["lr"] == pytest.approx(0.04)
+    configured = model.configure_optimizers()
+    assert configured["lr_scheduler"]["interval"] == "step"
+    assert configured["optimizer"].param_groups[0]["lr"] == pytest.approx(0.04)
 
 
 def test_checkpointed_activations_give_the_same_gradients() -> None:
@@ -98,7 +98,7 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
         assert torch.equal(plain, checkpointed)
 
 
-def test_loss_ignores_what_lies_after_the_end() -> None:
+def test_loss_leaves_out_ignored_targets() -> None:
     model = small_model(vocabulary=11, context=8)
     tokens = tokens_of(model, 2, 9)
     targets = tokens[:, 1:].clone()
@@ -110,12 +110,12 @@ def test_loss_ignores_what_lies_after_the_end() -> None:
 
 
 def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[float]:
-    """Scores by the Trainer, then by float64 over the whole stream at once."""
+    """Scores by the Trainer, then scores of the whole stream in float64."""
     pl.seed_everything(0, verbose=False)
     data = small_data(Path(folder), tokenizer=tokenizer, vocabulary_size=300, eval_batch_windows=3)
     model = small_model()
     trainer = quiet_trainer("ddp" if world_size > 1 else "auto", devices=world_size)
-    found = trainer.validate(model, data, verbose=False)[0]
+    logged = trainer.validate(model, data, verbose=False)[0]
     corpus = data.corpus
     stream = corpus.splits["valid"].read(0, 10**9)
     token_bytes = corpus.vocabulary.token_bytes
@@ -130,8 +130,8 @@ def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[fl
             wanted = torch.from_numpy(stream[start : start + 16])
             nats += float(functional.cross_entropy(logits, wanted, reduction="sum"))
     return [
-        found["valid/bits_per_byte"],
-        found["valid/loss"],
+        logged["valid/bits_per_byte"],
+        logged["valid/loss"],
         nats / math.log(2) / written,
         nats / len(stream),
         written,

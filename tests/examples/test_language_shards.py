@@ -1,4 +1,4 @@
-"""Shards of the language example: the format, the command that writes them, the corpus."""
+"""Tests of the language example's shards: the format, the command that writes them, the corpus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_shards_are_mapped_as_they_were_written(tmp_path: Path, dtype: type) -> 
     mapped = map_shard(path)
     assert isinstance(mapped, np.memmap) and mapped.dtype == dtype
     assert np.array_equal(mapped, tokens)
-    # As the module's table has it.
+    # The format of the table in the module's docstring.
     content = path.read_bytes()
     code = np.dtype(dtype).itemsize
     assert content[:HEADER] == b"LHTOKENS" + struct.pack("<IIQ", 1, code, 1000)
@@ -68,16 +68,16 @@ def test_written_corpus_is_read_as_shards(tmp_path: Path) -> None:
     corpus = tokenise(build_folder_documents(path=str(root)), tokenizer="bpe", vocabulary_size=300)
     files = write_corpus(corpus, tmp_path / "shards", shard_tokens=500)
     assert len([file for file in files if file.name.startswith("train")]) > 1
-    found = build_shards_corpus(
+    mapped = build_shards_corpus(
         train=[str(tmp_path / "shards" / "train_*.bin")],
         valid=[str(tmp_path / "shards" / "valid_00000.bin")],
         tokenizer=str(tmp_path / "shards" / "tokenizer.json"),
     )
     for split in ("train", "valid"):
         wanted = corpus.splits[split].read(0, 10**9)
-        assert np.array_equal(found.splits[split].read(0, 10**9), wanted)
-    assert len(found.splits["test"]) == 0
-    assert np.array_equal(found.vocabulary.token_bytes, corpus.vocabulary.token_bytes)
+        assert np.array_equal(mapped.splits[split].read(0, 10**9), wanted)
+    assert len(mapped.splits["test"]) == 0
+    assert np.array_equal(mapped.vocabulary.token_bytes, corpus.vocabulary.token_bytes)
 
 
 def test_shards_command_writes_what_the_data_module_reads(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Many small workers as one batch of models: the strategies train the same models."""
+"""Tests that workers trained as one batch of models equal those that the strategies train."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _stream_of_random_text(split: str) -> Tensor:
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
 def test_strategies_train_the_same_model(changes: dict[str, Any]) -> None:
-    """In 64 bits, with a last block that is shorter; after several blocks and a warm-up."""
+    """In float64, after a warm-up and several blocks, of which the last one is shorter."""
     rate = 0.05 if "optimizer" in changes else 0.003
     settings = Settings(workers=4, steps=24, block_size=5, learning_rate=rate, **changes)
     ours, blocks = train(settings, torch.float64)
@@ -85,20 +85,20 @@ def _train_on_ranks() -> list[Tensor]:
 def test_ranks_that_exchange_rounded_and_sparse_updates_train_the_same_model() -> None:
     """The strategies and the equations of the examples round to the same values."""
     theirs, others = run_ranks(_train_on_ranks, 2)
-    for settings, own, other in zip(_compressed(), theirs, others, strict=True):
+    for settings, first, other in zip(_compressed(), theirs, others, strict=True):
         ours, _ = train(settings, torch.float64)
         exact, _ = train(replace(settings, across_dtype="same", across_density=1.0), torch.float64)
-        assert torch.equal(own, other)
+        assert torch.equal(first, other)
         assert (ours - exact).abs().max() > 1e-5
-        torch.testing.assert_close(own, ours, rtol=0.0, atol=1e-10)
+        torch.testing.assert_close(first, ours, rtol=0.0, atol=1e-10)
 
 
 def test_workers_of_a_run_share_its_text_whatever_their_number() -> None:
     few = draws.Draws(Settings(system="synchronous", workers=2, steps=6))
     many = draws.Draws(Settings(system="synchronous", workers=6, steps=2))
     texts = [
-        torch.cat([found.batch(step)[0].flatten() for step in range(steps)])
-        for found, steps in ((few, 6), (many, 2))
+        torch.cat([drawn.batch(step)[0].flatten() for step in range(steps)])
+        for drawn, steps in ((few, 6), (many, 2))
     ]
     torch.testing.assert_close(*texts)
     inputs, targets = many.batch(0)
@@ -106,10 +106,10 @@ def test_workers_of_a_run_share_its_text_whatever_their_number() -> None:
     torch.testing.assert_close(inputs[..., 1:], targets[..., :-1])
 
 
-def test_run_that_does_not_learn_counts_as_a_model_that_knows_nothing() -> None:
+def test_diverged_run_has_the_loss_of_a_uniform_model() -> None:
     wild = Settings(system="one_worker", optimizer="sgd", steps=4, learning_rate=1e30)
     assert run(wild).loss == pytest.approx(math.log(VOCABULARY))
-    found = run(Settings(system="model_averaging", workers=2, steps=4))
-    assert found.blocks == 1
-    assert found.loss == pytest.approx(math.log(VOCABULARY), abs=0.2)
+    result = run(Settings(system="model_averaging", workers=2, steps=4))
+    assert result.blocks == 1
+    assert result.loss == pytest.approx(math.log(VOCABULARY), abs=0.2)
     assert math.isfinite(score(torch.zeros(10_056)))

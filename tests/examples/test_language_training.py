@@ -1,4 +1,4 @@
-"""Training of the language model: learning, exact resume, mesh, samples, command line."""
+"""Tests of training the language model: learning, meshes, callbacks, command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIGS = EXAMPLES / "language" / "configs"
 
 
 class Watched(LanguageModel):
-    """Notes the weights after every step, as ``tests.resume.runs`` compares them."""
+    """Records the weights after every step."""
 
     def on_train_start(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -56,7 +56,7 @@ def learn_on_this_rank(folder: str) -> tuple[float, float, float]:
     return float(trainer.callback_metrics["valid/loss"]), entropy, total
 
 
-def test_bmuf_adam_learns_more_than_how_frequent_bytes_are(tmp_path: Path) -> None:
+def test_bmuf_adam_learns_more_than_byte_frequencies(tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "texts")
     first, second = run_ranks(learn_on_this_rank, 2, str(folder))
     loss, entropy, _ = first
@@ -65,7 +65,7 @@ def test_bmuf_adam_learns_more_than_how_frequent_bytes_are(tmp_path: Path) -> No
 
 
 def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) -> dict[str, float]:
-    """A few steps on a mesh, on the CPU."""
+    """Scores after a few steps on a mesh, on the CPU."""
     torch.manual_seed(0)
     ranks = data_parallel * tensor_parallel
     strategy: Any = "auto"
@@ -76,7 +76,7 @@ def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) ->
     trainer = quiet_trainer(
         strategy, devices=ranks, max_epochs=1, limit_train_batches=6, gradient_clip_val=0.5
     )
-    # A batch of 8 windows, whole or divided among two ranks.
+    # A batch has 8 windows, on one rank or divided among two.
     data = small_data(Path(folder), batch_windows=8 // data_parallel)
     trainer.fit(small_model(vocabulary=258, learning_rate=1e-3), data)
     return {
@@ -89,17 +89,17 @@ def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) ->
 def test_a_mesh_trains_the_same_model(
     data_parallel: int, tensor_parallel: int, tmp_path: Path
 ) -> None:
-    """The steps of an epoch have the same windows on one rank and on two."""
+    """Each step has the same windows on one rank and on several."""
     folder = str(write_texts(tmp_path / "texts"))
     (alone,) = run_ranks(steps_on_this_rank, 1, folder, 1, 1)
     ranks = data_parallel * tensor_parallel
-    found = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
-    assert all(each == found[0] for each in found)
-    assert found[0] == pytest.approx(alone, rel=1e-5)
+    scores = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
+    assert all(each == scores[0] for each in scores)
+    assert scores[0] == pytest.approx(alone, rel=1e-5)
 
 
 def groups_on_this_rank(folder: str, *, divided: bool) -> dict[str, float]:
-    """A few steps of two groups of two ranks, whose model is divided or whole."""
+    """Loss after a few steps of two groups of two ranks, with a sharded or a whole model."""
     torch.manual_seed(0)
     kind: Any = HierarchicalModelParallelStrategy if divided else HierarchicalStrategy
     strategy = kind(group_size=2, block_sync=BMUFAdam(block_size=3), warmup_steps=1)
@@ -211,7 +211,7 @@ def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:
 
 @pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 257), ("bpe", 280)])
 def test_other_text_is_tested(tokenizer: str, size: int, tmp_path: Path) -> None:
-    """``fit`` takes sizes from the data, and a checkpoint says how text becomes tokens."""
+    """``fit`` takes sizes from the data, and a checkpoint holds the tokenizer."""
     texts = write_texts(tmp_path / "texts")
     tokens = [f"--data.tokenizer={tokenizer}", "--data.vocabulary_size=280"]
     cli = run(small_run(tmp_path, f"--data.corpus_args.path={texts}", *tokens))
@@ -224,7 +224,7 @@ def test_other_text_is_tested(tokenizer: str, size: int, tmp_path: Path) -> None
     loaded = LanguageModel.load_from_checkpoint(checkpoint, weights_only=True)
     for name, value in cli.model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-    # Another folder that has nothing but test data.
+    # Another folder, with test data only.
     others = write_texts(tmp_path / "others", files=9, seed=1)
     tested = run(
         small_run(

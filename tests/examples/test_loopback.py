@@ -1,4 +1,4 @@
-"""Ranks of the examples meet where no other host can reach them."""
+"""Tests that ranks of the examples listen on the loopback interface only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLES, _LISTENING = ("tcp", "tcp6"), "0A"
 _LOOPBACK = "0100007F:"
 
 
-def test_store_is_at_the_loopback_alone() -> None:
+def test_store_listens_at_the_loopback_only() -> None:
     store = loopback_store()
     other = TCPStore(ADDRESS, store.port, is_master=False, wait_for_workers=False)
     other.set("said", "by another")
@@ -29,26 +29,26 @@ def test_store_is_at_the_loopback_alone() -> None:
 
 
 def main(folder: Path) -> None:
-    """One rank: notes the addresses at which it listens, as the kernel knows them."""
+    """Run one rank, which writes its listening addresses, as the kernel reports them."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     dist.barrier()
-    own = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    sockets = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
     tables = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in _TABLES]
     rows = [row.split() for table in tables for row in table]
-    listening = [r[1] for r in rows if r[3] == _LISTENING and f"socket:[{r[9]}]" in own]
+    listening = [r[1] for r in rows if r[3] == _LISTENING and f"socket:[{r[9]}]" in sockets]
     (folder / os.environ["RANK"]).write_text(" ".join(listening))
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("launch", [run_module, run_apart])
-def test_ranks_listen_at_the_loopback_alone(launch: Callable[..., None], tmp_path: Path) -> None:
+def test_ranks_listen_at_the_loopback_only(launch: Callable[..., None], tmp_path: Path) -> None:
     launch("tests.examples.test_loopback", str(tmp_path), ranks=2)
     for rank in range(2):
-        found = (tmp_path / str(rank)).read_text().split()
-        assert found and all(address.startswith(_LOOPBACK) for address in found)
+        addresses = (tmp_path / str(rank)).read_text().split()
+        assert addresses and all(address.startswith(_LOOPBACK) for address in addresses)
 
 
 if __name__ == "__main__":

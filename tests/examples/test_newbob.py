@@ -1,4 +1,4 @@
-"""The newbob schedule: exact rates for given losses, its state, and its place in a Trainer."""
+"""Tests of the newbob schedule: exact rates for given losses, its state, its use in a Trainer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
 from tests.examples.quiet_trainer import quiet_trainer
 
-# 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%: the ramp starts at the fourth loss and
-# goes on although the fifth falls by far more than 5%.
+# 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%. The ramp starts at the fourth loss. It
+# continues although the fifth loss falls by more than 5%.
 LOSSES = [10.0, 9.0, 8.5, 8.4, 4.0, 3.9]
 RATES = [0.8, 0.8, 0.8, 0.4, 0.2, 0.1]
 
@@ -26,7 +26,7 @@ def sgd(*rates: float) -> torch.optim.SGD:
 
 
 def test_rates_of_two_stage_asgd_fall_after_three_small_improvements() -> None:
-    """Accuracies rise by 10%, 0.25%, 2%, 0.25%, -1%, then more: the third small rise halves."""
+    """Accuracy changes by 10%, 0.25%, 2%, 0.25%, -1%, then more. The third small rise halves."""
     optimizer = sgd(0.8)
     scheduler = NewbobLR(optimizer, min_lr=0.1, min_improvement=0.005, absolute=True, patience=3)
     seen = []
@@ -78,7 +78,7 @@ def test_state_round_trip_continues_the_same_schedule(cut: int, tmp_path: Path) 
 
 
 class ScriptedLoss(LightningModule):
-    """Logs a given loss per epoch, so that the schedule in a Trainer is known beforehand."""
+    """Logs a given loss in each epoch, so that the rates in a Trainer are known."""
 
     def __init__(self, monitor: str) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ def test_trainer_halves_and_stops_at_the_minimum(monitor: str) -> None:
     model = ScriptedLoss(monitor)
     trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
     trainer.fit(model)
-    # The rate of an epoch is what the losses before it made of it.
+    # The rate of an epoch follows from the losses before it.
     assert model.rates == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
     assert trainer.current_epoch == len(LOSSES)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1)
 
 
-def test_a_finished_fit_does_not_go_on_when_resumed(tmp_path: Path) -> None:
+def test_a_finished_fit_does_not_continue_when_resumed(tmp_path: Path) -> None:
     trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
     trainer.fit(ScriptedLoss("valid/loss"))
     checkpoint = tmp_path / "finished.ckpt"

@@ -1,4 +1,4 @@
-"""Texts to numbers and back."""
+"""Tests of alphabets: conversion of texts to numbers and back, normalisation to the keyboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of lines: nothing lost, as many on every rank, the same on every run."""
+"""Tests of batches of lines: all lines once, equally many batches on every rank, padding."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_every_line_once_and_as_many_batches_on_every_rank(
     assert set(seen) == set(range(len(widths)))
     repeated = samplers[0].repeated
     assert sum(seen.values()) == len(widths) + repeated
-    # Repetition only where single lines cannot be shared evenly.
+    # Lines are repeated only if single lines cannot be divided evenly.
     assert repeated < world_size
     assert repeated == 0 or max(sizes) == 1
 
 
-def test_repeated_lines_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeats_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         sampler = _samplers([30, 10, 20], 4, 16)[0]
     assert sampler.repeated == 1
@@ -74,7 +74,7 @@ def test_batches_of_a_step_have_similar_widths() -> None:
     assert np.mean([max(step) / min(step) for step in widest]) < 1.3
 
 
-def test_collate_makes_ink_of_darkness_and_paper_of_padding() -> None:
+def test_collate_inverts_images_and_pads_them() -> None:
     narrow = np.array([[255, 0], [51, 255]], np.uint8)
     wide = np.full((2, 4), 255, np.uint8)
     batch = collate([narrow, wide], [[7], [1, 2, 3]], (5, 9))

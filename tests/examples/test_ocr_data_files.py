@@ -1,4 +1,4 @@
-"""Manifests, folders and IAM's layout; and what cannot be read of them."""
+"""Tests of manifests, folders and IAM's layout, and of errors that name unreadable lines."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_skipped_lines_are_named_also_when_read_from_the_cache(
             )
         assert "1 lines left out of corpus data:\n  png/train1.png: cannot" in caplog.text
         assert len(corpus.train) == 3
-    # What was skipped once still stops a run that does not skip.
+    # A skipped line is in the cache too. It is an error for a run that does not skip.
     with pytest.raises(ValueError, match=r"png/train1\.png"):
         build_manifest_corpus(path=tmp_path / "data", cache_dir=tmp_path / "cache")
 
@@ -109,7 +109,7 @@ def test_selection_takes_narrow_lines_evenly_spread(tmp_path: Path) -> None:
     assert squeezed.train[0].image.shape == (30, 30)
 
 
-def test_the_cache_knows_changed_files_and_other_sizes(tmp_path: Path) -> None:
+def test_cache_depends_on_files_and_sizes(tmp_path: Path) -> None:
     _manifest(tmp_path / "data")
     cache = tmp_path / "cache"
     first = build_manifest_corpus(path=tmp_path / "data", height=24, cache_dir=cache)
@@ -126,7 +126,7 @@ def test_the_cache_knows_changed_files_and_other_sizes(tmp_path: Path) -> None:
     assert changed.train[0].width == 240
 
 
-def test_a_split_without_lines_is_empty_and_a_key_stands_once(tmp_path: Path) -> None:
+def test_a_split_without_lines_is_empty_and_keys_are_unique(tmp_path: Path) -> None:
     entries = _manifest(tmp_path)
     write_manifest(tmp_path, entries[:8])
     assert not build_manifest_corpus(path=tmp_path).test
@@ -212,7 +212,7 @@ def test_iam(tmp_path: Path) -> None:
     assert joined.train[2].text == "A line, no. 1."
 
 
-def test_iam_names_what_is_missing(tmp_path: Path) -> None:
+def test_iam_errors_name_missing_files_and_lines(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"ascii/lines\.txt or lines\.txt"):
         build_iam_corpus(path=tmp_path)
     _iam(tmp_path)

@@ -1,4 +1,4 @@
-"""The DataModule under the Trainer, on one rank and on several, and over recorded lines."""
+"""Tests of the text line data module, on one rank and on two, and with recorded lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _small(cache_dir: Path | str, **settings) -> TextLines:
 
 
 class Collector(LightningModule):
-    """A model of the mean ink that notes which lines it saw."""
+    """A model of the mean ink that records the lines of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def fit_on_two_ranks(cache_dir: str) -> list[list[int]]:
 def test_loading_in_processes_changes_nothing(tmp_path: Path) -> None:
     data, other = _small(tmp_path), _small(tmp_path, num_workers=1)
     loaders = data.train_dataloader(), other.train_dataloader()
-    for epoch in (0, 1):  # the processes live on, and must know the new epoch
+    for epoch in (0, 1):  # the worker processes persist, and must get the new epoch
         for loader in loaders:
             loader.sampler.set_epoch(epoch)
         for one, two in zip(*loaders, strict=True):
@@ -104,7 +104,7 @@ def _manifest(folder: Path, texts: list[str]) -> str:
     return str(folder)
 
 
-def test_lines_without_room_for_ctc_are_counted_and_named(
+def test_lines_that_are_too_short_for_ctc_are_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # 40 pixels give 10 outputs: enough for ten letters, not for six equal ones.
@@ -120,7 +120,7 @@ def test_lines_without_room_for_ctc_are_counted_and_named(
     )
     assert "6 of 12 lines left out of corpus" in caplog.text
     assert "test: test2.png: CTC needs 11 outputs" in caplog.text
-    # What is left has a finite loss even for a model that knows nothing.
+    # The remaining lines have a finite loss, even for uniform outputs.
     batch = next(iter(data.val_dataloader()))
     log_probs = torch.full((10, len(batch.index), len(data.alphabet)), 1 / 96).log()
     loss = nn.functional.ctc_loss(
@@ -180,5 +180,5 @@ def test_all_lines_are_read(
     assert len(data.alphabet) == {"copiste": 131}.get(name, 96)
     paper = [np.median(line.image) for line in data.train]
     assert min(paper) > 200
-    # The faintest are in pencil.
+    # The lines with the least contrast are in pencil.
     assert all(int(line.image.max()) - int(line.image.min()) > 30 for line in data.train)

@@ -1,4 +1,4 @@
-"""Images of every kind become grey lines of one height, which augmentation may change a little."""
+"""Tests that all kinds of images become grey lines of one height, and of augmentation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_any_height(height: int, scale: float) -> None:
     line = read_line_image(data, height, scale)
     assert line.shape == (height, scaled_width((100, 30), height, scale))
     assert line.shape[1] == round(100 * height / 30 * scale)
-    # Averages of black and white keep the share of ink.
+    # Resampling keeps the share of ink.
     assert abs(float(line.mean()) - float(EXPECTED.mean())) < 8
 
 
@@ -79,7 +79,7 @@ def _augmented(epoch: int, position: int = 0, **settings: float) -> np.ndarray:
     return Augmentation(**settings)(IMAGE, epoch=epoch, position=position)
 
 
-def test_drawn_from_seed_epoch_and_position_alone() -> None:
+def test_augmentation_depends_on_seed_epoch_and_position_only() -> None:
     first = _augmented(3, 4)
     assert np.array_equal(first, _augmented(3, 4))
     for other in (_augmented(4, 4), _augmented(3, 5), _augmented(3, 4, seed=1)):
@@ -100,11 +100,11 @@ def test_size_and_greys_stay_in_bounds() -> None:
 def test_ink_is_neither_lost_nor_cut_off() -> None:
     ink = (IMAGE < 128).sum()
     for epoch in range(40):
-        kept = (_augmented(epoch, fade=0, noise=0, blur=0) < 128).sum()
-        assert 0.6 * ink < kept < 1.35 * ink
+        remaining = (_augmented(epoch, fade=0, noise=0, blur=0) < 128).sum()
+        assert 0.6 * ink < remaining < 1.35 * ink
 
 
-def test_the_data_set_asks_for_that_room() -> None:
+def test_augmented_lines_have_room_for_their_text() -> None:
     # 20 repeated characters need 39 outputs, of 5 pixels each.
     lines = [Line(key="a", text="a" * 20, image=IMAGE)]
     dataset = LineDataset(lines, Alphabet(), Augmentation(stretch=0.5), pixels_per_frame=5)

@@ -1,4 +1,4 @@
-"""Rendered lines: fonts, texts, digits."""
+"""Tests of rendered lines: fonts, texts, digits."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def test_same_seed_same_lines_and_more_lines_change_none() -> None:
     assert [line.text for line in reseeded.train] != [line.text for line in first.train]
 
 
-def test_there_are_many_fonts_and_each_writes_what_it_claims() -> None:
+def test_fonts_have_the_characters_that_they_report() -> None:
     faces = typefaces()
     assert len(faces) >= 15
     for face in faces:
-        able = "".join(character for character in KEYBOARD if face.can_write(character))
-        assert len(able) > 80
+        characters = "".join(character for character in KEYBOARD if face.can_write(character))
+        assert len(characters) > 80
         shapes = {
             character: np.asarray(face.at(40).getmask(character)).tobytes()
-            for character in able.replace(" ", "")
+            for character in characters.replace(" ", "")
         }
-        # A font that lacks signs draws the same box for each of them.
+        # A font draws the same box for every character that it lacks.
         assert len(set(shapes.values())) >= len(shapes) - 1, face.name
 
 
@@ -67,9 +67,9 @@ def test_texts_reach_every_key() -> None:
 
 def test_digits_of_the_splits_are_different_pictures() -> None:
     parts = {split: digits_of(split) for split in SPLITS}
-    assert sum(len(shown) for _, shown in parts.values()) == 1797
-    for images, shown in parts.values():
-        assert set(shown.tolist()) == set(range(10))
+    assert sum(len(labels) for _, labels in parts.values()) == 1797
+    for images, labels in parts.values():
+        assert set(labels.tolist()) == set(range(10))
         assert images.shape[1:] == (8, 8)
         assert np.median(images[:, :, 0]) == 255  # dark on white
     with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'dev'"):

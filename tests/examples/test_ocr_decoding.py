@@ -1,4 +1,4 @@
-"""Best path and beam search against all paths and texts of tiny cases."""
+"""Tests of best path and beam search against an enumeration of all paths and texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def random_scores(frames: int, seed: int, classes: int = 4) -> Tensor:
 
 
 def text_scores(log_probs: Tensor, sum_paths: bool) -> dict[str, float]:
-    """Of every text that some path gives: ln of the sum, or of the best, of its paths."""
+    """Log probability of each text: that of all its paths, or of its best path."""
     paths: defaultdict[str, list[float]] = defaultdict(list)
     for path in itertools.product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
         score = sum(log_probs[t, output].item() for t, output in enumerate(path))
@@ -54,7 +54,7 @@ def best_text(
     language: Callable[[str], float],
     allowed: Callable[[str], bool] = lambda text: True,
 ) -> str:
-    """The text that maximises what beam.py promises, by looking at all."""
+    """The text with the best score as defined in beam.py, by enumeration."""
     scores = {
         text: score + options.lm_weight * language(text) + options.word_score * len(text.split())
         for text, score in text_scores(log_probs, options.sum_paths).items()
@@ -82,7 +82,7 @@ def test_bigram_probabilities_sum_to_one() -> None:
         assert sum(math.exp(bigram.log_prob(u, history)) for u in units) == pytest.approx(1)
 
 
-def test_bigram_is_interpolated_as_by_hand() -> None:
+def test_interpolation_of_the_bigram() -> None:
     """Events: x 2, y 1, end 2, so 5 of 3 kinds among 4 units; after <s>: x 2."""
     bigram = Bigram([["x", "y"], ["x"]])
     unigram = (2 + 3 / 4) / (5 + 3)
@@ -134,7 +134,7 @@ def test_hybrid_beam_finds_the_best_text(lm_weight: float, sum_paths: bool) -> N
     assert beam.hybrid.lexicon == {"ab", "a", "b"}
 
     def language(text: str) -> float:
-        # Unnormalised spaces cost much per space, unless the model has no say.
+        # Every repeated space has a large cost, unless the weight of the language model is 0.
         spaces = sum(a == b == " " for a, b in itertools.pairwise(f" {text} "))
         return -1e4 * spaces + beam.hybrid.text_log_prob(text)
 
@@ -160,11 +160,11 @@ def test_word_beam_finds_the_best_text(
 
     for seed in range(6):
         log_probs = random_scores(5, seed)
-        log_probs[:, 3] -= 3  # few spaces, which this decoder may also repeat
+        log_probs[:, 3] -= 3  # few spaces, because this decoder may repeat them
         assert beam.decode(log_probs) == best_text(log_probs, options, language, allowed)
 
 
-def test_python_model_serves_where_kenlm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_model_replaces_a_missing_kenlm(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kenlm = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
     monkeypatch.setitem(sys.modules, "flashlight.lib.text.decoder.kenlm", None)
     without = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]

@@ -1,4 +1,4 @@
-"""Shapes, sizes, independence of padding, and learning of the character model."""
+"""Tests of the text line model: shapes, independence of padding, loss, learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def paper() -> DarkNetDBLSTM:
 
 
 def batch_of(widths: list[int], texts: list[str], height: int = 24) -> Batch:
-    """Lines of noise, padded with ink, which must not be seen either."""
+    """Lines of noise, padded with ink, which must not affect outputs."""
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(len(widths), 1, height, max(widths), generator=generator)
     for row, width in enumerate(widths):
@@ -42,13 +42,13 @@ def batch_of(widths: list[int], texts: list[str], height: int = 24) -> Batch:
     )
 
 
-def silence(model: DarkNetDBLSTM) -> None:
-    """Let steps run without a Trainer."""
+def disable_logging(model: DarkNetDBLSTM) -> None:
+    """Disable logging, so that steps run without a Trainer."""
     model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
 
 
-def settled(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
-    """Give BatchNorm statistics of its own, as after training, and return it in evaluation mode."""
+def with_statistics(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
+    """Update the statistics of BatchNorm, as training does, and switch to evaluation mode."""
     model.train()
     with torch.no_grad():
         for _ in range(5):
@@ -65,8 +65,8 @@ def settled(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
         (paper, 60),
     ],
 )
-def test_a_line_is_read_alike_alone_and_padded(build, height: int) -> None:
-    model = settled(build(), height)
+def test_outputs_of_a_line_do_not_depend_on_padding(build, height: int) -> None:
+    model = with_statistics(build(), height)
     widths = [83, 41, 64, 16]
     batch = batch_of(widths, ["a"] * 4, height)
     together, frames = model(batch.images, batch.widths)
@@ -77,9 +77,9 @@ def test_a_line_is_read_alike_alone_and_padded(build, height: int) -> None:
         torch.testing.assert_close(alone[:, 0], together[: frames[row], row], atol=1e-5, rtol=1e-4)
 
 
-def test_the_end_of_a_line_reaches_its_beginning() -> None:
-    """So the comparison above is of outputs that do depend on the line."""
-    model = settled(small(), 24)
+def test_first_output_depends_on_the_end_of_the_line() -> None:
+    """Outputs depend on the whole line, so the comparison above is not trivial."""
+    model = with_statistics(small(), 24)
     images = torch.zeros(1, 1, 24, 64)
     before = model(images, torch.tensor([64]))[0]
     images[..., 60:] = 1
@@ -123,7 +123,7 @@ def test_a_line_too_long_for_its_frames_has_neither_loss_nor_gradient() -> None:
 
 def test_training_refuses_lines_too_long_for_their_frames() -> None:
     model = small()
-    silence(model)
+    disable_logging(model)
     batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
     with pytest.raises(ValueError, match="line 1 has 10 frames and needs 12") as caught:
         model.training_step(batch, 0)
@@ -133,7 +133,7 @@ def test_training_refuses_lines_too_long_for_their_frames() -> None:
 
 def test_skipped_lines_are_left_out_of_the_average() -> None:
     model = small(unalignable="skip")
-    silence(model)
+    disable_logging(model)
     batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
     with pytest.warns(UserWarning, match="left out of the loss"):
         loss = model.training_step(batch, 0)
@@ -144,7 +144,7 @@ def test_skipped_lines_are_left_out_of_the_average() -> None:
 
 def test_loss_is_the_average_over_lines() -> None:
     model = small()
-    silence(model)
+    disable_logging(model)
     batch = batch_of([64, 80], ["ab", "hello you"])
     loss = model.training_step(batch, 0)
     log_probs, frames = model(batch.images, batch.widths)
@@ -153,9 +153,9 @@ def test_loss_is_the_average_over_lines() -> None:
     assert model.metrics["train/loss"].compute() == pytest.approx(loss.item())
 
 
-def test_two_lines_are_learnt_by_heart() -> None:
+def test_two_lines_are_memorised() -> None:
     model = small(cells=32, learning_rate=5e-3)
-    silence(model)
+    disable_logging(model)
     batch = batch_of([60, 48], ["Hello, you", "to 2021"])
     optimizer = model.configure_optimizers()
     for _ in range(150):

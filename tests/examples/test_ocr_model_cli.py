@@ -1,4 +1,4 @@
-"""The command line of the text line example: configs, linked sizes, small runs, error rates."""
+"""Tests of the text line example's command line: sizes from data, small runs, error rates."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path
 
 
 def test_a_checkpoint_is_tested_on_a_manifest_of_test_lines_alone(tmp_path: Path) -> None:
-    """With the alphabet and the language model of the texts that it was trained on."""
+    """Uses the alphabet and the language model of the training texts."""
     entries = [
         {"path": f"{split}{i}.png", "text": text, "split": split}
         for split, texts in {
@@ -132,8 +132,8 @@ def as_log_probs(texts: list[str]) -> tuple[Tensor, Tensor]:
     return scores.log_softmax(-1), torch.tensor([len(row) for row in rows])
 
 
-class Rehearsed(DarkNetDBLSTM):
-    """Gives the outputs it was told to give, batch by batch."""
+class GivenOutputs(DarkNetDBLSTM):
+    """A model with given outputs, batch by batch."""
 
     hypotheses: list[list[str]]
 
@@ -156,8 +156,8 @@ REFERENCES = [["the cat", "sat"], ["on a mat"]]
 HYPOTHESES = [["the bat", "sat"], ["on mat"]]
 
 
-def rehearse() -> Rehearsed:
-    model = Rehearsed(
+def model_with_hypotheses() -> GivenOutputs:
+    model = GivenOutputs(
         num_classes=96, height=60, channels=(2,), convolutions=(1,), reductions=((2, 2),), cells=2
     )
     model.hypotheses = [list(texts) for texts in HYPOTHESES]
@@ -168,7 +168,7 @@ def rehearse() -> Rehearsed:
 def rates_of_this_rank() -> tuple[float, float]:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = rehearse()
+    model = model_with_hypotheses()
     model.hypotheses = model.hypotheses[rank:]
     recognised = model.validation_step(batch_of(REFERENCES[rank]), 0)
     assert recognised["references"] == REFERENCES[rank]
@@ -179,14 +179,14 @@ def rates_of_this_rank() -> tuple[float, float]:
 
 
 def test_error_rates_over_ranks_weigh_characters_alike() -> None:
-    """Of 18 characters one is wrong and two are missing; of 6 words one is wrong, one missing."""
+    """One of 18 characters is wrong, and two are missing. One of 6 words is wrong, one missing."""
     for cer, wer in run_ranks(rates_of_this_rank, 2):
         assert cer == pytest.approx(3 / 18)
         assert wer == pytest.approx(2 / 6)
 
 
 def test_decoder_has_error_rates_of_its_own() -> None:
-    model = rehearse()
+    model = model_with_hypotheses()
     model.decoder = DecodeLines(lm_weight=1e-6).build(Alphabet(), ["the cat sat on a mat"])
     recognised = model.test_step(batch_of(REFERENCES[0]), 0)
     assert recognised["hypotheses"] == HYPOTHESES[0]

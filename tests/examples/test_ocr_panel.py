@@ -1,4 +1,4 @@
-"""The panel of recognised lines: what it shows, where it is logged, and where it is silent."""
+"""Tests of the panel of recognised lines: its picture, its logging, and ranks without one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
 
 
 class Reader(LightningModule):
-    """Reads every line as its index; the third one wrongly."""
+    """Recognises every line as its index, except the third one."""
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         numbers = batch.index.tolist()

@@ -1,4 +1,4 @@
-"""Runs of text line models: which ones are kept, and the rows of the study of BMUF-Adam."""
+"""Tests of the store of text line runs: each run is done once, whatever its virtual workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASE = Settings(system="adam", learning_rate=0.001)
 
 
 class FakeRuns:
-    """Stands for the processes: a run's valid errors are those that ``errors`` says."""
+    """Replaces the processes. The error rate of a run on valid is given by ``errors``."""
 
     def __init__(self) -> None:
         self.starts: list[tuple[int, int]] = []
@@ -59,26 +59,24 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return runs
 
 
-def test_a_run_is_done_once_and_a_store_goes_on_where_it_stopped(
-    fake: FakeRuns, tmp_path: Path
-) -> None:
+def test_a_run_is_done_once_also_by_another_store(fake: FakeRuns, tmp_path: Path) -> None:
     runs = [replace(BASE, system="corrected", workers=4, seed=seed) for seed in range(3)]
     RunStore(tmp_path).results([BASE, *runs])
     assert fake.starts == [(1, 1), (4, 3)]
     fake.starts.clear()
     RunStore(tmp_path).results([BASE, *runs])
     assert fake.starts == []
-    kept = (tmp_path / "runs.jsonl").read_text().splitlines()
-    (tmp_path / "runs.jsonl").write_text("\n".join(kept[:-2]) + "\n")
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines[:-2]) + "\n")
     RunStore(tmp_path).results([BASE, *runs])
     assert fake.starts == [(4, 2)]
 
 
-def test_who_plays_the_workers_makes_no_other_run(fake: FakeRuns, tmp_path: Path) -> None:
-    """So runs of real ranks are found by a study whose ranks play several workers."""
+def test_virtual_workers_make_no_other_run(fake: FakeRuns, tmp_path: Path) -> None:
+    """A study with virtual workers therefore uses results of runs with real ranks."""
     real = replace(BASE, system="corrected", workers=8)
-    played = replace(real, virtual_workers=8)
-    assert (real.ranks, played.ranks) == (8, 1)
+    virtual = replace(real, virtual_workers=8)
+    assert (real.ranks, virtual.ranks) == (8, 1)
     store = RunStore(tmp_path)
-    assert store.results([real]) == store.results([played])
+    assert store.results([real]) == store.results([virtual])
     assert fake.starts == [(8, 1)]

@@ -1,4 +1,4 @@
-"""The papers' tables in small: what is run, how claims are answered, what is written."""
+"""Tests of the studies, which repeat tables of the papers: runs, verdicts on claims, files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from examples.studies.speech import (  # noqa: E402
 from examples.studies.study import Row, RowResult, Study, fewer  # noqa: E402
 
 
-def _found(*errors: float) -> RowResult:
+def _row_result(*errors: float) -> RowResult:
     run = SpeechRun(system="gtc")
     values = {"word errors %": errors, "seconds": tuple(-error for error in errors)}
     return RowResult(Row(("x",), run), values, tuple(20.0 for _ in errors))
@@ -42,9 +42,9 @@ def _found(*errors: float) -> RowResult:
         ((10.0, 11.0, 12.0), (20.0, 21.0, 22.0), "holds"),
         ((20.0, 21.0, 22.0), (10.0, 11.0, 12.0), "does not hold"),
         ((10.0, 12.0, 14.0), (13.0, 11.0, 15.0), "cannot be seen at this size"),
-        # The seeds differ more than the systems: each is compared with its own.
+        # Seeds differ more than systems, but runs of the same seed are compared.
         ((10.0, 20.0, 30.0), (11.0, 21.1, 31.05), "holds"),
-        # Three standard errors, where three seeds ask for 4.3.
+        # The difference is three standard errors, but three seeds require 4.3.
         ((10.0, 10.0, 10.0), (10.05, 10.2, 10.2), "cannot be seen at this size"),
         ((10.0,), (30.0,), "one seed is not enough"),
     ],
@@ -52,12 +52,12 @@ def _found(*errors: float) -> RowResult:
 def test_claims_are_answered_by_pairs_of_runs_with_the_same_seed(
     first: Any, second: Any, verdict: str
 ) -> None:
-    rows = {("a",): _found(*first), ("b",): _found(*second)}
+    rows = {("a",): _row_result(*first), ("b",): _row_result(*second)}
     assert fewer(rows, (("a",), ("b",)), "a has fewer").verdict == verdict
 
 
-def test_claims_tell_the_interval_of_the_difference_and_may_allow_a_margin() -> None:
-    """Of 1, 2 and 3: 2 and 4.303 times 1 / sqrt(3)."""
+def test_claims_have_the_interval_of_the_difference_and_may_allow_a_margin() -> None:
+    """The differences 1, 2 and 3 have the mean 2 and the interval 4.303 times 1 / sqrt(3)."""
     first, second = (10.0, 10.0, 10.0), (11.0, 12.0, 13.0)
     answer = difference("less", first, second, "errors", 2)
     assert answer.verdict == "cannot be seen at this size"
@@ -67,19 +67,19 @@ def test_claims_tell_the_interval_of_the_difference_and_may_allow_a_margin() -> 
 
 
 def test_reduction_is_relative_to_the_baseline_with_the_same_seed() -> None:
-    assert _found(15.0, 17.0).reductions == pytest.approx((25.0, 15.0))
+    assert _row_result(15.0, 17.0).reductions == pytest.approx((25.0, 15.0))
 
 
-def _told(folder: Path, **changes: Any) -> argparse.Namespace:
-    told = {"name": "two_tiered", "data": None, "out": folder, "tables": None, "seeds": 2}
-    told |= {"jobs": 1, "quick": False}
-    return argparse.Namespace(**{**told, **changes})
+def _arguments(folder: Path, **changes: Any) -> argparse.Namespace:
+    values = {"name": "two_tiered", "data": None, "out": folder, "tables": None, "seeds": 2}
+    values |= {"jobs": 1, "quick": False}
+    return argparse.Namespace(**{**values, **changes})
 
 
 def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables share runs: 128 workers in blocks of 10 stand in two of them."""
+    """Tables share runs: 128 workers in blocks of 10 are in two of them."""
     done: Counter[str] = Counter()
 
     def fake(self: Any, runs: list[SpeechRun]) -> list[SpeechResult]:
@@ -97,12 +97,12 @@ def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
         ]
 
     monkeypatch.setattr(study.RunStore, "results", fake)
-    told = _told(tmp_path, tables=["1", "3"])
-    tables = two_tiered.tables(with_data(two_tiered.BASE, told))
+    arguments = _arguments(tmp_path, tables=["1", "3"])
+    tables = two_tiered.tables(with_data(two_tiered.BASE, arguments))
     Study(tmp_path, EXPERIMENT, seeds=2, jobs=2).train(tables.values())
     # 12 of Table 1, 6 more of Table 2, 2 more of Table 3 and one worker, with two seeds.
     assert (len(done), set(done.values())) == (2 * (12 + 6 + 2 + 1), {1})
-    page.write(EXPERIMENT, "Title", tables, told)
+    page.write(EXPERIMENT, "Title", tables, arguments)
     text = (tmp_path / "report.md").read_text()
     [line] = [
         line
@@ -122,14 +122,14 @@ def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
 
 
 def test_table_that_a_study_does_not_have_is_refused_before_training(tmp_path: Path) -> None:
-    told = _told(tmp_path, tables=["1", "4"])
-    tables = two_tiered.tables(with_data(two_tiered.BASE, told))
+    arguments = _arguments(tmp_path, tables=["1", "4"])
+    tables = two_tiered.tables(with_data(two_tiered.BASE, arguments))
     with pytest.raises(SystemExit, match=r"^--tables takes 1, 2, 3, got 4$"):
-        page.write(EXPERIMENT, "Title", tables, told)
+        page.write(EXPERIMENT, "Title", tables, arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
+def test_settings_that_a_system_does_not_use_make_no_other_run() -> None:
     base = SpeechRun(system="bmuf_nbm", workers=16)
     assert (
         replace(base, group_size=4, density=0.5, push_period=9).portable_settings()
@@ -144,11 +144,11 @@ def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
     assert replace(base, block_size=7).portable_settings() != base.portable_settings()
     grouped = replace(base, system="bmuf_gtc")
     assert replace(grouped, group_size=4).portable_settings() != grouped.portable_settings()
-    noted = replace(
+    portable = replace(
         base, folder="/elsewhere", corpus_args={"path": "/data/an4"}
     ).portable_settings()
-    assert noted["corpus_args"] == {"path": "an4"} and "elsewhere" not in repr(noted)
-    assert SpeechRun(**noted).portable_settings() == noted
+    assert portable["corpus_args"] == {"path": "an4"} and "elsewhere" not in repr(portable)
+    assert SpeechRun(**portable).portable_settings() == portable
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
 )
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]
-    for _ in range(2):  # the second time nothing is left to do
+    for _ in range(2):  # the second run finds all results
         subprocess.run(command, check=True, capture_output=True)
         lines = (tmp_path / "runs.jsonl").read_text().splitlines()
         assert len(lines) == len(set(lines))

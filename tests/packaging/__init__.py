@@ -1,1 +1,1 @@
-"""The wheel and the source archive, as somebody gets them who has no checkout."""
+"""Tests of the wheel and the source archive, as users without a checkout install them."""

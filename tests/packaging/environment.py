@@ -1,4 +1,4 @@
-"""A virtual environment outside the checkout, with what the tests' own one has."""
+"""A virtual environment outside the checkout, with the dependencies of the tests' environment."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 
 class OutsideEnvironment:
-    """A venv that sees the packages of the running interpreter, and of ours only what it installs.
+    """A venv with the packages of the running interpreter, except an editable installation of ours.
 
-    Its packages come first. An editable install in the running environment is not seen: a path in
-    a ``.pth`` file is added to ``sys.path``, but ``.pth`` files in there are not read.
+    Packages that are installed in the venv come first. It adds the paths of the running interpreter
+    to ``sys.path`` by a ``.pth`` file. Python does not read ``.pth`` files in these paths, so an
+    editable installation is not visible.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,12 +26,12 @@ class OutsideEnvironment:
         (self.site / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
 
     def install(self, wheel: Path) -> None:
-        """Install a wheel by itself, without a download."""
+        """Install a wheel without its dependencies, and without a download."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install"]
         _run([*pip, "--no-deps", "--no-index", "--no-input", str(wheel)], self.folder)
 
     def run(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Run code in the environment, away from the checkout; a failure shows its output."""
+        """Run code in the environment, outside the checkout. A failure shows the output."""
         return _run([str(self.python), "-c", code], self.folder)
 
 

@@ -1,4 +1,4 @@
-"""What `make build` makes, and works where there is no checkout; the versions that are tested."""
+"""Tests of the archives of `make build`, of an installation without a checkout, and of pins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTRAS = {"cli", "demo", "examples", "bench", "docs", "dev", "elastic", "peers",
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both archives. `build` makes the wheel from the source archive."""
+    """Folder of both archives. `build` makes the wheel from the source archive."""
     pytest.importorskip("hatchling", reason="the backend is in the extra named dev")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), "."]
@@ -74,8 +74,8 @@ def test_source_archive_holds_what_the_commands_need(built: Path) -> None:
     assert not [name for name in names if name.endswith((".pyc", ".ckpt"))]
 
 
-def test_version_stands_in_one_place() -> None:
-    """Two would differ one day."""
+def test_version_is_in_one_file() -> None:
+    """Two places could differ."""
     assert 'dynamic = ["version"]' in (REPOSITORY / "pyproject.toml").read_text()
     sources = [*(REPOSITORY / "lightning_hier").rglob("*.py"), REPOSITORY / "pyproject.toml"]
     holders = [path.name for path in sources if f'"{VERSION}"' in path.read_text()]
@@ -110,7 +110,7 @@ reveal_type(BMUF(block_size=5).block_size); reveal_type(newest_checkpoint("saved
 BMUF(block_size="five")
 """
 
-# Only the package itself is looked at: torch would take minutes.
+# Only the package is checked, because torch would take minutes.
 MYPY_CONFIG = """
 [mypy]
 [mypy-torch.*,lightning.*,typing_extensions]
@@ -120,7 +120,7 @@ ignore_missing_imports = True
 
 
 @pytest.mark.slow
-def test_installed_outside_it_trains_and_is_typed(
+def test_installation_outside_the_checkout_trains_and_is_typed(
     wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outside = OutsideEnvironment(tmp_path_factory.mktemp("outside"))
@@ -137,10 +137,10 @@ def test_installed_outside_it_trains_and_is_typed(
         capture_output=True,
         text=True,
     )
-    said = done.stdout
-    assert """type is "int | Literal['auto']""" in said, said
-    assert "Path | None" in said or "str | None" in said, said
-    assert """incompatible type "Literal['five']"; expected "int | Literal['auto']""" in said, said
+    out = done.stdout
+    assert """type is "int | Literal['auto']""" in out, out
+    assert "Path | None" in out or "str | None" in out, out
+    assert """incompatible type "Literal['five']"; expected "int | Literal['auto']""" in out, out
 
 
 PYTHONS = re.findall(
@@ -149,32 +149,32 @@ PYTHONS = re.findall(
 
 
 def _pins(python: str) -> list[Requirement]:
-    """What a Python of that version is held to."""
+    """Requirements in constraints.txt that apply to a version of Python."""
     text = (REPOSITORY / "constraints.txt").read_text()
     lines = [line.partition("#")[0] for line in text.splitlines()]
     every = [Requirement(line) for line in lines if line.strip()]
-    here = {"python_version": python}
-    return [pin for pin in every if pin.marker is None or pin.marker.evaluate(here)]
+    environment = {"python_version": python}
+    return [pin for pin in every if pin.marker is None or pin.marker.evaluate(environment)]
 
 
-def _demands() -> Iterator[tuple[Requirement, SpecifierSet]]:
-    """Of the running Python's pins those that are installed, and the Pythons that they run on."""
+def _installed_pins() -> Iterator[tuple[Requirement, SpecifierSet]]:
+    """Yield each pin that is installed, and the versions of Python that the package supports."""
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     for pin in _pins(running):
         try:
-            found = metadata(pin.name)
+            data = metadata(pin.name)
         except PackageNotFoundError:
             continue
-        if pin.specifier.contains(found["Version"]):
-            yield pin, SpecifierSet(found.get("Requires-Python", ""))
+        if pin.specifier.contains(data["Version"]):
+            yield pin, SpecifierSet(data.get("Requires-Python", ""))
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_no_pin_demands_another_python(python: str) -> None:
-    """Pip refuses the whole installation for one such pin; without a marker it would hold there."""
+    """Such a pin, without a marker, makes pip refuse the whole installation."""
     pinned = {str(pin) for pin in _pins(python)}
-    known = [(str(pin), pythons) for pin, pythons in _demands() if str(pin) in pinned]
-    assert known, "none of what constraints.txt names is installed"
+    known = [(str(pin), pythons) for pin, pythons in _installed_pins() if str(pin) in pinned]
+    assert known, "no package of constraints.txt is installed"
     assert not [pin for pin, pythons in known if not pythons.contains(f"{python}.0")]
 
 

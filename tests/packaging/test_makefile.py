@@ -1,4 +1,4 @@
-"""What the Makefile installs for a command: the extras that it needs, and nothing else."""
+"""Tests that the Makefile installs the extras that a command needs, and no others."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ALL = "cli,elastic,examples,bench,docs,dev"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with what `make` reads, and no environment."""
+    """A folder with the files that `make` reads, and no environment."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy2(REPOSITORY / name, tmp_path / name)
     return tmp_path
 
 
 def commands(checkout: Path, *arguments: str) -> str:
-    """What `make` would run."""
-    # `make test` runs these tests: its own flags must not reach the inner make.
+    """Commands that `make` would run."""
+    # `make test` runs these tests. Its flags must not reach the inner make.
     outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     done = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", *arguments],
@@ -75,7 +75,7 @@ def test_a_command_installs_what_it_needs(checkout: Path, command: str, extras: 
         (["", "-elastic", "-examples", "-demo"], "demo-elastic", []),
     ],
 )
-def test_what_is_installed_is_not_installed_again(
+def test_installed_extras_are_not_installed_again(
     checkout: Path, stamps: list[str], command: str, extras: list[str]
 ) -> None:
     (checkout / ".venv").mkdir()
@@ -98,8 +98,8 @@ def test_a_changed_version_installs_again(checkout: Path) -> None:
     assert installed(commands(checkout, "demo")) == ["demo"]
 
 
-def test_a_named_environment_that_has_all_is_left_as_it_is(checkout: Path) -> None:
-    """The versions are looked up with the very line that `make` runs."""
+def test_complete_environment_is_not_changed(checkout: Path) -> None:
+    """The packages of the check are read from the command that `make` runs."""
     environment = Path(sys.executable).parents[1]
     for command in ("demo", "test"):
         printed = commands(checkout, command, f"VENV={environment}")

@@ -110,6 +110,8 @@ def test_takeover_in_the_middle_of_a_rendezvous() -> None:
     server.gone(0)
     server.hold(3, 5, 1.0)
     server.hold(1, 6, 2.0, final=1)
+    # It goes on before the others have asked, which must not free the answer that they need.
+    assert server.hear(1, Kind.ABSTAIN, 6, final=1) == []
     for worker in (2, 3):
         assert server.hear(worker, Kind.ARRIVE, 5, number=1) == [(worker, Kind.FINAL, 6)]
 

@@ -1,4 +1,4 @@
-"""State of a synchronous run: state of all ranks, of a group, and of a rank."""
+"""State of a synchronous run: what is equal on all ranks, and the state of each worker."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def save_folder(
 ) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
-    The folder gets its name when it is complete, and replaces an older folder. If the
-    process is killed, :func:`existing` finds the older or the new one.
+    The folder gets its name when it is complete, and replaces an older folder. If the process is
+    killed, :func:`existing` finds the older or the new one.
 
     Args:
         checkpoint: Lightning's checkpoint. Its tensors are removed from it.

@@ -24,7 +24,8 @@ G workers, and each model is shared by min(V, G) of its workers.
 
 Not supported, each with one error before training: ``on_nonfinite="exclude"``,
 ``uneven_batches="join"``, fp16 loss scaling, manual optimization,
-``training_step(dataloader_iter)``, several loaders; with several models on a rank, averages of
-weights and unfreezing; with several workers on a model, hooks, ``sync_batchnorm`` and
-``broadcast_buffers=False``.
+``weighting="samples"``, ``training_step(dataloader_iter)``, several loaders, a sampler with a
+constructor of its own unless ``train_dataloader`` creates the loader; with several models on a
+rank, averages of weights and unfreezing; with several workers on a model, hooks,
+``sync_batchnorm`` and ``broadcast_buffers=False``.
 """
