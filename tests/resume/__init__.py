@@ -1,1 +1,1 @@
-"""Runs that are stopped and go on: exactly, elsewhere, and from what files."""
+"""Tests of checkpoints and of resumed runs."""

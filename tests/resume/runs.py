@@ -1,4 +1,7 @@
-"""A run that would show every bit of state that a resume forgets, and one that goes on from it."""
+"""Helpers that compare a resumed run with an uninterrupted one, to the last bit.
+
+The module uses random numbers, BatchNorm and a scheduler, so that every forgotten state shows.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, make_trainer
 
 ROWS = 2
-# A step in the middle of a block of 4, of an epoch of 5 and of a run of 3 epochs.
+# A step in the middle of a block of 4 steps, of an epoch of 5 and of a run of 3 epochs.
 AMID_ALL = 7
 
 
 class NoisyData(Dataset[tuple[Tensor, Tensor]]):
-    """Rows with noise of the global generator, as augmentation would add it."""
+    """Adds noise of the global random generator to its rows, as augmentation does."""
 
     def __init__(self, rows: int) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -39,7 +42,7 @@ class NoisyData(Dataset[tuple[Tensor, Tensor]]):
 
 
 class DropoutNet(Net):
-    """Dropout, BatchNorm, a scheduler; notes the weights of every step."""
+    """Has dropout, BatchNorm and a scheduler. `seen` holds the weights after every batch."""
 
     def __init__(
         self, optimizer: str = "SGD", *, seed: int = 11, width: int = 8, **settings: Any
@@ -59,7 +62,7 @@ class DropoutNet(Net):
         return self.net(batch)
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        torch.randn(3)  # must not matter
+        torch.randn(3)  # must not change training
         super().validation_step(batch, batch_idx)
 
     def configure_optimizers(self) -> Any:
@@ -68,23 +71,23 @@ class DropoutNet(Net):
 
 
 def flat(state: Mapping[str, Tensor]) -> Tensor:
-    """The parameters of a `DropoutNet` in the state of one, as `weights` has them."""
+    """Flat parameters of a `DropoutNet` from its state dict, in the order of `weights`."""
     return torch.cat([state[name].reshape(-1) for name, _ in DropoutNet().named_parameters()])
 
 
 def validation(rows: int) -> DataLoader[Any]:
-    """Batches of two of so many noisy rows."""
+    """Batches of two rows, from ``rows`` noisy rows."""
     return DataLoader(NoisyData(rows), batch_size=ROWS)
 
 
 def shuffled(batches: int, **settings: Any) -> DataLoader[Any]:
-    """So many noisy, shuffled batches for each rank."""
+    """``batches`` noisy, shuffled batches for each rank."""
     data = NoisyData(batches * ROWS * int(os.environ["WORLD_SIZE"]))
     return DataLoader(data, batch_size=ROWS, shuffle=True, **settings)
 
 
 class Unfreeze(BaseFinetuning):
-    """The first layer trains from the second epoch on."""
+    """Freezes the first layer until the second epoch."""
 
     def freeze_before_training(self, pl_module: Any) -> None:
         self.freeze(pl_module.net[0])
@@ -95,7 +98,7 @@ class Unfreeze(BaseFinetuning):
 
 
 class SaveAt(Callback):
-    """Saves once, in the hook of the given name, when it is called for the n-th time."""
+    """Saves once, in the call with the given number of one hook."""
 
     def __init__(self, hook: str, number: int, path: Path) -> None:
         self._left = number
@@ -112,12 +115,12 @@ class SaveAt(Callback):
 
 
 def outcome(trainer: pl.Trainer, model: Any, start: int = 0) -> dict[str, Any]:
-    """What must be equal to the last bit between two runs, from step ``start`` on."""
+    """State that must be equal to the last bit in two runs, from step ``start`` on."""
     return {
         "seen": model.seen[start:],
         "state": {name: value.clone() for name, value in model.state_dict().items()},
         "optimizers": [
-            [value for own in state["state"].values() for value in own.values()]
+            [value for of_tensor in state["state"].values() for value in of_tensor.values()]
             for state in (optimizer.state_dict() for optimizer in trainer.optimizers)
         ],
         "steps": trainer.global_step,
@@ -127,7 +130,7 @@ def outcome(trainer: pl.Trainer, model: Any, start: int = 0) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, name: str = "") -> list[str]:
-    """Where two outcomes differ in a bit."""
+    """Names of the values that are not equal to the last bit in two outcomes."""
     if isinstance(one, dict):
         return [d for key in one for d in differences(one[key], other[key], f"{name}/{key}")]
     if isinstance(one, list):
@@ -155,14 +158,14 @@ def stop_and_go_on(
     workers: int = 1,
     **settings: Any,
 ) -> list[str]:
-    """Train once through, saving on the way; then go on from there elsewhere in random numbers.
+    """Train and save on the way, then resume from the checkpoint with other random seeds.
 
-    Returns where the two runs end differently.
+    Returns the differences between the ends of the two runs.
     """
     rank = int(os.environ["RANK"])
     settings = {"max_epochs": 3, **settings}
     batches = 5 * workers  # of each rank
-    looks = DataLoader(NoisyData(8), batch_size=4)
+    validation_data = DataLoader(NoisyData(8), batch_size=4)
 
     def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:
         trainer = make_trainer(
@@ -172,32 +175,35 @@ def stop_and_go_on(
         np.random.seed(seed + rank)
         torch.manual_seed(seed + rank)
         data = shuffled(batches, **(loader or {}))
-        trainer.fit(model, data, looks, ckpt_path=path)
+        trainer.fit(model, data, validation_data, ckpt_path=path)
         return outcome(trainer, model)
 
     path = folder / "stopped.ckpt"
-    through = train(make_model(optimizer), 1, None, SaveAt(hook, number, path))
+    whole = train(make_model(optimizer), 1, None, SaveAt(hook, number, path))
     resumed = train(make_model(optimizer, seed=99), 50, path)
-    assert 0 < len(resumed["seen"]) < len(through["seen"])
-    through["seen"] = through["seen"][-len(resumed["seen"]) :]
-    return differences(through, resumed)
+    assert 0 < len(resumed["seen"]) < len(whole["seen"])
+    whole["seen"] = whole["seen"][-len(resumed["seen"]) :]
+    return differences(whole, resumed)
 
 
 def stop_each_in_the_middle(runs: Mapping[str, Sequence[Any]], folder: Path) -> dict[str, Any]:
-    """Where runs that are stopped amid all end differently, one after the other on these ranks.
+    """Call :func:`stop_and_go_on` for several runs in turn, each stopped at step `AMID_ALL`.
 
     Args:
-        runs: what makes the strategy, and the name of the optimizer, by name.
-        folder: of the checkpoints.
+        runs: by name, a function that makes the strategy and the name of the optimizer.
+        folder: folder of the checkpoints.
+
+    Returns:
+        The differences, by name.
 
     """
-    found = {}
+    by_name = {}
     for number, (name, (strategy, optimizer)) in enumerate(runs.items()):
         workers = strategy.keywords.get("virtual_workers", 1)
-        (own := folder / str(number)).mkdir(exist_ok=True)
-        stop = (strategy, "on_train_batch_end", AMID_ALL, own)
-        found[name] = stop_and_go_on(*stop, optimizer=optimizer, workers=workers)
-    return found
+        (subfolder := folder / str(number)).mkdir(exist_ok=True)
+        stop = (strategy, "on_train_batch_end", AMID_ALL, subfolder)
+        by_name[name] = stop_and_go_on(*stop, optimizer=optimizer, workers=workers)
+    return by_name
 
 
 def check_exact(
@@ -209,6 +215,6 @@ def check_exact(
     number: int = AMID_ALL,
     **settings: Any,
 ) -> None:
-    """What goes on ends on all ranks as what was not stopped."""
-    found = run_ranks(stop_and_go_on, ranks, make_strategy, hook, number, folder, **settings)
-    assert found == [[]] * ranks
+    """Check that a resumed run ends on all ranks as the uninterrupted one, to the last bit."""
+    by_rank = run_ranks(stop_and_go_on, ranks, make_strategy, hook, number, folder, **settings)
+    assert by_rank == [[]] * ranks

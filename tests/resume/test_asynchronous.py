@@ -1,4 +1,4 @@
-"""Saves that a thread writes: complete in the end, and nothing is removed too early."""
+"""Tests asynchronous saves: complete at the end, and no file is removed too early."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _asynchronous(folder: Path) -> None:
 
 
 class _Slow(AtomicCheckpointIO):
-    """Takes its time for what rank 1 saves, as a disk that others use."""
+    """Writes the file of rank 1 slowly, as a busy disk does."""
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         if "rank_00001" in str(path):
@@ -45,7 +45,7 @@ class _Slow(AtomicCheckpointIO):
 
 
 class _AllSlow(AtomicCheckpointIO):
-    """On every rank, before it has made the folder."""
+    """Waits on every rank before it creates the folder."""
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         time.sleep(0.2)
@@ -57,12 +57,12 @@ def _slow(folder: Path, kind: type[AtomicCheckpointIO], every: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "every"), [(_Slow, 1), (_AllSlow, 4)])
-def test_a_slow_writer_finds_its_folder(
+def test_folder_of_a_slow_writer_is_not_removed(
     kind: type[AtomicCheckpointIO], every: int, tmp_path: Path
 ) -> None:
-    """An older save was removed while a rank still wrote its part of it.
+    """An older save must not be removed while a rank writes its file.
 
-    And a second save of one name was a KeyError where no rank had made its folder yet.
+    A second save under one name must not be a KeyError if no rank has created its folder yet.
     """
     run_ranks(_slow, 2, tmp_path, kind, every)
     assert lh.newest_checkpoint(tmp_path) is not None
@@ -79,20 +79,20 @@ def test_asynchronous_saves_are_complete_in_the_end(tmp_path: Path) -> None:
 
 
 class _Watching(AtomicCheckpointIO):
-    """Looks for the newest checkpoint before it replaces it, as after a kill at that moment."""
+    """Notes the newest checkpoint before it writes the next one, as after a kill at that moment."""
 
     def __init__(self) -> None:
         self.newest: list[Any] = []
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         if ".ranks" not in str(path):
-            time.sleep(0.5)  # what the training thread removes meanwhile is gone
+            time.sleep(0.5)  # until the training thread has removed all that it removes
             self.newest.append(lh.newest_checkpoint(Path(path).parent))
         super().save_checkpoint(checkpoint, path, storage_options)
 
 
 def _save_over(path: Path, saves: int) -> list[Any]:
-    """Over a checkpoint of an earlier job, and one that this was killed in, both hours old."""
+    """Save over a checkpoint of an earlier job, beside a save that was killed. Both are old."""
     names = {"filename": path.stem, "enable_version_counter": False}
     _fit(path.parent, AtomicCheckpointIO(), every_n_train_steps=10, **names)
     killed = Path(f"{path}.ranks") / "00000000000000000001" / "rank_00000.pt"
@@ -107,7 +107,7 @@ def _save_over(path: Path, saves: int) -> list[Any]:
 
 @pytest.mark.parametrize("saves", [1, 2])
 def test_older_save_stays_until_the_newer_one_is_written(saves: int, tmp_path: Path) -> None:
-    """Its age made it pass for one that a killed job had left, while the checkpoint named it."""
+    """The older save must not count as abandoned because of its age, as the checkpoint names it."""
     path = tmp_path / "a.ckpt"
     ((*newest, killed_is_left),) = run_ranks(_save_over, 1, path, saves)
     assert newest == [path] * saves

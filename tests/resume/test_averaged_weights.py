@@ -1,4 +1,4 @@
-"""Callbacks that average weights: one average on all ranks, kept by a resume."""
+"""Tests that EMAWeightAveraging has one average on all ranks, which a resumed run restores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ema(**settings: Any) -> list[Callback]:
 
 
 class _Validated(Callback):
-    """Notes the weights that are validated, and those that stay when validation is over."""
+    """Notes the weights in validation, and the weights at the end of an epoch after it."""
 
     def __init__(self) -> None:
         self.during: list[Tensor] = []
@@ -70,8 +70,8 @@ def _average_and_not(strategy: Any, optimizer: str, path: Path) -> dict[str, Any
 
 
 def _means(results: list[dict[str, Any]]) -> list[Tensor]:
-    """The average after each step, of the ranks' mean model."""
-    paths = [torch.stack(own["seen"]).double() for own in results]
+    """Moving average of the ranks' mean model after each step."""
+    paths = [torch.stack(result["seen"]).double() for result in results]
     models = torch.stack(paths).mean(0)
     averages = [models[0]]
     for model in models[1:]:
@@ -81,22 +81,22 @@ def _means(results: list[dict[str, Any]]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) -> None:
-    """In validation, in a checkpoint and at the end; and training does not notice."""
+    """Validation, a checkpoint and the end of training have this average. Training is unchanged."""
     world_size, strategy, optimizer = STRATEGIES[name]
     path = tmp_path / "seven.ckpt"
     results = run_ranks(_average_and_not, world_size, strategy, optimizer, path)
     means = _means(results)
     saved = torch.load(path, weights_only=True)
     torch.testing.assert_close(flat(saved["state_dict"]).double(), means[6], rtol=1e-5, atol=1e-6)
-    for own in results:
-        assert all(torch.equal(a, b) for a, b in zip(own["seen"], own["plain"], strict=True))
-        for shown, step in zip(own["during"], (3, 8), strict=True):
-            torch.testing.assert_close(shown.double(), means[step - 1], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(flat(own["end"]).double(), means[-1], rtol=1e-5, atol=1e-6)
-        assert torch.equal(own["after"][-1], own["global"])
-        for key, value in own["end"].items():
+    for result in results:
+        assert all(torch.equal(a, b) for a, b in zip(result["seen"], result["plain"], strict=True))
+        for validated, step in zip(result["during"], (3, 8), strict=True):
+            torch.testing.assert_close(validated.double(), means[step - 1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(flat(result["end"]).double(), means[-1], rtol=1e-5, atol=1e-6)
+        assert torch.equal(result["after"][-1], result["global"])
+        for key, value in result["end"].items():
             assert torch.equal(value, results[0]["end"][key]), key
-            assert torch.equal(value, own["unseen"][key]), key
+            assert torch.equal(value, result["unseen"][key]), key
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) 
         ("bmuf_gtc", "on_train_batch_end", 7),
     ],
 )
-def test_resume_goes_on_with_every_ranks_own_average(
+def test_resume_restores_the_average_of_every_rank(
     name: str, hook: str, number: int, tmp_path: Path
 ) -> None:
     ranks, strategy, optimizer = STRATEGIES[name]
@@ -115,33 +115,33 @@ def test_resume_goes_on_with_every_ranks_own_average(
     check_exact(ranks, strategy, tmp_path, hook=hook, number=number, **settings)
 
 
-class _SickOnce(DropoutNet):
-    """Group 1's model is spoilt in one step, and comes back at the end of that block."""
+class _NonFiniteOnce(DropoutNet):
+    """The model of group 1 gets NaN in one step, and is replaced at the end of that block."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.tensor([0.0, -math.inf]))  # as attention has it
+        self.register_buffer("mask", torch.tensor([0.0, -math.inf]))  # as attention uses it
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return loss * float("nan") if self.sick else loss
+        return loss * float("nan") if self.breaks else loss
 
     @property
-    def sick(self) -> bool:
+    def breaks(self) -> bool:
         return this_rank() == 1 and self.global_step == 1
 
 
-class _SickStatistics(_SickOnce):
-    """A batch spoils what BatchNorm keeps, and the module leaves that batch out."""
+class _NonFiniteStatistics(_NonFiniteOnce):
+    """One batch makes the statistics of BatchNorm infinite, and is not trained."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.sick:
+        if self.breaks:
             self.net(batch[0] * float("inf"))
         return DropoutNet.training_step(self, batch, batch_idx)
 
 
 class _SeesAll(Callback):
-    """Notes all that is validated but the mask."""
+    """Notes the whole state in validation, except for the mask."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -155,7 +155,7 @@ def _but_the_mask(module: Any) -> Tensor:
     return torch.cat([value.reshape(-1) for name, value in state.items() if name != "mask"])
 
 
-def _sick(make_model: Any) -> tuple[list[Tensor], Tensor]:
+def _train_with_exclusion(make_model: Any) -> tuple[list[Tensor], Tensor]:
     model, watch = make_model(), _SeesAll()
     trainer = make_trainer(
         BMUF(on_nonfinite="exclude"),
@@ -169,11 +169,11 @@ def _sick(make_model: Any) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:.*excluded from the mean:RuntimeWarning")
-@pytest.mark.parametrize("make_model", [_SickOnce, _SickStatistics])
-def test_sick_group_is_left_out_of_the_average_and_goes_on_from_it(make_model: Any) -> None:
-    results = run_ranks(_sick, 2, make_model)
+@pytest.mark.parametrize("make_model", [_NonFiniteOnce, _NonFiniteStatistics])
+def test_nonfinite_group_is_excluded_from_the_average_and_gets_it(make_model: Any) -> None:
+    results = run_ranks(_train_with_exclusion, 2, make_model)
     for during, end in results:
-        assert during and all(bool(shown.isfinite().all()) for shown in [*during, end])
+        assert during and all(bool(state.isfinite().all()) for state in [*during, end])
         assert torch.equal(end, results[0][1])
 
 
@@ -186,7 +186,7 @@ def _epochs(strategy: Any) -> tuple[list[Tensor], Tensor]:
     return watch.after, weights(model)
 
 
-def test_average_at_the_end_of_epochs_is_one_of_global_models() -> None:
+def test_average_at_the_end_of_epochs_averages_global_models() -> None:
     results = run_ranks(_epochs, 2, BMUF)
     for after, end in results:
         torch.testing.assert_close(end, DECAY * after[0] + (1 - DECAY) * after[1])

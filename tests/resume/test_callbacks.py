@@ -1,4 +1,4 @@
-"""Callbacks that watch a metric: all ranks decide alike, and what they save can be used."""
+"""Tests EarlyStopping and ModelCheckpoint: equal decisions on all ranks, and usable files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
 
 
 class Watched(DropoutNet):
-    """Logs a value for every validation, best in the second one; ranks see different ones."""
+    """Logs a value in every validation that differs between ranks. The second mean is the best."""
 
     def __init__(self, optimizer: str = "SGD") -> None:
         super().__init__(optimizer)
@@ -33,8 +33,8 @@ class Watched(DropoutNet):
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.validations += 1
         value = (3.0, 1.0, 2.0, 4.0)[self.validations - 1]
-        own = value + (1.0 if this_rank() == 1 else -1.0) * (5 - self.validations)
-        self.log("value", own, sync_dist=True)
+        local_value = value + (1.0 if this_rank() == 1 else -1.0) * (5 - self.validations)
+        self.log("value", local_value, sync_dist=True)
 
     def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.tested.append(weights(self))
@@ -62,9 +62,9 @@ def _stop_early(interval: int | None) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("interval", "steps"), [(None, 15), (3, 13)])
 def test_all_ranks_stop_early_at_one_step(interval: int | None, steps: int) -> None:
-    """The third validation is no better than the second, by the mean that no rank sees alone.
+    """The mean of the third validation is no better than the second. Local values differ from it.
 
-    With ``interval`` it comes in the middle of a block and of an epoch.
+    With ``interval``, it comes in the middle of a block and of an epoch.
     """
     assert run_ranks(_stop_early, 2, interval) == [(steps, 3)] * 2
 
@@ -94,16 +94,19 @@ def _best(folder: Path) -> dict[str, Any]:
 
 
 def test_best_and_last(tmp_path: Path) -> None:
-    """The two best of four stay with their files; they are tested, and the last one goes on."""
+    """The two best of four checkpoints stay with their files.
+
+    The best one is tested, and training resumes from the last one.
+    """
     results = run_ranks(_best, 2, tmp_path)
-    kept = ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
+    names = ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
     saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
-    for own in results:
-        assert own["best"] == "epoch=1.ckpt"
-        assert own["left"] == sorted([*kept, *(f"{name}.ranks" for name in kept)])
-        assert torch.equal(own["tested"], flat(saved))
-        assert not torch.equal(own["tested"], own["end"])
-        assert own["steps"] == 10  # the last one that was saved is that of the third epoch
+    for result in results:
+        assert result["best"] == "epoch=1.ckpt"
+        assert result["left"] == sorted([*names, *(f"{name}.ranks" for name in names)])
+        assert torch.equal(result["tested"], flat(saved))
+        assert not torch.equal(result["tested"], result["end"])
+        assert result["steps"] == 10  # the last checkpoint is that of the third epoch
 
 
 def _weights_only(folder: Path) -> Tensor:
@@ -113,7 +116,7 @@ def _weights_only(folder: Path) -> Tensor:
     return weights(model)
 
 
-def test_weights_alone_have_nothing_beside_them(tmp_path: Path) -> None:
+def test_checkpoint_of_only_weights_has_no_files_of_ranks(tmp_path: Path) -> None:
     results = run_ranks(_weights_only, 2, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after.ckpt", "epoch=0.ckpt"]
     for path in tmp_path.iterdir():

@@ -1,4 +1,4 @@
-"""A run that goes on with other ranks, groups or settings: what is kept, and what is said."""
+"""Tests resumed runs with other ranks, groups or settings: the kept state, and the warnings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL_SPARSE = partial(GTC, dense_below=0)
 
 
 class Watched(DropoutNet):
-    """Notes what training starts from, when it does."""
+    """Notes the state at the first batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,17 +43,17 @@ class Watched(DropoutNet):
             blocks = session.synchroniser.blocks or []
             self.start = {
                 "weights": weights(self),
-                "residuals": {name: own.clone() for name, own in memory["residuals"].items()},
+                "residuals": {name: value.clone() for name, value in memory["residuals"].items()},
                 "steps": [vars(count).copy() for count in session.worker.steps],
                 "global": deepcopy([block.state()[0]["buckets"] for block in blocks]),
             }
 
 
 def _only_bucket(blocks: Any) -> dict[str, Any]:
-    """The state of the parameters of a run with one optimizer, one fragment and one dtype."""
+    """The only bucket of a run with one optimizer, one fragment and one dtype."""
     [part] = blocks[0][0]["buckets"]
-    found: dict[str, Any] = part
-    return found
+    bucket: dict[str, Any] = part
+    return bucket
 
 
 def _train(strategy: Any, path: Path | None, save: Path | None, steps: int) -> dict[str, Any]:
@@ -64,14 +64,14 @@ def _train(strategy: Any, path: Path | None, save: Path | None, steps: int) -> d
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(model, shuffled(20), ckpt_path=path)
-    said = [str(one.message) for one in caught if "Resuming" in str(one.message)]
-    return {"start": model.start, "said": said, "end": weights(model)}
+    warned = [str(one.message) for one in caught if "Resuming" in str(one.message)]
+    return {"start": model.start, "warned": warned, "end": weights(model)}
 
 
 def _go_on(
     tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any], steps: int = 7
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Checkpoint after so many steps, ranks of the run that saved it, ranks that went on."""
+    """Checkpoint after ``steps`` steps, results of the ranks that saved it, and of the resumed."""
     path = tmp_path / "stopped.ckpt"
     stopped = run_ranks(_train, before[0], before[1], None, path, steps)
     resumed = run_ranks(_train, after[0], after[1], path, None, steps + 4)
@@ -80,15 +80,15 @@ def _go_on(
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
 def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    """In the middle of a block: it ends there, and eta follows the number of models."""
+    """The save is in the middle of a block, which ends there. Eta follows the number of models."""
     saved, _, resumed = _go_on(tmp_path, (before, BMUF), (after, BMUF))
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
     now = flat(saved["state_dict"])
     update = now - part["global_model"]
     eta = 0.0 if after == 1 else 1 - 1 / after
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 7, "in_block": 0, "blocks": 1, "excluded": 0, "block_size": 0}
         ]
@@ -96,22 +96,22 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
         assert start["global"][0][0]["filter"]["eta"] == pytest.approx(eta)
-    assert len(resumed[0]["said"]) == 1
-    assert f"{after} groups of 1 ranks instead of {before} of 1" in resumed[0]["said"][0]
-    assert all(not own["said"] for own in resumed[1:])
+    assert len(resumed[0]["warned"]) == 1
+    assert f"{after} groups of 1 ranks instead of {before} of 1" in resumed[0]["warned"][0]
+    assert all(not result["warned"] for result in resumed[1:])
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
 def test_diloco_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    """The outer momentum is that of the last synchronisation, and blocks start from W."""
+    """The outer momentum is that of the last synchronisation. The run starts without look-ahead."""
     diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (before, diloco), (after, diloco))
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
     now = flat(saved["state_dict"])
     assert not torch.equal(part["global_model"], now)
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 7, "in_block": 0, "blocks": 1, "excluded": 0, "block_size": 0}
         ]
@@ -121,23 +121,26 @@ def test_diloco_on_another_number_of_ranks(before: int, after: int, tmp_path: Pa
 
 
 def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
-    """Another outer step goes on from the global model, with nothing of the other's state."""
+    """Another outer step starts from the global model, without the state of the previous one."""
     bmuf = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
     diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
     for number, (before, after) in enumerate(((bmuf, diloco), (diloco, bmuf))):
         saved, _, resumed = _go_on(tmp_path / str(number), (2, before), (2, after))
         now = flat(saved["state_dict"])
-        for own in resumed:
-            assert torch.equal(own["start"]["weights"], now)
-            [[part]] = own["start"]["global"]
+        for result in resumed:
+            assert torch.equal(result["start"]["weights"], now)
+            [[part]] = result["start"]["global"]
             assert not part["update"].any()
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
-def test_what_travelled_has_arrived_on_another_number_of_ranks(
+def test_update_in_flight_is_applied_on_another_number_of_ranks(
     before: int, after: int, tmp_path: Path
 ) -> None:
-    """Two blocks and three steps: one block is in W, one on its way, and the steps follow it."""
+    """The save is after two blocks and three steps.
+
+    The global model contains the first block. The update of the second block is in flight.
+    """
     bmuf = partial(BMUF, overlap=True)
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
@@ -145,8 +148,8 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
     now, eta = flat(saved["state_dict"]), 1 - 1 / before
     delta = eta * part["update"] + part["in_flight"]
     update = now - (part["global_model"] + delta)
-    for own in resumed:
-        start = own["start"]
+    for result in resumed:
+        start = result["start"]
         assert start["steps"] == [
             {"total": 11, "in_block": 0, "blocks": 2, "excluded": 0, "block_size": 0}
         ]
@@ -155,25 +158,27 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
         assert start["global"][0][0]["in_flight"] is None
-        # Local updates are counted from the look-ahead, which is in Delta already.
+        # The local update is relative to the look-ahead, which already contains Delta.
         assert torch.equal(start["global"][0][0]["block_start"], start["weights"])
-    assert "the current block ended after 3 steps" in resumed[0]["said"][0]
+    assert "the current block ended after 3 steps" in resumed[0]["warned"][0]
 
 
 @pytest.mark.parametrize(
     "after", [{"overlap": True}, {"across_dtype": "int4"}, {"across_dtype": "bfloat16"}]
 )
-def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
-    """The same ranks: the block under way ends, and one message says what is different."""
+def test_other_exchange_settings(after: dict[str, Any], tmp_path: Path) -> None:
+    """With the same ranks, the current block ends, and one message names the changed setting."""
     saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, **after)))
     ((name, value),) = after.items()
-    assert f"{name} is {value} instead of " in resumed[0]["said"][0]
-    for own in resumed:
-        assert torch.equal(own["start"]["global"][0][0]["global_model"], flat(saved["state_dict"]))
+    assert f"{name} is {value} instead of " in resumed[0]["warned"][0]
+    for result in resumed:
+        assert torch.equal(
+            result["start"]["global"][0][0]["global_model"], flat(saved["state_dict"])
+        )
 
 
 def test_other_density(tmp_path: Path) -> None:
-    """What was not sent belongs to the ranks and settings that left it out."""
+    """Error feedback is lost, because it belongs to the ranks and settings of the previous run."""
     dense, sparse = (
         partial(
             HIERARCHICAL, group_size=1, block_sync=lh.BMUF(block_size=4, across_density=density)
@@ -182,27 +187,25 @@ def test_other_density(tmp_path: Path) -> None:
     )
     for number, after in enumerate(((2, dense), (3, sparse))):
         saved, _, resumed = _go_on(tmp_path / str(number), (2, sparse), after)
-        said = resumed[0]["said"][0]
-        assert "the error feedback of quantised or sparse updates is lost" in said
-        assert ("across_density is 1.0 instead of 0.1" in said) == (number == 0)
-        for own in resumed:
-            [[part]] = own["start"]["global"]
+        warning = resumed[0]["warned"][0]
+        assert "the error feedback of quantised or sparse updates is lost" in warning
+        assert ("across_density is 1.0 instead of 0.1" in warning) == (number == 0)
+        for result in resumed:
+            [[part]] = result["start"]["global"]
             assert torch.equal(part["global_model"], flat(saved["state_dict"]))
             assert part["error_feedback"] is None or not part["error_feedback"]["own"].any()
 
 
-def test_other_state_that_travels(tmp_path: Path) -> None:
-    """Momentum lies behind the model in its shares, which are then cut elsewhere."""
+def test_other_averaged_optimizer_state(tmp_path: Path) -> None:
+    """Momentum follows the parameters in the flat tensor, so shards have other boundaries."""
     before = partial(HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_size=4))
     sync = lh.BMUF(block_size=4, local_momentum="average")
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
-    assert "optimizer_state is averaged instead of local" in resumed[0]["said"][0]
-    for own in resumed:
-        shares = own["start"]["global"][0][0]
-        first, model = shares["start"], flat(saved["state_dict"])
-        assert torch.equal(
-            shares["global_model"], model[first : first + len(shares["global_model"])]
-        )
+    assert "optimizer_state is averaged instead of local" in resumed[0]["warned"][0]
+    for result in resumed:
+        shard = result["start"]["global"][0][0]
+        first, model = shard["start"], flat(saved["state_dict"])
+        assert torch.equal(shard["global_model"], model[first : first + len(shard["global_model"])])
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
@@ -212,15 +215,15 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
     assert len(files) == before
     old = [torch.load(file, weights_only=True)["memory"] for file in files]
     for name in old[0]["residuals"]:
-        mean = torch.stack([own["residuals"][name] for own in old]).double().mean(0)
+        mean = torch.stack([memory["residuals"][name] for memory in old]).double().mean(0)
         assert float(mean.abs().max()) > 0
-        new = torch.stack([own["start"]["residuals"][name] for own in resumed])
+        new = torch.stack([result["start"]["residuals"][name] for result in resumed])
         torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
-    assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["said"][0]
+    assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["warned"][0]
 
 
 def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:
-    """It sends nothing, so its gradient is exact: what was not sent before is in the first one."""
+    """A single rank sends nothing. Its first gradient contains the residuals of all saved ranks."""
     path = tmp_path / "stopped.ckpt"
     run_ranks(_train, 2, ALL_SPARSE, None, path, 7)
     [left] = run_ranks(_first_step, 1, path)
@@ -235,7 +238,7 @@ def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -
 
 
 class _Gradients(Watched):
-    """Notes the last gradients; forgets residuals before the first step if asked to."""
+    """Notes the last gradients. With ``forgets``, removes the residuals before the first step."""
 
     def __init__(self, *, forgets: bool) -> None:
         super().__init__()
@@ -248,48 +251,48 @@ class _Gradients(Watched):
         torch.manual_seed(1)
 
     def on_after_backward(self) -> None:
-        self.grads = {name: own.grad.clone() for name, own in self.named_parameters()}
+        self.grads = {name: p.grad.clone() for name, p in self.named_parameters()}
 
 
 def _first_step(path: Path) -> dict[str, Any]:
-    """The first gradient of a resumed run, less that of the same run without residuals."""
-    found, residuals = [], {}
+    """The first gradient of a resumed run, minus that of the same run without residuals."""
+    gradients, residuals = [], {}
     for forgets in (True, False):
         strategy = ALL_SPARSE()
         trainer = make_trainer(strategy, max_epochs=-1, max_steps=8)
         model = _Gradients(forgets=forgets)
         torch.manual_seed(3)
         trainer.fit(model, shuffled(20), ckpt_path=path)
-        found.append(model.grads)
+        gradients.append(model.grads)
         session: Any = strategy._ended
         residuals = session.worker.memory.state(session.state.names)["residuals"]
-    extra = {name: found[1][name] - found[0][name] for name in found[0]}
+    extra = {name: gradients[1][name] - gradients[0][name] for name in gradients[0]}
     return {"extra": extra, "residuals": residuals}
 
 
-def test_other_groups_and_another_carrier(tmp_path: Path) -> None:
-    """2 groups of 2 become 4 of 1: the shares of a group are put together."""
+def test_other_groups_and_another_placement(tmp_path: Path) -> None:
+    """Two groups of two become four groups of one. The shards of a group are concatenated."""
     before = partial(BMUF_GTC, dense_below=0)
     after = partial(before, group_size=1)
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, after), steps=8)
     now = flat(saved["state_dict"])
-    for own in resumed:
-        assert torch.equal(own["start"]["global"][0][0]["global_model"], now)
-    assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["said"][0]
+    for result in resumed:
+        assert torch.equal(result["start"]["global"][0][0]["global_model"], now)
+    assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["warned"][0]
 
 
-def test_another_system(tmp_path: Path) -> None:
+def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:
     saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, AVERAGING))
-    for own in resumed:
-        assert torch.equal(own["start"]["weights"], flat(saved["state_dict"]))
-    assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["said"][0]
+    for result in resumed:
+        assert torch.equal(result["start"]["weights"], flat(saved["state_dict"]))
+    assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["warned"][0]
 
 
 def test_smaller_blocks_end_at_the_next_step(tmp_path: Path) -> None:
-    """Four steps into a block of five, resumed with blocks of two: nothing else changes."""
+    """The save is four steps into a block of five. The resumed run has blocks of two."""
     path = tmp_path / "stopped.ckpt"
     run_ranks(_train, 2, partial(BMUF, block_size=5), None, path, 4)
     resumed = run_ranks(_train, 2, partial(BMUF, block_size=2), path, None, 5)
     assert resumed[0]["start"]["steps"][0]["in_block"] == 4
-    assert resumed[0]["said"] == []
+    assert resumed[0]["warned"] == []
     assert torch.equal(resumed[0]["end"], resumed[1]["end"])

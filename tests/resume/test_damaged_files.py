@@ -1,4 +1,4 @@
-"""A checkpoint that was cut off or changed, what is not read, and the newest that is complete."""
+"""Tests damaged checkpoints, refused types in checkpoints, and ``newest_checkpoint``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _empty(path: Path) -> None:
 
 
 def _flip(path: Path) -> None:
-    """One bit in the largest record of the file."""
+    """Flip one bit in the largest record of the file."""
     content = bytearray(path.read_bytes())
     with ZipFile(path) as archive:
-        record = max(archive.infolist(), key=lambda own: own.file_size)
+        record = max(archive.infolist(), key=lambda info: info.file_size)
     lengths = struct.unpack_from("<HH", content, record.header_offset + 26)
     content[record.header_offset + 30 + sum(lengths) + record.file_size // 2] ^= 1
     path.write_bytes(content)
@@ -45,7 +45,7 @@ DAMAGES = pytest.mark.parametrize("damage", [_cut, _empty, _flip])
 
 
 class _Cosine(DropoutNet):
-    """A schedule as many write it: its rates are NumPy's."""
+    """A typical schedule, whose learning rates are NumPy numbers."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
@@ -67,25 +67,24 @@ def _fit(strategy: Any, model: Any, folder: Path, path: Any = None, **settings: 
 
 
 @pytest.mark.parametrize("strategy", ["bmuf", "psp"])
-def test_numbers_of_numpy_are_saved_as_pythons(strategy: str, tmp_path: Path) -> None:
-    """It was None, and the job began at step 0."""
-
+def test_numbers_of_numpy_are_saved_as_python_numbers(strategy: str, tmp_path: Path) -> None:
+    """Otherwise, ``newest_checkpoint`` returns None, and the job starts at step 0."""
     ends = run_ranks(_cosine, 2, strategy, tmp_path)
-    for through, resumed, steps in ends:
+    for whole, resumed, steps in ends:
         assert steps == 10
-        assert strategy == "psp" or torch.equal(through, resumed)
+        assert strategy == "psp" or torch.equal(whole, resumed)
 
 
 def _cosine(strategy: str, folder: Path) -> Any:
     ends = []
     for epochs, resumes in ((2, False), (1, False), (2, True)):
         torch.manual_seed(int(os.environ["RANK"]))
-        own = folder / f"{epochs}{resumes}"
+        subfolder = folder / f"{epochs}{resumes}"
         newest = lh.newest_checkpoint(folder / "1False") if resumes else None
         assert (newest is not None) == resumes
         model = _Cosine()
-        made = BMUF() if strategy == "bmuf" else strategy
-        trainer, fit = _fit(made, model, own, newest, max_epochs=epochs)
+        chosen = BMUF() if strategy == "bmuf" else strategy
+        trainer, fit = _fit(chosen, model, subfolder, newest, max_epochs=epochs)
         fit()
         ends.append(weights(model))
     return ends[0], ends[2], trainer.global_step
@@ -105,17 +104,17 @@ def _with_path(folder: Path) -> Any:
 
 
 def test_refused_type_is_named_by_newest_checkpoint(tmp_path: Path) -> None:
-    """And ``fit(weights_only=False)`` reads all files of the save."""
+    """``fit(weights_only=False)`` reads all files of that checkpoint."""
     assert run_ranks(_with_path, 2, tmp_path) == [15, 15]
 
 
 class _State(torch.optim.SGD):
-    """An optimizer whose state, which every rank saves, holds a path."""
+    """An optimizer with a path in its state, which every rank saves."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
-        for own in self.state.values():
-            own["log"] = Path("log")
+        for state in self.state.values():
+            state["log"] = Path("log")
         return loss
 
 
@@ -138,7 +137,7 @@ def test_weights_only_reaches_the_ranks_own_files(tmp_path: Path) -> None:
 
 
 def _two_kinds(folder: Path) -> Any:
-    """The newest file of the folder holds weights alone."""
+    """Train so that the newest file in the folder holds only weights."""
     full = ModelCheckpoint(folder, "full-{step}", every_n_train_steps=4)
     alone = ModelCheckpoint(folder, "alone-{step}", every_n_train_steps=5, save_weights_only=True)
     make_trainer(BMUF(), callbacks=[full, alone], enable_checkpointing=True).fit(
@@ -147,7 +146,7 @@ def _two_kinds(folder: Path) -> Any:
     return lh.newest_checkpoint(folder)
 
 
-def test_weights_alone_are_passed_over(tmp_path: Path) -> None:
+def test_checkpoint_of_only_weights_is_skipped(tmp_path: Path) -> None:
     assert run_ranks(_two_kinds, 2, tmp_path) == [tmp_path / "full-step=4.ckpt"] * 2
 
 
@@ -163,10 +162,14 @@ def _resume(path: Path) -> None:
 @DAMAGES
 @pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "rank_00000.pt"])
 def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, tmp_path: Path) -> None:
-    """``newest_checkpoint`` takes the one before, but for a changed byte beside the checkpoint."""
+    """``newest_checkpoint`` returns the checkpoint before it.
+
+    It does not detect a flipped bit in a file of a rank, because it does not compute the checksums
+    of these files.
+    """
     run_ranks(_save_twice, 2, tmp_path)
     newest = tmp_path / "step=10.ckpt"
-    (path,) = [own for own in tmp_path.rglob(name) if "step=10" in str(own)]
+    (path,) = [file for file in tmp_path.rglob(name) if "step=10" in str(file)]
     damage(path)
     unseen = damage is _flip and path != newest
     wanted = newest if unseen else tmp_path / "step=5.ckpt"
@@ -179,12 +182,12 @@ def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, tmp_pat
 
 
 def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
-    """Of the file itself: nothing is read that differs from what was written."""
+    """A load either fails or returns the written values."""
     path, io = tmp_path / "a.ckpt", AtomicCheckpointIO()
     written = {"weights": torch.arange(100.0), "step": 3}
     io.save_checkpoint(written, path)
     whole = path.read_bytes()
-    found = 0
+    detected = 0
     for place in range(0, len(whole), 7):
         changed = bytearray(whole)
         changed[place] ^= 1 << place % 8
@@ -193,32 +196,32 @@ def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
             read = io.load_checkpoint(path, weights_only=True)
         except DamagedFileError as error:
             assert str(path) in str(error)
-            found += 1
+            detected += 1
             continue
         assert torch.equal(read["weights"], written["weights"])
         assert read["step"] == 3
-    assert found > len(whole) / 7 / 3
+    assert detected > len(whole) / 7 / 3
 
 
 def _only_some_see_it(folder: Path, others: str) -> None:
     rank = int(os.environ["RANK"])
-    found = folder / "step=10.ckpt" if rank < 2 else None
+    path = folder / "step=10.ckpt" if rank < 2 else None
     if rank >= 2 and others == "missing":
-        found = folder / "elsewhere.ckpt"
+        path = folder / "elsewhere.ckpt"
     trainer = make_trainer(BMUF(), max_epochs=3)
-    trainer.fit(DropoutNet(width=64), shuffled(5), ckpt_path=found)
+    trainer.fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
 
 
 @pytest.mark.parametrize("others", ["none", "missing"])
 def test_checkpoint_that_only_some_ranks_see(others: str, tmp_path: Path) -> None:
-    """Ranks waited in different collectives, until an error of gloo that named nobody."""
+    """Without the check, ranks wait in different collectives until an error of gloo."""
     run_ranks(_save_twice, 2, tmp_path)
     for outcome in rank_outcomes(_only_some_see_it, 4, tmp_path, others):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "ranks 0, 1 resume from" in outcome.error
-        said = "start from the beginning" if others == "none" else "could not read"
-        assert f"ranks 2, 3 {said}" in outcome.error
+        state = "start from the beginning" if others == "none" else "could not read"
+        assert f"ranks 2, 3 {state}" in outcome.error
         assert "a directory that all hosts share" in outcome.error
 
 
@@ -242,7 +245,7 @@ def _at_a_url() -> None:
 
 
 def test_newest_checkpoint_at_a_url() -> None:
-    """It was always None, and training began anew without a word."""
+    """If it were None, training would restart from the beginning without a warning."""
     run_ranks(_at_a_url, 1)
 
 

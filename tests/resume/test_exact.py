@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed ends as the one that was not, to the last bit."""
+"""Tests that a resumed run ends as an uninterrupted one, to the last bit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.trainer.fitting import (
 _KEEP = partial(BMUF, local_momentum="keep")
 _GROUPS_OF_ONE = partial(HIERARCHICAL, group_size=1)
 _SPARSE: Any = {"block_size": 4, "across_dtype": "int4", "across_density": 0.1}
-_SHORT = {"across": "sharded", "across_dtype": "int8", "overlap": True}
-_LATE = lh.BMUFAdam(block_size=4, overlap=3, moments_every=2, across="sharded")
+_QUANTISED = {"across": "sharded", "across_dtype": "int8", "overlap": True}
+_DELAYED = lh.BMUFAdam(block_size=4, overlap=3, moments_every=2, across="sharded")
 _STREAMING: Any = {"fragments": 2, "overlap": 2, "merge": 0.5}
 _DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
 _ADAMW = partial(torch.optim.AdamW, lr=0.1)
@@ -50,7 +50,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "gtc": (3, GTC, "SGD"),
     "bmuf_gtc": (4, BMUF_GTC, "SGD"),
     "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
-    "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_SHORT), "SGD"),
+    "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_QUANTISED), "SGD"),
     "bmuf_int4": (2, partial(BMUF, across_dtype="int4"), "SGD"),
     "sparse": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE)), "SGD"),
     "sparse_overlap": (
@@ -69,7 +69,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE), virtual_workers=2),
         "SGD",
     ),
-    "adam_overlap": (4, partial(HIERARCHICAL, group_size=2, block_sync=_LATE), "NAdam"),
+    "adam_overlap": (4, partial(HIERARCHICAL, group_size=2, block_sync=_DELAYED), "NAdam"),
     "adam_overlap_virtual": (
         2,
         partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE, **_STREAMING), virtual_workers=2),
@@ -78,7 +78,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
     "bmuf_virtual": (2, partial(_KEEP, virtual_workers=2), "SGD"),
     "bmuf_adam_virtual": (2, partial(BMUF_ADAM, virtual_workers=3), "Adam"),
-    # Two models on a rank, two workers each.
+    # Each rank has two models, with two workers each.
     "bmuf_gtc_virtual": (2, partial(BMUF_GTC, virtual_workers=4), "SGD"),
     "bmuf_overlap_virtual": (2, partial(BMUF, overlap=True, virtual_workers=3), "SGD"),
     "gtc_virtual": (2, partial(GTC, virtual_workers=2), "SGD"),
@@ -95,9 +95,9 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     ),
     "diloco_overlap_int8": (2, partial(_DILOCO, overlap=True, across_dtype="int8"), "SGD"),
     "diloco_virtual": (2, partial(_DILOCO, virtual_workers=2), "Adam"),
-    # The third of them has just been synchronised.
+    # The third fragment has just been synchronised.
     "diloco_fragments": (2, partial(_DILOCO, fragments=4), "AdamW"),
-    # One of them is in flight.
+    # The update of one fragment is in flight.
     "diloco_fragments_overlap": (
         4,
         partial(_DILOCO, group_size=2, fragments=2, overlap=3, across="sharded"),
@@ -128,8 +128,8 @@ def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) ->
         for name, (number, *run) in STRATEGIES.items()
         if number == ranks and name not in SLOW
     }
-    found = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
-    assert found == [{name: [] for name in runs}] * ranks
+    results = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
+    assert results == [{name: [] for name in runs}] * ranks
 
 
 @pytest.mark.slow
@@ -139,12 +139,12 @@ def test_others_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Pa
 
 
 def test_an_outer_optimizer_at_a_blocks_end(tmp_path: Path) -> None:
-    """Its step count and moments go on from the file."""
+    """Its step count and moments are restored."""
     check_exact(2, partial(_DILOCO, outer_optimizer=_ADAMW), tmp_path, number=8)
 
 
 class _KnowsItsLength(DropoutNet):
-    """Asks how many steps there will be, which begins the data before optimizers are there."""
+    """Uses the estimated number of steps, which creates the data loader before the optimizers."""
 
     def configure_optimizers(self) -> Any:
         steps = int(self.trainer.estimated_stepping_batches)
@@ -154,7 +154,9 @@ class _KnowsItsLength(DropoutNet):
 
 
 @pytest.mark.parametrize("name", [_slow("bmuf"), "bmuf_virtual"])
-def test_in_a_first_epoch_that_was_begun_with_the_optimizers(name: str, tmp_path: Path) -> None:
+def test_in_an_epoch_whose_data_loader_was_created_before_the_optimizers(
+    name: str, tmp_path: Path
+) -> None:
     _check(name, tmp_path, number=3, make_model=_KnowsItsLength)
 
 
@@ -164,7 +166,7 @@ BOTH = ["bmuf_gtc", _slow("bmuf_adam")]
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("number", [_slow(1), 4, 5, _slow(10)])
 def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
-    """The first one, the end of a block, and the last batch of an epoch."""
+    """After the first step, the end of a block, and the last batches of epochs."""
     _check(name, tmp_path, number=number)
 
 
@@ -183,19 +185,22 @@ def _stop_again_and_again(stops: list[int], folder: Path) -> list[str]:
         trainer.fit(model, shuffled(5), ckpt_path=path)
         return outcome(trainer, model)
 
-    through, path = train(None), None
+    whole, path = train(None), None
     for number, steps in enumerate(stops):
         saved = folder / f"{number}.ckpt"
         train(path, SaveAt("on_train_batch_end", steps, saved))
         path = saved
     resumed = train(path)
-    through["seen"] = through["seen"][sum(stops) :]
-    return differences(through, resumed)
+    whole["seen"] = whole["seen"][sum(stops) :]
+    return differences(whole, resumed)
 
 
 @pytest.mark.parametrize("stops", [[4, 1, 5, 2], _slow([5, 3]), _slow([2] * 4)])
 def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
-    """So many steps after each start; epochs have five: at an epoch's end, then in the next."""
+    """Each number is that of steps after a start. Epochs have five steps.
+
+    The first case also saves at the end of an epoch.
+    """
     assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
 
 
@@ -210,17 +215,20 @@ def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "ranks"), [(3, 4), (6, 2), *(_slow(*own) for own in ((1, 4), (6, 4), (3, 2)))]
+    ("number", "ranks"), [(3, 4), (6, 2), *(_slow(*case) for case in ((1, 4), (6, 4), (3, 2)))]
 )
 def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Path) -> None:
-    """Four workers: how a sum of three and more is rounded depends on DDP's buckets."""
+    """With four workers, the rounding of a sum depends on DDP's buckets."""
     workers = 4 // ranks
     strategy = partial(BMUF_GTC, warmup_steps=6, virtual_workers=workers)
     check_exact(ranks, strategy, tmp_path, number=number, workers=workers)
 
 
-def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
-    """Many small buckets in another order than that of the parameters, summed over three ranks."""
+def test_buckets_that_ddp_rebuilds(tmp_path: Path) -> None:
+    """DDP sums many small buckets, in another order than that of the parameters, over three ranks.
+
+    The rounding therefore depends on the buckets.
+    """
     strategy = partial(HIERARCHICAL, group_size="world", bucket_cap_mb=0.0001)
     check_exact(3, strategy, tmp_path, number=1)
 
@@ -242,8 +250,8 @@ def test_in_other_precisions(precision: str, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
 @pytest.mark.parametrize("name", ["bmuf", "bmuf_adam", "bmuf_gtc", "bmuf_gtc_overlap_int8"])
-def test_on_a_card_that_the_ranks_share(name: str, precision: str, tmp_path: Path) -> None:
-    """Each rank a host of its own, over gloo: NCCL wants a card for every rank."""
+def test_on_a_gpu_that_the_ranks_share(name: str, precision: str, tmp_path: Path) -> None:
+    """Each rank is a host, over gloo. NCCL needs a GPU for each rank."""
     ranks, strategy, optimizer = STRATEGIES[name]
     over_gloo = partial(strategy, process_group_backend="gloo")
     settings = {"optimizer": optimizer, "accelerator": "gpu", "precision": precision}
@@ -251,7 +259,7 @@ def test_on_a_card_that_the_ranks_share(name: str, precision: str, tmp_path: Pat
 
 
 class _WithBest(DropoutNet):
-    """With a buffer that is infinite until the first step has lowered it."""
+    """Has a buffer that is infinite until the first step."""
 
     best: torch.Tensor
 
@@ -265,7 +273,7 @@ class _WithBest(DropoutNet):
         return loss
 
 
-def test_buffer_that_was_infinite_at_the_start_is_still_kept_equal(tmp_path: Path) -> None:
+def test_buffer_that_was_infinite_at_the_start_is_still_synchronised(tmp_path: Path) -> None:
     sync = lh.BMUF(block_size=4, local_momentum="average", across="sharded")
     strategy = partial(HIERARCHICAL, group_size=2, block_sync=sync)
     check_exact(4, strategy, tmp_path, make_model=_WithBest)

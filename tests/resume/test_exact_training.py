@@ -1,4 +1,4 @@
-"""Exact resume of other ways to train: scaled gradients, two optimizers, weights of groups."""
+"""Tests exact resume with loss scaling, two optimizers, unfreezing and weighted groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.trainer.trainer_settings import scaled
 
 
 class OverflowingNet(DropoutNet):
-    """Rank 1 overflows at one batch of every epoch, so its scale is not that of rank 0."""
+    """Rank 1 overflows at one batch of every epoch, so its loss scale differs from rank 0's."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = self.loss(batch)
@@ -41,28 +41,28 @@ def _scaled(strategy: Any, folder: Path) -> list[str]:
 
     def make_strategy() -> Any:
         plugins.extend(scaled(growth_interval=3)["plugins"])
-        made = strategy()
-        made.precision_plugin = plugins[-1]
-        return made
+        new = strategy()
+        new.precision_plugin = plugins[-1]
+        return new
 
-    found = stop_and_go_on(
+    differences = stop_and_go_on(
         make_strategy, "on_train_batch_end", 7, folder, make_model=OverflowingNet
     )
-    through, resumed = [plugin.scaler.state_dict() for plugin in plugins]
-    assert (through["scale"], through["_growth_tracker"]) != (1024.0, 0)  # it was used
-    if through != resumed:
-        found.append(f"scaler: {through} against {resumed}")
-    return found
+    whole, resumed = [plugin.scaler.state_dict() for plugin in plugins]
+    assert (whole["scale"], whole["_growth_tracker"]) != (1024.0, 0)  # the scaler was used
+    if whole != resumed:
+        differences.append(f"scaler: {whole} against {resumed}")
+    return differences
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, BMUF), (4, BMUF_GTC)])
 def test_scaled_gradients(ranks: int, strategy: Any, tmp_path: Path) -> None:
-    """Every rank goes on with its own scale, and residuals with the one they were kept under."""
+    """Every rank restores its own loss scale. Residuals keep the scale of their gradients."""
     assert run_ranks(_scaled, ranks, strategy, tmp_path) == [[]] * ranks
 
 
 class TwoOptimizers(DropoutNet):
-    """Manual optimisation: the second optimizer steps at every other batch."""
+    """Manual optimization, in which the second optimizer steps at every other batch."""
 
     def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
         super().__init__(optimizer, seed=seed, by_hand=True)
@@ -87,46 +87,46 @@ class TwoOptimizers(DropoutNet):
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, BMUF_ADAM), (4, BMUF_GTC)])
 def test_two_optimizers_by_hand(ranks: int, strategy: Any, tmp_path: Path) -> None:
-    """Each is in the middle of a block of its own."""
+    """Each optimizer is in the middle of its own block."""
     check_exact(ranks, strategy, tmp_path, make_model=TwoOptimizers)
 
 
 def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:
-    """DDP never forms new buckets then, so there are none to go back to."""
+    """In this case, DDP does not rebuild its buckets, so none are restored."""
     check_exact(2, partial(GTC, find_unused_parameters=True), tmp_path, number=3)
 
 
-class ThawsItself(DropoutNet):
-    """Its first layer is frozen at first; a hook says at which epochs that changes."""
+class UnfreezesItself(DropoutNet):
+    """Its first layer is frozen at first. A hook freezes or unfreezes it at given epochs."""
 
-    def __init__(self, *args: Any, turns: dict[int, bool], **settings: Any) -> None:
+    def __init__(self, *args: Any, trainable: dict[int, bool], **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.net[0].requires_grad_(False)
-        self.turns = turns
+        self.trainable = trainable
 
     def on_train_epoch_start(self) -> None:
-        if self.current_epoch in self.turns:
-            self.net[0].requires_grad_(self.turns[self.current_epoch])
+        if self.current_epoch in self.trainable:
+            self.net[0].requires_grad_(self.trainable[self.current_epoch])
 
 
 @pytest.mark.parametrize(
-    ("turns", "number"),
+    ("trainable", "number"),
     [({1: True}, 10), ({1: True, 2: True}, 7), ({0: True, 1: False, 2: True}, 10)],
     ids=["once", "in mid-epoch", "again"],
 )
 def test_a_layer_that_the_module_unfreezes(
-    turns: dict[int, bool], number: int, tmp_path: Path
+    trainable: dict[int, bool], number: int, tmp_path: Path
 ) -> None:
-    """Whether or not its hook comes back to that after the resume, its ranks stay one group."""
+    """The layer is trainable after the resume, whether or not the hook sets it again."""
     sync = lh.ModelAveraging(block_size=7)
     strategy = partial(HIERARCHICAL, group_size=2, block_sync=sync, find_unused_parameters=True)
-    model = partial(ThawsItself, turns=turns)
+    model = partial(UnfreezesItself, trainable=trainable)
     check_exact(4, strategy, tmp_path, number=number, make_model=model)
 
 
 def _frozen_on_purpose(folder: Path) -> list[Tensor]:
     weight: list[Tensor] = []
-    for model in (DropoutNet(), ThawsItself(turns={})):
+    for model in (DropoutNet(), UnfreezesItself(trainable={})):
         path = None if not weight else folder / "trained.ckpt"
         trainer = make_trainer(AVERAGING(block_size=5), max_epochs=len(weight) + 1)
         trainer.fit(model, shuffled(5), ckpt_path=path)
@@ -135,13 +135,13 @@ def _frozen_on_purpose(folder: Path) -> list[Tensor]:
     return weight
 
 
-def test_what_is_frozen_for_the_rest_of_a_run_stays_frozen(tmp_path: Path) -> None:
+def test_layer_that_is_frozen_for_the_rest_of_a_run_stays_frozen(tmp_path: Path) -> None:
     for before_and_after in run_ranks(_frozen_on_purpose, 2, tmp_path):
         assert all_equal(before_and_after)
 
 
-class Thawing(DropoutNet):
-    """Its optimizer holds what can be trained at first."""
+class Unfreezing(DropoutNet):
+    """Its optimizer holds the parameters that are trainable at first."""
 
     def configure_optimizers(self) -> Any:
         trainable = nn.ParameterList(p for p in self.parameters() if p.requires_grad)
@@ -154,12 +154,12 @@ def _unfreeze() -> list[Callback]:
 
 @pytest.mark.parametrize("number", [3, 7])
 def test_before_and_after_a_layer_is_unfrozen(number: int, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"make_model": Thawing, "make_callbacks": _unfreeze}
+    settings: dict[str, Any] = {"make_model": Unfreezing, "make_callbacks": _unfreeze}
     check_exact(4, BMUF_GTC, tmp_path, number=number, **settings)
 
 
 class _UsedInTheFirstBatch(DropoutNet):
-    """A layer that only the first of the two batches of a step uses."""
+    """Has a layer that only the first of the two batches of a step uses."""
 
     def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
         super().__init__(optimizer, seed=seed)
@@ -172,7 +172,10 @@ class _UsedInTheFirstBatch(DropoutNet):
 
 @pytest.mark.parametrize("sync", [lh.AllReduce(), lh.GTC(density=0.2, dense_below=0)])
 def test_layer_that_the_rest_of_an_accumulated_step_does_not_use(sync: Any, tmp_path: Path) -> None:
-    """DDP knows that the first batch, before the stop, has used it: the third of an epoch."""
+    """The save is between both batches of a step, after the third batch of an epoch.
+
+    DDP still records that the first batch has used the layer.
+    """
     group = {"group_size": "world", "gradient_sync": sync, "find_unused_parameters": True}
     settings: dict[str, Any] = {"make_model": _UsedInTheFirstBatch, "accumulate_grad_batches": 2}
     check_exact(2, partial(HIERARCHICAL, **group), tmp_path, number=8, **settings)
@@ -189,7 +192,7 @@ SYNCS = {
 
 
 class _Counting(DropoutNet):
-    """Each rank has batches of another number of samples, which changes from batch to batch."""
+    """Returns a number of samples that differs between ranks and between batches."""
 
     def batch_samples(self, batch: Any) -> int:
         rank, number = self.global_rank, self.trainer.fit_loop.batch_idx
@@ -197,13 +200,13 @@ class _Counting(DropoutNet):
 
 
 @pytest.mark.parametrize("name", SYNCS)
-def test_groups_that_count_by_samples(name: str, tmp_path: Path) -> None:
+def test_groups_that_are_weighted_by_samples(name: str, tmp_path: Path) -> None:
     make = partial(lh.HierarchicalStrategy, group_size=1, block_sync=SYNCS[name], warmup_steps=0)
     check_exact(2, make, tmp_path, make_model=_Counting)
 
 
 class _Divided:
-    """Makes a strategy whose groups divide the model among their ranks, and one that does not."""
+    """Returns a strategy with sharded placement in the first call, and "leader" in the second."""
 
     def __init__(self) -> None:
         self._left: list[Any] = ["sharded", "leader"]
@@ -214,6 +217,6 @@ class _Divided:
 
 
 def test_samples_in_the_middle_of_a_step_of_groups(tmp_path: Path) -> None:
-    """A step and a half have been counted, and the resumed run divides the model otherwise."""
+    """The save is in the middle of a step. The resumed run has another placement of shards."""
     settings = {"make_model": _Counting, "accumulate_grad_batches": 3}
     check_exact(4, _Divided(), tmp_path, number=9, **settings)

@@ -1,4 +1,4 @@
-"""Saves that fail: one error, on every rank, and none that hides another."""
+"""Tests that a failed save is one error on every rank, and that a save hides no other error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.trainer.fitting import BMUF, BMUF_ADAM, make_trainer
 
 
 def _full_disk(folder: Path) -> None:
-    """Rank 1 can't write."""
+    """Save twice. In the second save, rank 1 cannot write."""
     trainer = make_trainer(BMUF(), max_epochs=1)
     trainer.fit(DropoutNet(), shuffled(5))
     trainer.save_checkpoint(folder / "a.ckpt")
@@ -59,7 +59,7 @@ def _save_unpicklable(folder: Path) -> None:
     trainer.save_checkpoint(folder / "a.ckpt")
 
 
-def test_what_can_not_be_pickled_is_an_error_on_every_rank(tmp_path: Path) -> None:
+def test_state_that_can_not_be_pickled_is_an_error_on_every_rank(tmp_path: Path) -> None:
     first, second = run_ranks(_save_unpicklable, 2, tmp_path, expect_failure=True)
     assert first == second
     assert first.startswith("OSError: the checkpoint could not be written: ")

@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or absent, complete or recognised, removed with all that is theirs."""
+"""Tests checkpoint files: atomic writes, the check for completeness, and complete removal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_the_older_file(tmp_path: Path) -> None:
-    """The kernel refuses to let the file grow, as it does where a disk is full."""
+    """The kernel limits the file size, which fails as a full disk does."""
     path = tmp_path / "one.ckpt"
     io = AtomicCheckpointIO()
     io.save_checkpoint({"value": 1}, path)
@@ -58,7 +58,7 @@ def _write_for_ever(path: Path) -> None:
 
 
 def test_killed_while_writing(tmp_path: Path) -> None:
-    """It writes the same name again and again; whenever it is killed, the name is readable."""
+    """A process replaces one file again and again. After each kill, the file is complete."""
     path = tmp_path / "one.ckpt"
     io = AtomicCheckpointIO()
     fork = get_context("forkserver")
@@ -66,7 +66,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         writer = fork.Process(target=_write_for_ever, args=(path,), daemon=True)
         writer.start()
         seen: set[int] = set()
-        while len(seen) < 3:  # it is in the middle of one write or the other
+        while len(seen) < 3:  # then the process is in the middle of a write
             if path.exists():
                 seen.add(io.load_checkpoint(path, weights_only=True)["value"])
             assert writer.is_alive()
@@ -84,7 +84,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
 
 
 def _not_synced(path: Path) -> list[str]:
-    """New folders whose names may not be on the disk when the checkpoint gets its name."""
+    """New folders whose entries may not be on the disk when the checkpoint is renamed."""
     trainer = make_trainer(BMUF(), max_epochs=1)
     trainer.fit(DropoutNet(), shuffled(5))
     events: list[int | str] = []
@@ -102,12 +102,12 @@ def _not_synced(path: Path) -> list[str]:
         trainer.save_checkpoint(path)
     before = events[: events.index(str(path))]
     (save,) = Path(f"{path}.ranks").iterdir()
-    made = [path.parent, save.parent, save]
-    return [str(folder) for folder in made if folder.parent.stat().st_ino not in before]
+    created = [path.parent, save.parent, save]
+    return [str(folder) for folder in created if folder.parent.stat().st_ino not in before]
 
 
-def test_new_folders_are_on_the_disk_before_the_checkpoint_is(tmp_path: Path) -> None:
-    """Else a host that loses power could keep the checkpoint and lose what it names."""
+def test_new_folders_are_on_the_disk_before_the_checkpoint(tmp_path: Path) -> None:
+    """Otherwise, a loss of power could keep the checkpoint and lose the files of ranks."""
     assert run_ranks(_not_synced, 1, tmp_path / "deep" / "a.ckpt") == [[]]
 
 
@@ -120,11 +120,11 @@ def _model_checkpoint(folder: Path, **settings: Any) -> list[str]:
 
 def _names(*checkpoints: str) -> set[str]:
     parts = ["rank_00000.pt", "rank_00001.pt"]
-    return {own for name in checkpoints for own in (name, *(f"{name}.ranks/{p}" for p in parts))}
+    return {file for name in checkpoints for file in (name, *(f"{name}.ranks/{p}" for p in parts))}
 
 
 def _without_saves(files: list[str]) -> list[str]:
-    """Without the folder that names the save."""
+    """Paths without the folder of the save, whose name is random."""
     return [file if "/" not in file else "/".join(file.split("/")[::2]) for file in files]
 
 
@@ -139,12 +139,11 @@ def _without_saves(files: list[str]) -> list[str]:
         ({"every_n_epochs": 1, "save_last": True}, ["epoch=1-step=10.ckpt", "last.ckpt"]),
     ],
 )
-def test_model_checkpoint_keeps_what_it_should(
+def test_model_checkpoint_keeps_only_the_expected_files(
     settings: dict[str, Any], left: list[str], tmp_path: Path
 ) -> None:
-    """And no file of a rank stays behind that belongs to a checkpoint that was removed."""
-    found = run_ranks(_model_checkpoint, 2, tmp_path, **settings)
-    for files in found:
+    """The files of ranks are removed with their checkpoint."""
+    for files in run_ranks(_model_checkpoint, 2, tmp_path, **settings):
         assert sorted(_without_saves(files)) == sorted(_names(*left))
 
 
@@ -174,7 +173,7 @@ def test_newest_complete_checkpoint(tmp_path: Path) -> None:
 
 
 def _resume(*paths: Path) -> None:
-    """From the path of this rank, or the only one."""
+    """Resume from the path of this rank, or from the only path."""
     path = paths[this_rank() % len(paths)]
     make_trainer(BMUF(), max_epochs=2).fit(DropoutNet(), shuffled(5), ckpt_path=path)
 
@@ -198,7 +197,7 @@ def test_ranks_must_read_the_same_save(tmp_path: Path) -> None:
 
 
 class _Logging(DropoutNet):
-    """Logs another loss on every rank."""
+    """Logs a value that differs between ranks."""
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.log("own", float(this_rank()) + batch_idx)
@@ -212,10 +211,10 @@ def _named_by_a_metric(folder: Path) -> None:
 
 
 def test_name_with_a_metric_of_each_rank(tmp_path: Path) -> None:
-    """Rank 0's name counts, and what it replaces is removed under that."""
+    """All ranks use the name of rank 0, for saves and removals."""
     run_ranks(_named_by_a_metric, 2, tmp_path)
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert set(_without_saves(sorted(found))) == _names("step=4-own=3.0.ckpt")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(_without_saves(sorted(files))) == _names("step=4-own=3.0.ckpt")
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=4-own=3.0.ckpt"
 
 
@@ -238,20 +237,20 @@ def test_save_over_a_link_leaves_its_target(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_is_saved_after_fit(tmp_path: Path) -> None:
-    """In the middle of a block: its file holds the global model, and a resume is exact."""
+    """The save is in the middle of a block. The file holds the global model. Resume is exact."""
     path, settings = tmp_path / "after.ckpt", {"data": partial(shuffled, 5)}
-    through = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, **settings)
+    uninterrupted = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, **settings)
     first = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
     resumed = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, ckpt_path=path, **settings)
     saved = torch.load(path, weights_only=True)["state_dict"]
-    for whole, half, rest in zip(through, first, resumed, strict=True):
+    for whole, half, rest in zip(uninterrupted, first, resumed, strict=True):
         assert torch.equal(whole.weights, rest.weights)
         assert not torch.equal(half.weights, rest.weights)
         assert torch.equal(flat(saved), half.weights)
 
 
 def test_loads_without_this_package(tmp_path: Path) -> None:
-    """In plain torch, in plain Lightning, and in Lightning's own DDP."""
+    """The checkpoint loads in plain torch, in plain Lightning, and under Lightning's DDP."""
     path = tmp_path / "a.ckpt"
     run_ranks(_save_twice, 2, tmp_path)
     plain = DropoutNet()

@@ -1,4 +1,7 @@
-"""A checkpoint of a run with nothing left to train: the module holds what the file holds."""
+"""Tests that a module holds the global model of its checkpoint before any training.
+
+This includes a resumed run with no steps left, and a save before the first step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ VIRTUAL = partial(BMUF, virtual_workers=2)
 
 
 class _Starts(Callback):
-    """Notes the state with which training starts."""
+    """Notes the state at the start of training."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Tensor]] = []
@@ -70,7 +73,7 @@ def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[d
     "hook", ["on_train_epoch_end", pytest.param("on_train_end", marks=pytest.mark.slow)]
 )
 def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_path: Path) -> None:
-    """Where there is nothing to train, and, where there is, when training starts."""
+    """The module holds it in a run with no steps left, and at the start of any other run."""
     results = run_ranks(_train_then_resume, 2, first, then, hook, tmp_path)
     saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["state_dict"]
     for done, going_on in results:
@@ -84,7 +87,7 @@ def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_pat
 
 class _Finetuned(DropoutNet):
     def configure_optimizers(self) -> Any:
-        trainable = [own for own in self.parameters() if own.requires_grad]
+        trainable = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
 
 
@@ -99,7 +102,7 @@ def _finetune(path: Path) -> dict[str, Tensor]:
     return _state(model)
 
 
-def test_what_was_unfrozen_in_training_is_global_too(tmp_path: Path) -> None:
+def test_parameters_that_were_unfrozen_in_training_are_global_too(tmp_path: Path) -> None:
     path = tmp_path / "saved.ckpt"
     results = run_ranks(_finetune, 2, path)
     saved = torch.load(path, weights_only=True)["state_dict"]
@@ -134,19 +137,17 @@ def _save_again(strategy: Any, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", [BMUF, VIRTUAL], ids=["bmuf", "virtual"])
-def test_saved_again_before_anything_is_trained_it_loses_nothing(
-    strategy: Any, tmp_path: Path
-) -> None:
-    """Neither random numbers nor the place in the data nor gradients of half a step."""
+def test_save_before_any_training_loses_nothing(strategy: Any, tmp_path: Path) -> None:
+    """It keeps random states, the position in the data, and gradients of an accumulated step."""
     assert run_ranks(_save_again, 2, strategy, tmp_path) == [[], []]
 
 
-def test_64_bits_are_loaded_without_rounding(tmp_path: Path) -> None:
-    """Lightning loads the model before it converts the module."""
+def test_float64_is_loaded_without_rounding(tmp_path: Path) -> None:
+    """Without the strategy, Lightning loads the model before it converts the module to float64."""
     path = tmp_path / "saved.ckpt"
     settings = {"data": partial(shuffled, 5), "precision": "64-true"}
-    through = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
+    saved = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
     resumed = fit_on_ranks(2, BMUF, DropoutNet, ckpt_path=path, **settings)
-    for whole, again in zip(through, resumed, strict=True):
+    for whole, again in zip(saved, resumed, strict=True):
         assert whole.weights.dtype == torch.float64
         assert torch.equal(whole.weights, again.weights)

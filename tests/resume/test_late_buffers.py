@@ -1,4 +1,4 @@
-"""Saved runs whose buffers are made while they are trained, or written by hooks."""
+"""Tests checkpoints of modules whose buffers are created in training or written by hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 
 
 class _Masked(Net):
-    """Makes a mask in its first forward pass, as long as that pass wants it."""
+    """Creates a mask in its first forward pass, with a length that depends on the rank."""
 
     mask: Tensor | None
 
@@ -70,24 +70,24 @@ def _prune(folder: Path) -> list[str]:
 
 
 def test_pruned_model_is_saved(tmp_path: Path) -> None:
-    """The callback makes masks before it trains, and a checkpoint has weights without them."""
+    """The callback creates masks before training. A checkpoint has the weights without masks."""
     for names in run_ranks(_prune, 2, tmp_path):
         assert names == sorted(Net().state_dict())
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_run_goes_on_exactly(name: str, tmp_path: Path) -> None:
-    """A whole run, and one that goes on from its first epoch's end, where the hooks write."""
+def test_run_resumes_exactly(name: str, tmp_path: Path) -> None:
+    """The save is at the end of the first epoch, where the hooks write."""
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     saves = {"callbacks": [saving], "enable_checkpointing": True}
     whole = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, **saves)
     path = tmp_path / "epoch=0.ckpt"
     resumed = fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3, ckpt_path=path)
-    for own, again in zip(whole, resumed, strict=True):
-        later = own.notes[len(own.notes) // 3 :]
+    for full, again in zip(whole, resumed, strict=True):
+        later = full.notes[len(full.notes) // 3 :]
         assert len(later) == len(again.notes) > 0
         for (held, weight), (held_again, weight_again) in zip(later, again.notes, strict=True):
             assert held_again == held
             assert held[2] > 0 and held[3] == 3.0 * held[2]
             assert torch.equal(weight_again, weight)
-        assert differences(own.state, again.state) == []
+        assert differences(full.state, again.state) == []

@@ -1,4 +1,4 @@
-"""Other settings of GTC on a resume: they apply, and nothing of the residuals is stranded."""
+"""Tests that a resumed run applies other settings of GTC, and has only the residuals it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEFORE = partial(lh.GTCStrategy, threshold=0.02, dense_below=10, warmup_steps=0)
 
 
 def _memories(strategy: Any) -> dict[int, tuple[float, float | None]]:
-    """By number of elements: sum of the residual, and the threshold."""
+    """Sum of the residual and threshold of each tensor, by its number of elements."""
     tensors = strategy._ended.worker.memory.tensors
     return {
         memory.residual.numel(): (float(memory.residual.sum()), memory.threshold)
@@ -30,17 +30,17 @@ def _memories(strategy: Any) -> dict[int, tuple[float, float | None]]:
 
 
 def _train(path: Path) -> list[Any]:
-    found = []
+    memories = []
     for epochs, strategy in ((1, BEFORE()), (2, BEFORE(threshold=0.3, dense_below=20))):
         trainer = make_trainer(strategy, max_epochs=epochs)
         trainer.fit(DropoutNet(), shuffled(5), ckpt_path=path if epochs == 2 else None)
         trainer.save_checkpoint(path)
-        found.append(_memories(trainer.strategy))
-    return found
+        memories.append(_memories(trainer.strategy))
+    return memories
 
 
-def test_they_apply(tmp_path: Path) -> None:
-    """Tensors have 32, 16, 8 and 2 elements; those of 16 are exact in the second run."""
+def test_other_settings_apply(tmp_path: Path) -> None:
+    """Tensors have 32, 16, 8 and 2 elements. The second run sends the tensor of 16 exactly."""
     for before, after in run_ranks(_train, 2, tmp_path / "a.ckpt"):
         assert set(before) == {32, 16}
         assert before[16][0] != 0.0
@@ -58,9 +58,9 @@ def test_residuals_take_the_dtype_of_the_parameter() -> None:
 
 
 @pytest.mark.parametrize("fixed", [None, 0.25])
-def test_fixed_threshold_counts_and_another_is_kept(fixed: float | None) -> None:
+def test_fixed_threshold_applies_and_an_automatic_one_is_kept(fixed: float | None) -> None:
     parameter = Parameter(torch.zeros(8))
     memory = GradientMemory()
     memory.of(parameter, torch.zeros(8), 0.5)
-    found = memory.of(parameter, torch.zeros(8), fixed).threshold
-    assert found is not None and math.isclose(found, fixed or 0.5)
+    threshold = memory.of(parameter, torch.zeros(8), fixed).threshold
+    assert threshold is not None and math.isclose(threshold, fixed or 0.5)

@@ -1,4 +1,4 @@
-"""A checkpoint with other optimizers than the run: one error on all ranks, before training."""
+"""Tests that a checkpoint with other optimizers than the run is one error before training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _Optimized(Net):
         return super().training_step(batch, batch_idx) if self.automatic_optimization else None
 
     def configure_optimizers(self) -> Any:
-        own = self.makes(self)
-        self.automatic_optimization = len(own) == 1
-        return own
+        optimizers = self.makes(self)
+        self.automatic_optimization = len(optimizers) == 1
+        return optimizers
 
 
 def _sgd(module: nn.Module) -> list[Optimizer]:
@@ -61,11 +61,11 @@ def _save(strategy: Any, makes: Makes, path: Path) -> torch.Tensor:
 
 
 def _resume(cases: list[tuple[Callable[[], Any], Makes]], path: Path) -> list[tuple[str, str, int]]:
-    """For each strategy and its optimizers: the error, the warnings, the steps that were made."""
-    found = []
+    """Error, warnings and number of steps, for each strategy and its optimizers."""
+    results = []
     for strategy, makes in cases:
         model = _Optimized(makes)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 make_trainer(strategy(), max_epochs=2).fit(
@@ -74,12 +74,13 @@ def _resume(cases: list[tuple[Callable[[], Any], Makes]], path: Path) -> list[tu
                 error = ""
             except Exception as raised:
                 error = f"{type(raised).__name__}: {raised}"
-        resuming = [str(one.message) for one in said if "Resuming from" in str(one.message)]
-        found.append((error, " ".join(resuming), len(model.seen)))
-    return found
+        texts = [str(warning.message) for warning in caught]
+        resuming = [text for text in texts if "Resuming from" in text]
+        results.append((error, " ".join(resuming), len(model.seen)))
+    return results
 
 
-def test_each_change_of_optimizers_is_one_error_with_both(tmp_path: Path) -> None:
+def test_each_change_of_optimizers_is_one_error_that_names_both(tmp_path: Path) -> None:
     path = tmp_path / "sgd.ckpt"
     run_ranks(_save, 2, partial(BMUF, block_size=2), _sgd, path)
     cases = [
@@ -103,7 +104,7 @@ def test_each_change_of_optimizers_is_one_error_with_both(tmp_path: Path) -> Non
     assert (same[0], same[2]) == ("", 2)
 
 
-def test_a_checkpoint_of_ddp_has_its_own_words_under_servers(tmp_path: Path) -> None:
+def test_checkpoint_of_ddp_under_servers_is_warned_of_or_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ddp.ckpt"
     run_ranks(_save, 2, partial(str, "ddp"), _sgd, path)
     cases = [(lh.PSPStrategy, _sgd), (lh.PSPStrategy, _adamw), (lh.BMUFAdamStrategy, _adamw)]
@@ -116,21 +117,21 @@ def test_a_checkpoint_of_ddp_has_its_own_words_under_servers(tmp_path: Path) -> 
         assert steps == 0
 
 
-def test_the_way_round_is_real(tmp_path: Path) -> None:
+def test_load_from_checkpoint_works_as_the_error_suggests(tmp_path: Path) -> None:
     path = tmp_path / "sgd.ckpt"
     saved = run_ranks(_save, 2, partial(BMUF, block_size=2), _sgd, path)[0]
     assert torch.equal(weights(_Optimized.load_from_checkpoint(path, makes=_adamw)), saved)
 
 
 class _Own(Optimizer):
-    """An optimizer of another package, with arguments of its own."""
+    """An optimizer of another package, with its own arguments."""
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, settings)
 
 
 class _Wrapped(SGD):
-    """An optimizer of the user, made from one of torch's."""
+    """An optimizer of the user that subclasses one of torch."""
 
 
 TYPES = [SGD, Adam, AdamW, NAdam, RMSprop, Adagrad]
@@ -138,8 +139,8 @@ LAYER = nn.Linear(2, 2)
 
 
 def _made(kind: Any) -> Optimizer:
-    own: Optimizer = kind(LAYER.parameters(), lr=0.1)
-    return own
+    optimizer: Optimizer = kind(LAYER.parameters(), lr=0.1)
+    return optimizer
 
 
 def _problem(saved: dict[str, Any], present: Optimizer) -> str | None:
@@ -151,7 +152,7 @@ def _problem(saved: dict[str, Any], present: Optimizer) -> str | None:
 
 
 @pytest.mark.parametrize("saved", TYPES)
-def test_types_of_torch_are_told_apart(saved: type[Optimizer]) -> None:
+def test_types_of_torch_are_distinguished(saved: type[Optimizer]) -> None:
     state = _made(saved).state_dict()
     for present in TYPES:
         problem = _problem(state, _made(present))
@@ -162,18 +163,23 @@ def test_types_of_torch_are_told_apart(saved: type[Optimizer]) -> None:
             assert f"does not match {present.__name__} of configure_optimizers" in problem
 
 
-def test_optimizers_of_others_are_judged_by_their_hyperparameters() -> None:
-    own = partial(_Own, rho=0.5, warm=3)
-    for one, other in ((own, own), (own, partial(own, more=1)), (SGD, _Wrapped), (_Wrapped, SGD)):
+def test_other_types_are_compared_by_their_hyperparameters() -> None:
+    make = partial(_Own, rho=0.5, warm=3)
+    for one, other in (
+        (make, make),
+        (make, partial(make, more=1)),
+        (SGD, _Wrapped),
+        (_Wrapped, SGD),
+    ):
         assert _problem(_made(one).state_dict(), _made(other)) is None
-    for one, other in ((own, SGD), (SGD, own), (own, partial(_Own, rho=0.5, cold=3))):
+    for one, other in ((make, SGD), (SGD, make), (make, partial(_Own, rho=0.5, cold=3))):
         assert _problem(_made(one).state_dict(), _made(other)) is not None
-    problem = _problem(_made(own).state_dict(), _made(SGD))
+    problem = _problem(_made(make).state_dict(), _made(SGD))
     assert problem is not None
     assert "it has rho, warm instead of dampening, " in problem
 
 
-def test_a_scheduler_that_is_gone_is_no_other_optimizer() -> None:
+def test_scheduler_that_is_added_or_removed_is_no_error() -> None:
     optimizer = _made(AdamW)
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
     for saved, present in ((optimizer, _made(AdamW)), (_made(AdamW), optimizer)):

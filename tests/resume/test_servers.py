@@ -1,4 +1,4 @@
-"""Runs under parameter servers go on from a checkpoint of `fit`, or one that is saved after it."""
+"""Tests that runs under parameter servers resume from checkpoints saved in `fit` or after it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.trainer.fitting import (
 )
 
 PSP = lh.PSPStrategy
-# One that waits for every update.
+# A node waits for every update.
 TWO_STAGE = partial(lh.TwoStageASGDStrategy, push_period=1, double_buffering=False)
 
 
 def _whole_and_resumed(strategy: Any, path: Path, model: Any = Net) -> list[Fitted]:
-    """Two epochs, and one and one, saved after ``fit``."""
+    """Two epochs in one run, and in two runs with a save after the first ``fit``."""
     runs: list[dict[str, Any]] = [
         {"max_epochs": 2},
         {"save": path},
@@ -42,12 +42,12 @@ def _whole_and_resumed(strategy: Any, path: Path, model: Any = Net) -> list[Fitt
 @pytest.mark.parametrize(
     ("ranks", "strategy"), [(2, PSP), pytest.param(1, TWO_STAGE, marks=pytest.mark.slow)]
 )
-def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
+def test_momentum_continues_and_the_warm_up_does_not_restart(
     ranks: int, strategy: Any, warmup_steps: int, tmp_path: Path
 ) -> None:
-    """An epoch has six steps, so the warm-up ends before the save, or after it.
+    """An epoch has six steps, so the warm-up ends before the save or after it.
 
-    These servers wait for all, so the run is the one that was not stopped.
+    These servers wait for all ranks, so the run equals the uninterrupted one.
     """
     strategy = partial(strategy, warmup_steps=warmup_steps)
     for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, tmp_path / "after.ckpt"):
@@ -56,7 +56,7 @@ def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
 
 
 class _Scheduled(Net):
-    """In float64, with a scheduler that acts at every step."""
+    """Trains in float64, with a scheduler that changes the learning rate at every step."""
 
     def __init__(self) -> None:
         super().__init__(lr=0.02)
@@ -69,7 +69,7 @@ class _Scheduled(Net):
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(3, PSP), (1, TWO_STAGE)])
-def test_run_goes_on_from_what_servers_held_at_an_epoch_s_end(
+def test_run_resumes_from_the_state_of_servers_at_the_end_of_an_epoch(
     ranks: int, strategy: Any, tmp_path: Path
 ) -> None:
     saves = {"callbacks": [ModelCheckpoint(tmp_path, save_top_k=-1)], "enable_checkpointing": True}
@@ -84,34 +84,37 @@ def test_run_goes_on_from_what_servers_held_at_an_epoch_s_end(
 
 
 class _TwoPaces(TwoOptimizers):
-    """The second optimizer makes a step in every third batch only, and the first of all."""
+    """The second optimizer steps at every third batch, starting with the first batch."""
 
     def due(self, batch_idx: int) -> list[Any]:
         return super().due(batch_idx + 2)
 
 
 def _pushes_of_resumed(strategy: Any, path: Path) -> list[float]:
-    """In an epoch with six steps of one optimizer and two of the other, after one like it."""
+    """Pushes of both optimizers in a resumed epoch, with six steps and two steps."""
     model = partial(_TwoPaces, every=3)
     fitted(strategy, model, save=path)
-    counted = fitted(strategy, model, ckpt_path=path, max_epochs=2, weights_only=True).metrics
-    return [counted[f"hier/two_stage/{index}/node/pushes"] for index in range(2)]
+    metrics = fitted(strategy, model, ckpt_path=path, max_epochs=2, weights_only=True).metrics
+    return [metrics[f"hier/two_stage/{index}/node/pushes"] for index in range(2)]
 
 
-def test_several_optimizers_go_on_as_if_they_had_not_stopped(tmp_path: Path) -> None:
+def test_several_optimizers_resume_as_in_an_uninterrupted_run(tmp_path: Path) -> None:
     model, strategy = partial(_TwoPaces, every=3), partial(PSP, warmup_steps=4)
     for whole, resumed in run_ranks(_whole_and_resumed, 2, strategy, tmp_path / "a.ckpt", model):
         torch.testing.assert_close(resumed.weights, whole.weights, rtol=1e-6, atol=1e-7)
 
 
-def test_optimizers_leave_out_what_each_has_made_of_the_warm_up(tmp_path: Path) -> None:
-    """The first has left it; the second has two steps to go, and a push is made after each."""
+def test_each_optimizer_resumes_at_its_own_step_of_the_warm_up(tmp_path: Path) -> None:
+    """The first optimizer has finished the warm-up. The second has two steps left.
+
+    In the warm-up, a node pushes after every step.
+    """
     strategy = partial(lh.TwoStageASGDStrategy, push_period=100, warmup_steps=4)
     assert run_ranks(_pushes_of_resumed, 1, strategy, tmp_path / "c") == [[1.0, 2.0]]
 
 
 class _Saves(Net):
-    """Saves as training starts, when nothing has been trained yet."""
+    """Saves at the start of training, before the first step."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -122,7 +125,7 @@ class _Saves(Net):
 
 
 def _saved_again(strategy: Any, folder: str) -> list[Any]:
-    found = []
+    states = []
     for epochs, resumed, saved in ((1, None, "first"), (1, "first", "second"), (2, "first", None)):
         model = Net() if saved else _Saves(f"{folder}/third")
         trainer = make_trainer(strategy(), max_epochs=epochs)
@@ -132,15 +135,15 @@ def _saved_again(strategy: Any, folder: str) -> list[Any]:
             trainer.save_checkpoint(f"{folder}/{saved}")
     for name in ("first", "second", "third"):
         checkpoint = torch.load(f"{folder}/{name}", weights_only=True)
-        found.append((checkpoint["state_dict"], checkpoint["optimizer_states"]))
-    return found
+        states.append((checkpoint["state_dict"], checkpoint["optimizer_states"]))
+    return states
 
 
 @pytest.mark.parametrize("strategy", [lh.PSPStrategy, lh.TwoStageASGDStrategy])
 def test_optimizer_state_is_saved_again_where_nothing_was_trained(
     strategy: Any, tmp_path: Any
 ) -> None:
-    """A run that had come to its end is resumed and saved; one that goes on, as it starts."""
+    """A finished run is resumed and saved, and a resumed run is saved at its start."""
     [(first, *others)] = run_ranks(_saved_again, 1, strategy, str(tmp_path))
     assert len(first[1][0]["state"]) == 4 and first[1][0]["state"][0]["momentum_buffer"].any()
     for other in others:

@@ -1,4 +1,4 @@
-"""StochasticWeightAveraging averages global models, and its average is what ``fit`` leaves."""
+"""Tests that StochasticWeightAveraging averages global models, and ``fit`` leaves the average."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, tuple[int, Any]] = {
 
 
 class PlainNet(DropoutNet):
-    """Without BatchNorm, which would need an epoch for its statistics."""
+    """Has no BatchNorm, which needs another epoch for its statistics."""
 
     def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
         super().__init__(optimizer, seed=seed)
@@ -37,7 +37,7 @@ def _swa() -> list[Callback]:
 
 
 class _Watch(Callback):
-    """Notes the model at every epoch's begin and in validation."""
+    """Notes the model at the start of every epoch and of every validation."""
 
     def __init__(self) -> None:
         self.begins: list[Tensor] = []
@@ -75,29 +75,29 @@ def _train(make_model: Any, strategy: Any) -> dict[str, Any]:
         pytest.param(DropoutNet, "two_stage_asgd", marks=pytest.mark.slow),
     ],
 )
-def test_average_of_global_models_is_the_end(make_model: Any, name: str) -> None:
-    """With BatchNorm one more epoch sees the average, and ends with its statistics.
+def test_fit_leaves_the_average_of_global_models(make_model: Any, name: str) -> None:
+    """With BatchNorm, another epoch computes the statistics of the average.
 
-    At its end Lightning calls the optimizer once, without gradients: the step that would end the
-    third block.
+    At its end, Lightning calls the optimizer once without gradients. This step would end the third
+    block.
     """
     world_size, strategy = STRATEGIES[name]
     results = run_ranks(_train, world_size, make_model, strategy)
     mean = torch.stack(results[0]["begins"][1:4]).double().mean(0)
-    for own in results:
-        torch.testing.assert_close(own["end"].double(), mean, rtol=1e-5, atol=1e-6)
-        for begin, first in zip(own["begins"], results[0]["begins"], strict=True):
+    for result in results:
+        torch.testing.assert_close(result["end"].double(), mean, rtol=1e-5, atol=1e-6)
+        for begin, first in zip(result["begins"], results[0]["begins"], strict=True):
             assert torch.equal(begin, first)  # the global model
         if make_model is DropoutNet:
-            torch.testing.assert_close(own["validated"][-1].double(), mean, rtol=1e-5, atol=1e-6)
-            assert not torch.equal(own["state"]["net.1.running_mean"], torch.zeros(8))
-        for key, value in own["state"].items():
+            torch.testing.assert_close(result["validated"][-1].double(), mean, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(result["state"]["net.1.running_mean"], torch.zeros(8))
+        for key, value in result["state"].items():
             assert torch.equal(value, results[0]["state"][key]), key
 
 
 @pytest.mark.parametrize("make_model", [PlainNet, DropoutNet])
 def test_resume_at_the_end_of_an_epoch(make_model: Any, tmp_path: Path) -> None:
-    """In the middle of one Lightning itself does not set up the callback's schedule again."""
+    """In the middle of an epoch, Lightning does not restore the schedule of the callback."""
     hook = {"hook": "on_train_epoch_end", "number": 2, "max_epochs": 4}
     settings: dict[str, Any] = {"make_model": make_model, "make_callbacks": _swa, **hook}
     check_exact(2, STRATEGIES["bmuf"][1], tmp_path, **settings)

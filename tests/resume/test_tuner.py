@@ -1,4 +1,7 @@
-"""The Tuner trains, and then puts everything back with a checkpoint of its own."""
+"""Tests that training after the learning-rate finder starts from the same state as without it.
+
+The Tuner restores that state from a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ RATE = 0.03
 
 
 class _Tuned(DropoutNet):
-    """Notes the state in which training starts."""
+    """Notes the state at the start of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class _Tuned(DropoutNet):
                     "steps": [vars(count).copy() for count in session.worker.steps],
                     "residuals": len(session.worker.memory.tensors),
                     "blocks": session.synchroniser.blocks,
-                    "shown": session.synchroniser.evaluation.active,
+                    "evaluating": session.synchroniser.evaluation.active,
                     "warming": session.reduction.warming,
                     "momentum": len(self.trainer.optimizers[0].state),
                     "random": torch.get_rng_state(),
@@ -57,43 +60,43 @@ def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
     if as_callback:
         callbacks.append(LearningRateFinder(num_training_steps=8, **search))
     trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=2, default_root_dir=folder)
-    found = []
+    rates = []
     if not as_callback:
         finder = Tuner(trainer).lr_find(model, shuffled(5), num_training=8, **search)
         assert finder is not None
-        found = finder.results["lr"]
+        rates = finder.results["lr"]
     trainer.fit(model, shuffled(5))
     return {
         "starts": model.starts,
         "steps": trainer.global_step,
         "end": weights(model),
-        "rates": found,
+        "rates": rates,
         "left": [str(path) for path in folder.iterdir()],
     }
 
 
 @pytest.mark.parametrize(("strategy", "as_callback"), [(BMUF, False), (TWO_TIERS, True)])
 def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
-    """The training after it starts as the search did: counts, residuals, blocks and warm-up."""
+    """Training starts with the counts, residuals, blocks and warm-up of the search's start."""
     results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)
-    for own in results:
-        searching, training = own["starts"][0], own["starts"][-1]
-        assert len(own["starts"]) == 2
-        for name in ("steps", "residuals", "blocks", "shown", "warming", "momentum"):
+    for result in results:
+        searching, training = result["starts"][0], result["starts"][-1]
+        assert len(result["starts"]) == 2
+        for name in ("steps", "residuals", "blocks", "evaluating", "warming", "momentum"):
             assert training[name] == searching[name], name
         assert torch.equal(training["weights"], searching["weights"])
-        assert own["steps"] == 10
-        assert own["left"] == []
-        assert torch.equal(own["end"], results[0]["end"])
+        assert result["steps"] == 10
+        assert result["left"] == []
+        assert torch.equal(result["end"], results[0]["end"])
         if as_callback:
             assert torch.equal(training["random"], searching["random"])
         else:
-            assert own["rates"] == results[0]["rates"]
-            assert len(own["rates"]) == 8
+            assert result["rates"] == results[0]["rates"]
+            assert len(result["rates"]) == 8
 
 
 class _Counting(_Tuned):
-    """Notes the samples that each step counts."""
+    """Notes the number of samples that each step counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,5 +117,5 @@ def _search_by_samples(folder: Path) -> list[float]:
 
 
 def test_learning_rate_finder_counts_samples(tmp_path: Path) -> None:
-    """The search has no callbacks but that of Lightning."""
+    """During the search, only the callback of Lightning is active."""
     assert run_ranks(_search_by_samples, 2, tmp_path) == [[ROWS] * 8] * 2

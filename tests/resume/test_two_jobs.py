@@ -1,4 +1,4 @@
-"""Saves under a name that another job uses, on a full disk, with files that can't be removed."""
+"""Tests saves under a name of another job, on a full disk, and with files that can't be removed."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def _saves(job: str, path: Path, saves: int) -> None:
 
 
 def test_two_jobs_save_under_one_name(tmp_path: Path) -> None:
-    """17 of 30 saves failed: each removed what the other was writing."""
+    """Neither job may remove files that the other job writes."""
     path = tmp_path / "last.ckpt"
     with ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(run_ranks, _saves, 1, name, path, 15) for name in "ab"]:
             job.result()
     assert lh.newest_checkpoint(tmp_path) == path
-    assert len(list(tmp_path.glob("last.ckpt.ranks/*"))) <= 2  # the last one of each
+    assert len(list(tmp_path.glob("last.ckpt.ranks/*"))) <= 2  # the last save of each job
     assert not list(tmp_path.glob(".*"))
 
 
-ABANDONED, UNDER_WAY = "99999999999999999999", "00000000000000000001"
+ABANDONED, IN_PROGRESS = "99999999999999999999", "00000000000000000001"
 
 
 def _leave_saves(path: Path) -> Path:
-    """Two saves of another job under this name, of which one may still be under way."""
+    """Create two saves of another job under this name. One of them may still be in progress."""
     folder = path.parent / f"{path.name}.ranks"
-    for name, age in ((ABANDONED, 4000), (UNDER_WAY, 60)):
+    for name, age in ((ABANDONED, 4000), (IN_PROGRESS, 60)):
         file = folder / name / "rank_00000.pt"
         file.parent.mkdir(parents=True)
         file.touch()
@@ -68,14 +68,14 @@ def _saves_over(path: Path) -> list[str]:
     trainer = _trained()
     for _ in range(2):
         trainer.save_checkpoint(path)
-    return sorted(own.name for own in folder.iterdir())
+    return sorted(save.name for save in folder.iterdir())
 
 
-def test_saves_that_nobody_writes_any_more_are_removed(tmp_path: Path) -> None:
-    """By their age, and not by their names: those come from clocks, which may be set back."""
+def test_abandoned_saves_are_removed(tmp_path: Path) -> None:
+    """Their age decides, not their names. Names come from clocks, which may be set back."""
     (left,) = run_ranks(_saves_over, 1, tmp_path / "last.ckpt")
     assert len(left) == 2
-    assert left[0] == UNDER_WAY
+    assert left[0] == IN_PROGRESS
     assert ABANDONED not in left
     assert lh.newest_checkpoint(tmp_path) is not None
 
@@ -85,16 +85,16 @@ def _stale(*args: Any, **kwargs: Any) -> None:
 
 
 def _list_old(*args: Any, **kwargs: Any) -> list[Any]:
-    """As a host of NFS may, which does not show for a while what others have made."""
+    """List only old files, as an NFS client that does not see new files of other hosts yet."""
     listed = LIST(*args, **kwargs)
-    return [own for own in listed if str(own).endswith((ABANDONED, UNDER_WAY))]
+    return [path for path in listed if str(path).endswith((ABANDONED, IN_PROGRESS))]
 
 
 LIST = LocalFileSystem.ls
 FAILURES: dict[str, tuple[Any, str, Any]] = {
     "modified": (LocalFileSystem, "modified", _stale),
     "listed": (os, "scandir", _stale),
-    "not shown": (LocalFileSystem, "ls", _list_old),
+    "outdated": (LocalFileSystem, "ls", _list_old),
 }
 
 
@@ -103,17 +103,17 @@ def _save_meanwhile(path: Path, failure: str) -> tuple[list[str], str]:
     trainer = _trained()
     with patch.object(*FAILURES[failure]), patch.object(rank_files._log, "warning") as warning:
         trainer.save_checkpoint(path)
-    return sorted(own.name for own in folder.iterdir()), str(warning.call_args_list)
+    return sorted(save.name for save in folder.iterdir()), str(warning.call_args_list)
 
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_listing_that_fails_ends_no_run(failure: str, tmp_path: Path) -> None:
-    """A bare OSError or KeyError on one rank: the others waited in the next collective."""
+    """An OSError or KeyError on one rank would leave the others in the next collective."""
     path = tmp_path / "last.ckpt"
     ((left, warnings),) = run_ranks(_save_meanwhile, 1, path, failure)
     assert len(left) == 3
-    assert {ABANDONED, UNDER_WAY} < set(left)
-    assert ("stale file handle" in warnings) == (failure != "not shown")
+    assert {ABANDONED, IN_PROGRESS} < set(left)
+    assert ("stale file handle" in warnings) == (failure != "outdated")
     assert lh.newest_checkpoint(tmp_path) == path
 
 
@@ -139,24 +139,24 @@ def _fill(disk: Path) -> Any:
 
 
 def test_full_disk(small_disk: Path) -> None:
-    """It was "unexpected pos 481536 vs 481488", and what had been begun stayed there."""
+    """The error names the cause and the file, and no partial file is left."""
     first, second = run_ranks(_fill, 2, small_disk)
     assert first == second
     assert "could not be written: [Errno 28] No space left on device" in first
     assert str(small_disk / "a.ckpt.ranks") in first
     assert lh.newest_checkpoint(small_disk) == small_disk / "a.ckpt"
-    assert len(list(small_disk.rglob("*.pt"))) == 2  # those of the small one
+    assert len(list(small_disk.rglob("*.pt"))) == 2  # the files of the small model
     assert not list(small_disk.rglob("*.part"))
 
 
 def _can_not_remove(folder: Path) -> list[str]:
-    """On rank 0, as a network's file system may refuse."""
+    """Train while rank 0 cannot remove files, as on a network file system."""
     if os.environ["RANK"] == "0":
         LocalFileSystem.rm = _refuse
         LocalFileSystem.rm_file = _refuse
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=2)
     _trained(callbacks=[saving], enable_checkpointing=True)
-    return sorted(own.name for own in folder.glob("*.ckpt"))
+    return sorted(path.name for path in folder.glob("*.ckpt"))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:

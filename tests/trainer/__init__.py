@@ -1,1 +1,1 @@
-"""Strategies as a user meets them: through the Trainer."""
+"""Tests of the strategies through the Trainer."""

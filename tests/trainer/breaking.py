@@ -1,4 +1,4 @@
-"""Modules of some ranks that break, at a batch, and ranks that do."""
+"""Modules that break on some ranks at a given batch, and modules that disturb their ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Breaks(Net):
-    """At a batch of some ranks, sets an element of a tensor, or multiplies the loss."""
+    """Sets one element of a tensor, or multiplies the loss, at one batch on some ranks."""
 
     def __init__(self, batch: int, ranks: tuple[int, ...], where: str, value: float = NAN) -> None:
         super().__init__(batchnorm=True)
@@ -38,10 +38,10 @@ class Breaks(Net):
 
 
 class Disturbed(Net):
-    """At given (rank, step) places a rank dies, raises, sleeps, or hangs until the others end.
+    """At given pairs of rank and step, a rank dies, raises, sleeps, or hangs until the others end.
 
-    They tell of their end by marks in the folder; see `fitted_and_marked`. Every step takes so many
-    seconds, else the ranks that live would have finished before they notice.
+    Ranks leave marks in the folder at their end (`fitted_and_marked`). Every step takes `step_s`
+    seconds. Otherwise, the other ranks would finish before they detect the disturbance.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Disturbed(Net):
 
 
 def fitted_and_marked(folder: Path, *args: Any, **settings: Any) -> Fitted:
-    """As `fitted`; leaves a mark at its end, whatever that is."""
+    """Call `fitted`, and leave a mark at its end, also after an error."""
     try:
         return fitted(*args, **settings)
     finally:

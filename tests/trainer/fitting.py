@@ -1,4 +1,4 @@
-"""A small module, its data, a Trainer on the ranks of `tests.ranks`, and what a fit leaves."""
+"""Helpers that train a small module on the ranks of `tests.ranks` and return the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_hier as lh
 from tests.ranks import run_ranks
 
-# Strategies without warm-up, with settings that do not follow from a run's length.
+# Strategies without warm-up, whose settings do not depend on the length of the run.
 AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0)
 BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 BMUF_ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
@@ -29,10 +29,9 @@ HIERARCHICAL = partial(lh.HierarchicalStrategy, warmup_steps=0)
 
 
 class Net(pl.LightningModule):
-    """Two layers; `seen` holds the weights after every step, as callbacks see them.
+    """Two layers. `seen` holds the weights after every batch, and subclasses append to `notes`.
 
-    `metrics` are those of the strategy when training ends, before it is torn down. `notes` are a
-    subclass's own, and `options` those of the optimizer.
+    `metrics` are those of the strategy at the end of training. `options` go to the optimizer.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class Net(pl.LightningModule):
         return None
 
     def due(self, batch_idx: int) -> list[Any]:
-        """Optimizers that step at a batch, by hand."""
-        own: Any = self.optimizers()
-        return own if isinstance(own, list) else [own]
+        """Optimizers that step at a batch, in manual optimization."""
+        optimizers: Any = self.optimizers()
+        return optimizers if isinstance(optimizers, list) else [optimizers]
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         return (self(batch[0]) - batch[1]).square().mean()
@@ -96,7 +95,7 @@ class Net(pl.LightningModule):
 
 
 class TwoOptimizers(Net):
-    """Manual optimization by an SGD for each layer; the second one steps every so many batches."""
+    """Manual optimization with one SGD per layer. The second one steps every `every` batches."""
 
     def __init__(self, *, every: int = 1, lr: float = 0.05, **settings: Any) -> None:
         super().__init__(by_hand=True, lr=lr, **settings)
@@ -106,11 +105,11 @@ class TwoOptimizers(Net):
         return super().due(batch_idx)[: 1 + (batch_idx % self.every == self.every - 1)]
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(own.parameters(), lr=self.lr) for own in self.layers[::2]]
+        return [torch.optim.SGD(layer.parameters(), lr=self.lr) for layer in self.layers[::2]]
 
 
 class Watched(Net):
-    """With BatchNorm; notes all parameters and buffers that validation sees."""
+    """Has BatchNorm, and notes all parameters and buffers in validation."""
 
     def __init__(self) -> None:
         super().__init__(batchnorm=True)
@@ -121,7 +120,7 @@ class Watched(Net):
 
 
 class Untrained(Net):
-    """Fails if it gets a batch: every mistake must come to light before."""
+    """Fails at its first batch, because every mistake must be an error before training."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         raise AssertionError("training has begun")
@@ -138,7 +137,7 @@ def weights(module: nn.Module) -> Tensor:
 
 
 def all_equal(tensors: Iterable[Tensor]) -> bool:
-    """Whether all are the same to the last bit."""
+    """Whether all tensors are equal to the last bit."""
     first, *others = tensors
     return all(torch.equal(first, other) for other in others)
 
@@ -146,7 +145,7 @@ def all_equal(tensors: Iterable[Tensor]) -> bool:
 def steps_with_equal_models(seen_by_rank: Iterable[list[Tensor]]) -> list[int]:
     """Numbers, from 1, of the steps after which all ranks hold the same weights."""
     models = zip(*seen_by_rank, strict=True)
-    return [step + 1 for step, own in enumerate(models) if all_equal(own)]
+    return [step + 1 for step, of_ranks in enumerate(models) if all_equal(of_ranks)]
 
 
 def loader(
@@ -156,7 +155,7 @@ def loader(
     ranks: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> DataLoader[Any]:
-    """So many batches for each rank, after Lightning's sampler has divided them."""
+    """A loader of `batches_per_rank` batches for each rank, if Lightning's sampler divides them."""
     generator = torch.Generator().manual_seed(5)
     count = batches_per_rank * rows * (ranks or int(os.environ["WORLD_SIZE"]))
     inputs, targets = (torch.randn(count, w, generator=generator).to(dtype) for w in (4, 2))
@@ -164,7 +163,7 @@ def loader(
 
 
 def make_trainer(strategy: Any, **settings: Any) -> pl.Trainer:
-    """On the CPU, on the hosts and ranks that the environment tells, silent unless told else."""
+    """A silent Trainer on the CPU, with the hosts and ranks that environment variables give."""
     return pl.Trainer(
         **{
             "accelerator": "cpu",
@@ -182,7 +181,7 @@ def make_trainer(strategy: Any, **settings: Any) -> pl.Trainer:
 
 
 def fit(strategy: Any, batches: int = 6, model: Any = None, **settings: Any) -> pl.Trainer:
-    """Train a `Net` for an epoch of so many batches."""
+    """Train a `Net`, or `model`, for an epoch of `batches` batches."""
     trainer = make_trainer(strategy, **settings)
     trainer.fit(model or Net(), loader(batches))
     return trainer
@@ -190,18 +189,18 @@ def fit(strategy: Any, batches: int = 6, model: Any = None, **settings: Any) -> 
 
 @dataclass
 class Fitted:
-    """What a fit leaves on a rank.
+    """Outcome of a fit on one rank.
 
     Attributes:
         weights: all parameters, flat.
-        state: of the module, by name.
-        seen: the weights after every step.
-        notes: what the module has noted by itself.
-        steps: that the Trainer has counted.
-        metrics: of the strategy, also of what ends with training.
-        logged: last values of what the module logs.
-        warned: the texts of all warnings.
-        loss_scale: of the gradients, with `scaled` precision.
+        state: state dict of the module.
+        seen: weights after every batch.
+        notes: notes of the module.
+        steps: steps that the Trainer has counted.
+        metrics: metrics of the strategy, at the end of training and after it.
+        logged: last values that the module has logged.
+        warned: texts of all warnings.
+        loss_scale: scale of the loss, with `scaled` precision.
 
     """
 
@@ -228,18 +227,18 @@ def fitted(
     save: Any = None,
     **settings: Any,
 ) -> Fitted:
-    """Make a strategy and a module on this rank, train, and tell what is left.
+    """Make a strategy and a module on this rank, train, and return the outcome.
 
     Args:
-        strategy: its name, or what makes it.
-        model: makes the module.
-        batches: for each rank.
-        validate: batches of validation for each rank, or what loads them.
-        data: in place of so many batches; a callable makes it.
-        ckpt_path: goes on from there.
-        weights_only: how that is read.
-        save: where to save when training is over.
-        settings: of the Trainer.
+        strategy: name of the strategy, or function that makes it.
+        model: function that makes the module.
+        batches: number of batches for each rank.
+        validate: number of validation batches for each rank, or their loader.
+        data: training data instead of `batches`, or a function that makes it.
+        ckpt_path: checkpoint to resume from.
+        weights_only: argument of `fit` for reading the checkpoint.
+        save: path of a checkpoint to save after training.
+        settings: arguments of the Trainer.
 
     """
     trainer = make_trainer(strategy if isinstance(strategy, str) else strategy(), **settings)
@@ -276,13 +275,14 @@ def fit_on_ranks(
     batches: int = 6,
     **settings: Any,
 ) -> list[Fitted]:
-    """What `fitted` tells on each rank; settings of `run_ranks` may be among the others."""
+    """Outcome of `fitted` on each rank. `settings` may include arguments of `run_ranks`."""
     return run_ranks(fitted, ranks, strategy, model, batches, **settings)
 
 
 def fits_on_ranks(ranks: int, *fits: Callable[[], Fitted]) -> list[list[Fitted]]:
-    """What fits one after the other tell, each on every rank. Ranks start once."""
-    return [list(own) for own in zip(*run_ranks(_call_each, ranks, fits), strict=True)]
+    """Outcomes of several fits in turn, each on every rank. The ranks start only once."""
+    outcomes = run_ranks(_call_each, ranks, fits)
+    return [list(of_ranks) for of_ranks in zip(*outcomes, strict=True)]
 
 
 def _call_each(calls: Iterable[Callable[[], Any]]) -> list[Any]:
@@ -296,5 +296,5 @@ def errors_on_ranks(
     batches: int = 6,
     **settings: Any,
 ) -> list[str]:
-    """The errors of `fitted`, which every rank must raise."""
+    """Errors of `fitted`. Every rank must raise one."""
     return run_ranks(fitted, ranks, strategy, model, batches, expect_failure=True, **settings)

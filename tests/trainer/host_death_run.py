@@ -1,4 +1,4 @@
-"""A rank of a job that loses a host: trains, and writes down its model; see test_host_death."""
+"""Script of test_host_death: trains in a job that loses a host, and saves the model of its rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FATAL_STEP = 6
 
 
 class _StopsToDie(Net):
-    """On the last rank, says at a step that it may be killed now, and waits for it."""
+    """On the last rank, leaves a mark at one step and waits to be killed."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(batchnorm=True)
@@ -35,7 +35,7 @@ class _StopsToDie(Net):
 
 
 def main() -> None:
-    """Train by the strategy named second, write into the folder named first."""
+    """Train and save the model. Arguments: folder and name of the strategy."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     limit = timedelta(seconds=60)
     strategy: Any = lh.TwoStageASGDStrategy(timeout=limit, push_period=2)

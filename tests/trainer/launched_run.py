@@ -1,4 +1,4 @@
-"""A user's script: trains, evaluates, and writes down each rank's model; see test_launchers."""
+"""Script of test_launchers: trains and validates, and saves the model of each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.trainer.fitting import Net, loader, weights
 
 
 def main() -> None:
-    """Train by the strategy named second, write into the folder named first."""
+    """Train and save the model. Arguments: folder and name of the strategy."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     os.environ.setdefault("WORLD_SIZE", "2")
     trainer = pl.Trainer(

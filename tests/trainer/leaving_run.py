@@ -1,4 +1,4 @@
-"""A process that trains alone and says at its very end whether process groups are left."""
+"""Script that trains on one rank and prints at exit whether process groups are left."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def _gloo_threads() -> int:
     return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
 
 
-def _tell() -> None:
+def _print_what_is_left() -> None:
     print("groups left:", dist.is_initialized(), "gloo threads left:", _gloo_threads() > 0)
 
 
-# Registered before anything of the strategy, hence called after it.
-atexit.register(_tell)
+# Registered before all handlers of the strategy, so that it runs after them.
+atexit.register(_print_what_is_left)
 
 
 trainer: Any = None
 
 
 def main() -> None:
-    """Fit, or fail in the middle of it where the first argument says so."""
+    """Train. If the first argument is "fail", raise an error in the first step."""
     from tests.trainer.fitting import Net, fit
 
     class Failing(Net):

@@ -1,4 +1,4 @@
-"""A run on emulated hosts that writes down what crosses its host's link; see test_isolation."""
+"""Script of test_isolation: trains on emulated hosts and records the bytes on the host's link."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BLOCK = 8
 
 
 class Watched(Net):
-    """Reads the counters on the first rank of each host: within the second block, and at its end.
+    """Reads the byte counters on the first rank of each host, in the second block and at its end.
 
-    A wide layer makes its gradients stand out from what TCP says to itself.
+    A wide layer makes the gradients much larger than the overhead of TCP.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,13 +41,13 @@ class Watched(Net):
         return super().training_step(batch, batch_idx)
 
     def wait_for_other_host(self, where: str) -> None:
-        """Go on when both have left the block before: what they sent there has then arrived."""
+        """Wait until both hosts get here, so that all bytes of the block before have arrived."""
         leave_mark(self.folder, f"{where}{os.environ['GROUP_RANK']}")
         wait_for_marks(self.folder, f"{where}0", f"{where}1")
 
 
 def main() -> None:
-    """Train two blocks and one step more; arguments: folder and group size."""
+    """Train for two blocks and one more step. Arguments: folder and group size."""
     group_size: Any = sys.argv[2] if sys.argv[2] == "node" else int(sys.argv[2])
     model = Watched(Path(sys.argv[1]))
     strategy = lh.BMUFGTCStrategy(
@@ -55,14 +55,14 @@ def main() -> None:
     )
     fit(strategy, 2 * BLOCK + 1, model)
     if os.environ["LOCAL_RANK"] == "0":
-        found = {
+        result = {
             "counters": model.counters,
             "model_bytes": sum(p.numel() * p.itemsize for p in model.parameters()),
             "in_group": strategy.traffic.total("group").payload_bytes,
             "group": strategy.communicators.group.ranks,
             "across": strategy.communicators.across.ranks,
         }
-        (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+        (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The names that docs/metrics.md documents, as it is written."""
+"""Reads the names of metrics from the tables of docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 @dataclass(frozen=True)
 class Documented:
-    """What the document says.
+    """Names in the document.
 
     Attributes:
-        names: with their placeholders.
-        kinds: of messages, by the heading of their table.
-        reasons: of refusals.
+        names: names of metrics, with placeholders.
+        kinds: kinds of messages, by the heading of their table.
+        reasons: reasons of refusals.
 
     """
 
@@ -27,7 +27,7 @@ class Documented:
     reasons: list[str]
 
     def match(self, logged: str) -> list[str]:
-        """The documented names that a logged one matches; it should be one."""
+        """Documented names that match a logged name. There should be exactly one."""
         return [name for name in self.names if self._pattern(name).fullmatch(logged)]
 
     def _pattern(self, name: str) -> re.Pattern[str]:
@@ -38,7 +38,7 @@ class Documented:
 
 
 def read_document() -> Documented:
-    """Read the tables: their first column, by the heading or column title they stand under."""
+    """Read the first column of each table, by its heading or the title of the column."""
     names: list[str] = []
     kinds: dict[str, list[str]] = {}
     reasons: list[str] = []

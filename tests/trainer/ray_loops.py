@@ -1,4 +1,4 @@
-"""What workers of Ray Train do, and the same on ordinary ranks; see test_ray."""
+"""Training loops of test_ray, for workers of Ray Train and for ordinary ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.trainer.fitting import Net, loader, make_trainer, weights
 BATCHES = 6
 MakeTrainer = Callable[..., pl.Trainer]
 
-# Blocks of 5 steps do not end where epochs of 6 do: local models are not the global one there.
+# Epochs have 6 steps and blocks 5, so local models differ from the global model at an epoch's end.
 PRESET_SETTINGS: dict[str, dict[str, Any]] = {
     "gtc": {"density": 0.3, "dense_below": 0},
     "model_averaging": {"block_size": 5},
@@ -35,9 +35,9 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Casualty(Callback):
-    """Kills a worker of Ray in the second epoch, once Ray knows of the first one's checkpoint.
+    """Kills a worker of Ray in the second epoch, after Ray has registered the first checkpoint.
 
-    A report counts from when Ray's controller asks the workers the next time.
+    Ray registers a report when its controller polls the workers the next time.
     """
 
     def __init__(self, rank: int) -> None:
@@ -52,8 +52,8 @@ class Casualty(Callback):
 
 
 def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
-    """One Trainer after the other; the last weights, and what the strategy knows of its rank."""
-    found = {}
+    """Train with each preset in turn. Return the last weights and the placement of the rank."""
+    results = {}
     for name, preset in PRESETS.items():
         strategy = preset(**PRESET_SETTINGS[name])
         model = Net(optimizer="Adam", lr=0.01) if name == "bmuf_adam" else Net()
@@ -64,14 +64,14 @@ def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
             "sampler": strategy.distributed_sampler_kwargs,
             "on_one_host": strategy.num_processes == strategy.world_size,
         }
-        found[name] = {"weights": weights(model), "placed": placed}
-    return found
+        results[name] = {"weights": weights(model), "placed": placed}
+    return results
 
 
 def fit_three_epochs(
     make: MakeTrainer = make_trainer, *callbacks: Callback, ckpt_path: Path | None = None
 ) -> dict[str, Any]:
-    """A run whose every bit of state matters; see `tests.resume.runs`."""
+    """Train a module that shows every forgotten bit of state (`tests.resume.runs`)."""
     strategy = lh.BMUFGTCStrategy(block_size=4, density=0.2, dense_below=10, warmup_steps=0)
     trainer = make(strategy, max_epochs=3, callbacks=list(callbacks))
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -82,7 +82,7 @@ def fit_three_epochs(
 
 
 def ray_trainer(strategy: Any, callbacks: list[Callback] | None = None, **settings: Any) -> Any:
-    """A Trainer as the recipe of Ray's manual makes it."""
+    """A Trainer as in Ray's documentation."""
     from ray.train.lightning import RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
 
     trainer = pl.Trainer(
@@ -101,12 +101,12 @@ def ray_trainer(strategy: Any, callbacks: list[Callback] | None = None, **settin
 
 
 def presets(config: dict[str, Any]) -> None:
-    """In Ray: every preset."""
+    """Train with every preset, in Ray."""
     _write(config, fit_by_each_preset(ray_trainer))
 
 
 def fault(config: dict[str, Any]) -> None:
-    """In Ray: a worker is killed, and the run goes on from the newest checkpoint."""
+    """Train in Ray. A worker is killed, and the run resumes from the newest checkpoint."""
     import ray.train
 
     checkpoint = ray.train.get_checkpoint()
@@ -119,7 +119,7 @@ def fault(config: dict[str, Any]) -> None:
 
 
 def mistakes(config: dict[str, Any]) -> None:
-    """In Ray, on hosts with two and one workers: what is said of mistakes, and what works."""
+    """Collect errors of mistakes, and train, in Ray on hosts with two workers and with one."""
     from ray.train.lightning import prepare_trainer
 
     def without_environment() -> None:
@@ -134,18 +134,18 @@ def mistakes(config: dict[str, Any]) -> None:
         ).fit(Net(), loader(2))
 
     world = os.environ["WORLD_SIZE"]
-    found = {}
+    errors = {}
     for mistake in (without_environment, prepared_without_environment, groups_of_uneven_hosts):
         os.environ["WORLD_SIZE"] = world  # Lightning's own environment removes it at the end
         try:
             mistake()
-            found[mistake.__name__] = "nothing was raised"
+            errors[mistake.__name__] = "nothing was raised"
         except (RuntimeError, ValueError) as error:
-            found[mistake.__name__] = str(error)
+            errors[mistake.__name__] = str(error)
     model = Net()
     ray_trainer("bmuf", max_epochs=1).fit(model, loader(BATCHES))
-    _write(config, {"said": found, "weights": weights(model)})
+    _write(config, {"errors": errors, "weights": weights(model)})
 
 
-def _write(config: dict[str, Any], found: Any) -> None:
-    torch.save(found, Path(config["folder"], f"{os.environ['RANK']}.pt"))
+def _write(config: dict[str, Any], result: Any) -> None:
+    torch.save(result, Path(config["folder"], f"{os.environ['RANK']}.pt"))

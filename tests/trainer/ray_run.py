@@ -1,6 +1,6 @@
-"""Starts a local Ray of two emulated hosts, trains in it, and stops it; see test_ray.
+"""Script of test_ray: starts a local Ray cluster of two emulated hosts, trains in it, stops it.
 
-Ray tells hosts apart by their address, and all of 127.0.0.0/8 is this machine.
+Ray distinguishes hosts by address, and every address in 127.0.0.0/8 is this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Before Ray is imported: it must not report its use, nor kill workers because others use memory.
+# Set before the import of Ray. It must not report usage, and must not kill workers when other
+# programs use the memory.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
 
 import ray
@@ -28,7 +29,7 @@ _HOST = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard":
 
 @contextmanager
 def two_hosts(session_folder: str) -> Iterator[None]:
-    """A Ray with two CPUs on each of two hosts; Ray's own files go into the folder."""
+    """Context of a Ray cluster of two hosts with two CPUs each. Ray writes into the folder."""
     head = {**_HOST, "temp_dir": session_folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
@@ -41,7 +42,7 @@ def two_hosts(session_folder: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Carry out the loop of the given name on so many workers; write into the folder."""
+    """Run a loop of `ray_loops`. Arguments: its name, folder, number of workers, Ray's folder."""
     name, folder, workers, session_folder = sys.argv[1:]
     loop: Any = getattr(ray_loops, name)
     with two_hosts(session_folder):

@@ -1,4 +1,4 @@
-"""Settings that are "auto", through the Trainer: which steps, which betas, and on a resume."""
+"""Tests settings of "auto" through the Trainer: block sizes, warm-up, betas, and resumed runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.trainer.fitting import (
 
 
 class _Adam(Net):
-    """Notes with which first beta each step was made; its groups hold the usual one afterwards."""
+    """Notes the first beta in each step. After the step, the group has the user's beta again."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
         optimizer.register_step_pre_hook(
-            lambda own, *_: self.notes.append(own.param_groups[0]["betas"][0])
+            lambda stepping, *_: self.notes.append(stepping.param_groups[0]["betas"][0])
         )
         return optimizer
 
@@ -43,22 +43,22 @@ class _Adam(Net):
 
 
 def _with_log() -> tuple[Any, list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    return fitted("bmuf_adam", _Adam, 60), [line for line in said if "'auto'" in line]
+    return fitted("bmuf_adam", _Adam, 60), [line for line in lines if "'auto'" in line]
 
 
 def test_defaults_of_a_run_of_known_length() -> None:
-    """60 steps: 6 of warm-up, then blocks of 3, in which Adam's first beta is lower."""
+    """A run of 60 steps has 6 warm-up steps, then blocks of 3 with a lower first beta of Adam."""
     results = run_ranks(_with_log, 2)
-    equal = steps_with_equal_models([own.seen for own, _ in results])
+    equal = steps_with_equal_models([result.seen for result, _ in results])
     assert equal == [*range(1, 7), *range(9, 61, 3)]
-    for own, _ in results:
-        assert own.notes == [0.9] * 6 + [0.5] * 54
+    for result, _ in results:
+        assert result.notes == [0.9] * 6 + [0.5] * 54
     numbers, beta = results[0][1]
     assert numbers == (
         "warmup_steps='auto' is 6, block_size='auto' is 3, because the run has 60 steps and 2 "
@@ -86,26 +86,29 @@ _ONE_GROUP = partial(lh.HierarchicalStrategy, group_size="world")
     ],
     ids=["bmuf_gtc", "gtc", "one group"],
 )
-def test_automatic_numbers_are_those_set_to_the_last_bit(automatic: Any, explicit: Any) -> None:
+def test_automatic_values_train_as_explicit_values_to_the_last_bit(
+    automatic: Any, explicit: Any
+) -> None:
     runs = [fit_on_ranks(2, strategy, Net, 40) for strategy in (automatic, explicit)]
-    for own, other in zip(*runs, strict=True):
-        assert torch.equal(own.weights, other.weights)
+    for first, other in zip(*runs, strict=True):
+        assert torch.equal(first.weights, other.weights)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "combination"),
     [
         ("gtc", "GTC with AdamW"),
         ("model_averaging", "ModelAveraging with AdamW"),
         ("bmuf_adam", None),
     ],
 )
-def test_what_does_not_suit_adam_is_said_once_and_before_training(
-    name: str, what: str | None
+def test_strategy_that_does_not_suit_adam_is_warned_of_once(
+    name: str, combination: str | None
 ) -> None:
     ranks = fit_on_ranks(2, name, _Adam, 4)
-    first, other = ([said for said in own.warned if "Adam" in said] for own in ranks)
-    assert [said.startswith(str(what)) for said in first] == [True] * (what is not None)
+    first, other = ([text for text in result.warned if "Adam" in text] for result in ranks)
+    expected = [True] * (combination is not None)
+    assert [text.startswith(str(combination)) for text in first] == expected
     assert other == []
 
 
@@ -126,8 +129,8 @@ def test_unknown_length_counts_as_long() -> None:
 
 
 def _longer(folder: Path) -> list[Any]:
-    """A run of 40 steps, and what goes on from its middle for 80 more."""
-    found: list[Any] = []
+    """A run of 40 steps, one that resumes from its middle up to step 80, and one of 100 steps."""
+    results: list[Any] = []
     for epochs, path in ((2, None), (4, folder / "epoch=0-step=20.ckpt")):
         strategy = lh.BMUFStrategy()
         saves = ModelCheckpoint(folder, save_top_k=-1)
@@ -135,8 +138,8 @@ def _longer(folder: Path) -> list[Any]:
             strategy, max_epochs=epochs, callbacks=[saves], enable_checkpointing=True
         )
         trainer.fit(Net(), loader(20), ckpt_path=path)
-        found.append((strategy.warmup_steps, strategy.block_sync, trainer.global_step))
-    return [*found, fit(lh.BMUFStrategy(), 100).strategy.warmup_steps]
+        results.append((strategy.warmup_steps, strategy.block_sync, trainer.global_step))
+    return [*results, fit(lh.BMUFStrategy(), 100).strategy.warmup_steps]
 
 
 def test_run_that_is_resumed_for_longer_keeps_its_numbers(tmp_path: Path) -> None:
@@ -147,17 +150,17 @@ def test_run_that_is_resumed_for_longer_keeps_its_numbers(tmp_path: Path) -> Non
 
 
 def _fits_twice() -> list[Any]:
-    found = []
+    warmup_steps = []
     for batches in (20, 60):
         trainer = make_trainer(lh.BMUFStrategy())
         for epochs in (1, 2):
             trainer.fit_loop.max_epochs = epochs
             trainer.fit(Net(), loader(batches))
-            found.append(trainer.strategy.warmup_steps)
-    return found
+            warmup_steps.append(trainer.strategy.warmup_steps)
+    return warmup_steps
 
 
-def test_each_fit_of_one_strategy_chooses_anew() -> None:
+def test_each_fit_of_one_strategy_chooses_automatic_values_again() -> None:
     assert run_ranks(_fits_twice, 2) == [[2, 4, 6, 12]] * 2
 
 
@@ -166,5 +169,5 @@ def _with_sync_batchnorm() -> Any:
     return fit(strategy, 40, Net(), sync_batchnorm=True).strategy.warmup_steps
 
 
-def test_no_warm_up_where_it_can_not_be_had() -> None:
+def test_automatic_warm_up_is_zero_where_none_is_possible() -> None:
     assert run_ranks(_with_sync_batchnorm, 1) == [0]

@@ -1,4 +1,4 @@
-"""BMUF-Adam as a user meets it: precisions, looks at the model, bytes, logs, warnings, mistakes."""
+"""Tests BMUF-Adam through the Trainer: precisions, skipped steps, and moments with NaN or inf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.trainer.trainer_settings import scaled
 
 
 class _AdamNet(Net):
-    """Notes m, v and step count after every step."""
+    """Notes the moments and the step count of Adam after every step."""
 
     def __init__(self, optimizer: str = "Adam", **options: Any) -> None:
         super().__init__(lr=0.02, optimizer=optimizer, **{"betas": (0.5, 0.999), **options})
@@ -52,14 +52,14 @@ def test_ranks_hold_one_model_and_its_moments() -> None:
     ]
     for case, ranks in zip(cases, fits_on_ranks(4, *fits), strict=True):
         for step in (3, 6):
-            assert all_equal(own.notes[step - 1] for own in ranks), case
-        assert not all_equal(own.notes[3] for own in ranks), case
-        assert all_equal(own.weights for own in ranks), case
+            assert all_equal(result.notes[step - 1] for result in ranks), case
+        assert not all_equal(result.notes[3] for result in ranks), case
+        assert all_equal(result.weights for result in ranks), case
         assert ranks[0].weights.isfinite().all(), case
 
 
 class _Overflows(Net):
-    """In the second step the loss of one rank is beyond half precision; notes Adam's counts."""
+    """The loss of one rank is beyond half precision in the second step. Notes Adam's step count."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
@@ -71,20 +71,23 @@ class _Overflows(Net):
 
 
 def test_step_that_one_rank_skips_counts_for_the_others_alone() -> None:
-    """tau of the block is 15/4; rho = 3.75, then 0.5 * 3.75 + 4."""
+    """The mean number of steps in the first block is 15/4, and 4 in the second block.
+
+    The filtered number is 3.75 after the first block, and 0.5 * 3.75 + 4 after the second.
+    """
     strategy = partial(BMUF_ADAM, block_momentum=0.5)
     model = partial(_Overflows, lr=0.02, optimizer="Adam", betas=(0.5, 0.999))
     ranks = fit_on_ranks(4, strategy, model, 9, **scaled())
-    for own in ranks:
-        counts = own.notes
+    for result in ranks:
+        counts = result.notes
         assert counts[3] == pytest.approx(3.75 + 0.5 * 3.75, rel=1e-12)
         assert counts[7] == pytest.approx(counts[3] + 4 + 0.5 * 5.875, rel=1e-12)
-    assert [own.notes[2] for own in ranks] == [3.0, 2.0, 3.0, 3.0]
-    assert all_equal(own.weights for own in ranks)
+    assert [result.notes[2] for result in ranks] == [3.0, 2.0, 3.0, 3.0]
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Poisoned(_AdamNet):
-    """In the last step of a block a moment of one rank becomes bad; the weights are good."""
+    """One moment of a rank becomes NaN or inf in the last step of a block. Weights are finite."""
 
     def __init__(self, moment: str, value: float) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Buffers of a dtype that collectives lack, and singular vectors, which must not be averaged."""
+"""Tests buffers whose dtype collectives do not support, and buffers of spectral normalisation.
+
+Singular vectors must not be averaged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.trainer.mistakes import check_mistake
 
 
 class _Rare(Net):
-    """Buffers that are not the same on all ranks."""
+    """Has buffers that differ between ranks."""
 
     def __init__(self, *dtypes: torch.dtype) -> None:
         super().__init__()
@@ -26,7 +29,7 @@ class _Rare(Net):
 
 
 def _train(strategy: Any, *dtypes: torch.dtype) -> list[list[float]]:
-    """As numbers: torch can't pickle all of these dtypes."""
+    """Train, and return the buffers as numbers. torch can't pickle all of these dtypes."""
     model = _Rare(*dtypes)
     fit(strategy(), 2, model)
     return [buffer.float().tolist() for buffer in model.buffers()]
@@ -50,13 +53,13 @@ def test_buffer_that_ddp_can_not_send_is_one_error(dtype: torch.dtype) -> None:
 
 
 class _Normed(Net):
-    """Both forms of torch; validation notes the buffers."""
+    """Has both kinds of spectral normalisation of torch, and notes the buffers in validation."""
 
     def __init__(self) -> None:
         super().__init__(batchnorm=True, lr=0.5)
         nn.utils.spectral_norm(self.layers[0])
         nn.utils.parametrizations.spectral_norm(self.layers[2])
-        # The vectors of ranks are far apart.
+        # The singular vectors differ much between ranks.
         torch.manual_seed(this_rank())
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -65,17 +68,17 @@ class _Normed(Net):
                 buffer.copy_(nn.functional.normalize(torch.randn(len(buffer)), dim=0))
 
     def on_validation_epoch_end(self) -> None:
-        self.notes.append({name: own.clone() for name, own in self.named_buffers()})
+        self.notes.append({name: buffer.clone() for name, buffer in self.named_buffers()})
 
 
 @pytest.mark.parametrize("strategy", [BMUF, lh.PSPStrategy], ids=["bmuf", "psp"])
 def test_vectors_have_length_one_and_statistics_are_averaged(strategy: Any) -> None:
     ranks = fit_on_ranks(2, strategy, _Normed, validate=1, num_sanity_val_steps=0)
-    for own in ranks:
-        looked = [*own.notes, {name: own.state[name] for name in own.notes[0]}]
-        others = [*ranks[0].notes, ranks[0].state]
-        assert len(looked) == 2
-        for buffers, first in zip(looked, others, strict=True):
+    for result in ranks:
+        evaluated = [*result.notes, {name: result.state[name] for name in result.notes[0]}]
+        of_first = [*ranks[0].notes, ranks[0].state]
+        assert len(evaluated) == 2
+        for buffers, first in zip(evaluated, of_first, strict=True):
             directions = [key for key in buffers if key.endswith(("_u", "_v"))]
             assert len(directions) == 4
             for key in directions:

@@ -1,6 +1,6 @@
-"""The same on CUDA: bit-equal encodings, and training over gloo and NCCL. Skipped without a GPU.
+"""Tests encodings on CUDA, and training there over gloo and NCCL. Skipped without a GPU.
 
-Ranks that share one card cannot use NCCL. They are hosts of one rank each, over gloo.
+Ranks that share a GPU cannot use NCCL. These tests run them as hosts of one rank, over gloo.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _exchange(values: Tensor) -> list[Tensor]:
     return [words, residual, by_words, by_bitmap]
 
 
-def test_codings_are_those_of_the_cpu_bit_for_bit() -> None:
+def test_encodings_equal_those_of_the_cpu_bit_for_bit() -> None:
     values = torch.randn(200_003, generator=torch.Generator().manual_seed(0))
     for on_gpu, on_cpu in zip(_exchange(values.cuda()), _exchange(values), strict=True):
         assert torch.equal(on_gpu.cpu(), on_cpu)
 
 
 class _Net(Net):
-    """By an optimizer of choice."""
+    """Trains with the optimizer of the given name."""
 
     def __init__(self, optimizer: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def _final(
     if precision == "64-true":
         data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
     trainer.fit(model, data)
-    assert not any(one.is_cuda for one in model.parameters())  # Lightning has torn down
+    assert not any(p.is_cuda for p in model.parameters())  # after Lightning's teardown
     return weights(model).cpu()
 
 
@@ -104,31 +104,31 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_ranks_on_one_card_train_as_on_the_cpu(system: str) -> None:
-    """Bit-equal on all ranks; in float64 as on the CPU, up to the order in which a card sums."""
+def test_ranks_on_one_gpu_train_as_on_the_cpu(system: str) -> None:
+    """Models are bit-equal on all ranks, and equal those of the CPU up to the order of sums."""
     ranks, name, settings, optimizer = SYSTEMS[system]
     on_gpu = _run(ranks, name, {**settings, **_GLOO}, optimizer, {"accelerator": "gpu"})
     on_cpu = _run(ranks, name, settings, optimizer, {})
-    for one in on_gpu:
-        assert torch.equal(one, on_gpu[0])
+    for model in on_gpu:
+        assert torch.equal(model, on_gpu[0])
     torch.testing.assert_close(on_gpu[0], on_cpu[0], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
 @pytest.mark.parametrize("system", ["bmuf_overlap", "bmuf_gtc", "bmuf_adam"])
-def test_mixed_precision_trains_on_a_card(system: str, precision: str) -> None:
+def test_mixed_precision_trains_on_a_gpu(system: str, precision: str) -> None:
     ranks, name, settings, optimizer = SYSTEMS[system]
     trainer = {"accelerator": "gpu", "precision": precision}
-    found = _run(ranks, name, {**settings, **_GLOO}, optimizer, trainer)
-    for one in found:
-        assert torch.equal(one, found[0])
-    assert found[0].isfinite().all()
-    assert not torch.equal(found[0], weights(Net()))
+    models = _run(ranks, name, {**settings, **_GLOO}, optimizer, trainer)
+    for model in models:
+        assert torch.equal(model, models[0])
+    assert models[0].isfinite().all()
+    assert not torch.equal(models[0], weights(Net()))
 
 
 @pytest.mark.parametrize("name", ["PSPStrategy", "TwoStageASGDStrategy"])
-def test_parameter_servers_train_on_a_card(name: str) -> None:
-    """One worker that waits for every update is plain SGD; two end with one model."""
+def test_parameter_servers_train_on_a_gpu(name: str) -> None:
+    """One worker that waits for every update is plain SGD. Two workers end with one model."""
     settings: dict[str, Any] = {}
     if name == "TwoStageASGDStrategy":
         settings = {"push_period": 1, "double_buffering": False}
@@ -141,7 +141,7 @@ def test_parameter_servers_train_on_a_card(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["BMUFStrategy", "BMUFGTCStrategy", "BMUFAdamStrategy"])
-def test_one_rank_over_nccl_is_one_over_gloo(name: str) -> None:
+def test_one_rank_trains_over_nccl_as_over_gloo(name: str) -> None:
     optimizer = "AdamW" if name == "BMUFAdamStrategy" else "SGD"
     trainer = {"accelerator": "gpu"}
     (nccl,) = _run(1, name, {"block_size": 3}, optimizer, trainer)
@@ -151,11 +151,11 @@ def test_one_rank_over_nccl_is_one_over_gloo(name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_card_for_each_rank_gives_one_model(system: str) -> None:
+def test_a_gpu_for_each_rank_gives_one_model(system: str) -> None:
     ranks, name, settings, optimizer = SYSTEMS[system]
     if ranks > torch.cuda.device_count():
         pytest.skip(f"{ranks} ranks need {ranks} GPUs")
-    found = run_ranks(_final, ranks, name, settings, optimizer, {"accelerator": "gpu"})
-    for one in found:
-        assert torch.equal(one, found[0])
-    assert found[0].isfinite().all()
+    models = run_ranks(_final, ranks, name, settings, optimizer, {"accelerator": "gpu"})
+    for model in models:
+        assert torch.equal(model, models[0])
+    assert models[0].isfinite().all()

@@ -1,6 +1,6 @@
-"""NaN and inf as a user meets them: who is named, what is warned of, what goes on.
+"""Tests warnings and errors about NaN and inf in models, and evaluation of such models.
 
-What the models become is compared with twins in ``tests/equivalence/test_divergence.py``.
+``tests/equivalence/test_divergence.py`` compares the resulting models with twins.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tests.trainer.fitting import (
 from tests.trainer.mistakes import check_errors
 
 EXCLUDE = partial(BMUF, on_nonfinite="exclude")
-NO_LOOK = {"num_sanity_val_steps": 0}
+NO_SANITY_CHECK = {"num_sanity_val_steps": 0}
 
 
-def _said(warned: list[str]) -> list[str]:
+def _about_nan(warned: list[str]) -> list[str]:
     return [text for text in warned if "NaN" in text]
 
 
 @pytest.mark.parametrize(
-    ("group_size", "where", "group", "ranks", "found"),
+    ("group_size", "where", "group", "ranks", "kind"),
     [
         (1, "loss", "group 2 (rank 2)", "rank 2", "parameters"),
         (2, "loss", "group 1 (ranks 2, 3)", "ranks 2, 3", "parameters"),
@@ -47,21 +47,23 @@ def _said(warned: list[str]) -> list[str]:
         (1, "layers.2.weight", "group 2 (rank 2)", "rank 2", "parameters"),
     ],
 )
-def test_one_warning_names_ranks_step_and_what_was_not_finite(
-    group_size: int, where: str, group: str, ranks: str, found: str
+def test_one_warning_names_ranks_step_and_kind_of_tensors(
+    group_size: int, where: str, group: str, ranks: str, kind: str
 ) -> None:
-    """Batch 5 is the last of the second block; training ends with it."""
+    """Batch 5 is the last of the second block and of training."""
     sync = lh.BMUF(block_size=3)
     strategy = partial(HIERARCHICAL, group_size=group_size, block_sync=sync, on_nonfinite="exclude")
     results = fit_on_ranks(4, strategy, partial(Breaks, 5, (2,), where))
-    assert all(own.weights.isfinite().all() for own in results)
-    (said,), *others = (_said(own.warned) for own in results)
-    assert others == [[], [], []]  # rank 0 alone warns
-    assert said.startswith("At the synchronisation of models at the end of a block, after 6 steps,")
+    assert all(result.weights.isfinite().all() for result in results)
+    (warning,), *others = (_about_nan(result.warned) for result in results)
+    assert others == [[], [], []]  # only rank 0 warns
+    assert warning.startswith(
+        "At the synchronisation of models at the end of a block, after 6 steps,"
+    )
     left_out = f"{group} was excluded from the mean of the models: the local model of {ranks} holds"
-    assert left_out in said
-    assert f"({found}" in said
-    assert "Such a group starts the next block from the global model" in said
+    assert left_out in warning
+    assert f"({kind}" in warning
+    assert "Such a group starts the next block from the global model" in warning
 
 
 @pytest.mark.parametrize(("group_size", "named"), [(1, "rank 2"), (2, "rank")])
@@ -77,9 +79,10 @@ def test_model_that_is_not_finite_is_kept_out_and_named(group_size: int, named: 
 
 def test_several_groups_are_named_in_one_warning() -> None:
     strategy = partial(EXCLUDE, block_size=3)
-    (said,) = _said(fit_on_ranks(4, strategy, partial(Breaks, 4, (0, 3), "loss"))[0].warned)
-    assert "group 0 (rank 0) and group 3 (rank 3) were excluded" in said
-    assert "the local model of ranks 0, 3 holds NaN" in said
+    first = fit_on_ranks(4, strategy, partial(Breaks, 4, (0, 3), "loss"))[0]
+    (warning,) = _about_nan(first.warned)
+    assert "group 0 (rank 0) and group 3 (rank 3) were excluded" in warning
+    assert "the local model of ranks 0, 3 holds NaN" in warning
 
 
 @pytest.mark.parametrize(
@@ -99,47 +102,49 @@ def test_several_groups_are_named_in_one_warning() -> None:
     ],
     ids=["all groups", "in the warm-up", "a single group"],
 )
-def test_where_no_healthy_model_is_left_one_error_is_raised(
+def test_one_error_where_no_finite_model_is_left(
     strategy: Any, ranks: tuple[int, ...], message: str
 ) -> None:
     errors = errors_on_ranks(2, strategy, partial(Breaks, 1, ranks, "loss"))
-    said = rf"NonFiniteModelError: the local model of ranks 0, 1 holds NaN or inf after {message}"
-    check_errors(errors, said, kind="NonFiniteModelError")
+    error = rf"NonFiniteModelError: the local model of ranks 0, 1 holds NaN or inf after {message}"
+    check_errors(errors, error, kind="NonFiniteModelError")
 
 
-def test_of_the_warm_up_s_buffers_those_that_last_must_be_finite() -> None:
-    """DDP forms the statistics of rank 0 in the warm-up; those of others are overwritten."""
+def test_only_buffers_that_remain_after_the_warm_up_must_be_finite() -> None:
+    """In the warm-up, DDP overwrites the statistics of all ranks with those of rank 0."""
     strategy = partial(BMUF, block_size=2, warmup_steps=2)
-    spoilt = [partial(Breaks, 1, (rank,), "layers.1.running_var", INF) for rank in (0, 1)]
-    healthy, other = fit_on_ranks(2, strategy, spoilt[1], 5)
-    assert torch.equal(healthy.weights, other.weights) and healthy.weights.isfinite().all()
-    for error in errors_on_ranks(2, strategy, spoilt[0], 5):
+    infinite = [partial(Breaks, 1, (rank,), "layers.1.running_var", INF) for rank in (0, 1)]
+    first, other = fit_on_ranks(2, strategy, infinite[1], 5)
+    assert torch.equal(first.weights, other.weights) and first.weights.isfinite().all()
+    for error in errors_on_ranks(2, strategy, infinite[0], 5):
         assert "rank 0 holds NaN or inf after 2 steps (averaged buffers)" in error
 
 
-def test_model_of_the_warm_up_that_is_not_finite_is_not_shown() -> None:
+def test_nonfinite_model_of_the_warm_up_is_not_evaluated() -> None:
     strategy = partial(lh.BMUFStrategy, warmup_steps=50, block_size=50)
-    looks = {"validate": 1, "val_check_interval": 2, **NO_LOOK}
-    for error in errors_on_ranks(2, strategy, partial(Breaks, 1, (0,), "loss"), **looks):
+    settings = {"validate": 1, "val_check_interval": 2, **NO_SANITY_CHECK}
+    for error in errors_on_ranks(2, strategy, partial(Breaks, 1, (0,), "loss"), **settings):
         assert "NaN or inf after 2 steps (parameters)" in error
 
 
-def _failing_look() -> tuple[bool, bool]:
-    """Whether the global model is said to be shown after a look that failed, and NaN is back."""
+def _failing_evaluation() -> tuple[bool, bool]:
+    """Whether evaluation is still active after its failure, and whether the weights are finite."""
     model, strategy = Breaks(1, (1,), "layers.2.weight"), BMUF(block_size=50)
     with pytest.raises(NonFiniteModelError):
-        make_trainer(strategy, val_check_interval=3, **NO_LOOK).fit(model, loader(6), loader(1))
+        make_trainer(strategy, val_check_interval=3, **NO_SANITY_CHECK).fit(
+            model, loader(6), loader(1)
+        )
     assert strategy._ended is not None
-    shown = strategy._ended.synchroniser.evaluation.active
-    return shown, bool(weights(model).isfinite().all())
+    active = strategy._ended.synchroniser.evaluation.active
+    return active, bool(weights(model).isfinite().all())
 
 
-def test_look_that_fails_leaves_the_local_model() -> None:
-    assert run_ranks(_failing_look, 2) == [(False, True), (False, False)]
+def test_failed_evaluation_leaves_the_local_model() -> None:
+    assert run_ranks(_failing_evaluation, 2) == [(False, True), (False, False)]
 
 
 class _Masked(Net):
-    """With a mask of minus infinity, as attention has it."""
+    """Has a mask of minus infinity, as attention uses it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,15 +155,15 @@ class _Masked(Net):
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 2])
-def test_buffer_that_is_infinite_from_the_start_makes_no_model_sick(warmup_steps: int) -> None:
+def test_buffer_that_is_infinite_from_the_start_is_no_error(warmup_steps: int) -> None:
     strategy = partial(BMUF, block_size=2, warmup_steps=warmup_steps)
-    for own in fit_on_ranks(2, strategy, _Masked, 5):
-        assert own.state["mask"].isneginf().all()
-        assert own.weights.isfinite().all()
+    for result in fit_on_ranks(2, strategy, _Masked, 5):
+        assert result.state["mask"].isneginf().all()
+        assert result.weights.isfinite().all()
 
 
 class _Far(Net):
-    """A weight at either end of the range: every model is finite, their differences are not."""
+    """Has weights at both ends of the range. Models are finite, but their differences are not."""
 
     def __init__(self) -> None:
         super().__init__()

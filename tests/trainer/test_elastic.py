@@ -1,4 +1,4 @@
-"""Jobs under torchrun whose ranks and hosts are killed: they go on from the newest checkpoint."""
+"""Tests that torchrun jobs resume from the newest checkpoint after ranks or hosts are killed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.resume.runs import differences
 from tests.trainer.fitting import fit
 
 JOB = "benchmarks.reliability.job"
-# For one start of the job and its end, most of it imports; machines that test are busy.
+# Time for one start and one end of the job, mostly for imports on a busy machine.
 LIMIT_S = 240.0
-# torchrun chooses the port of a start's store long before rank 0 listens there; should another
-# program take it meanwhile, that start fails and another one follows.
+# Additional restarts. torchrun chooses the port of a store long before rank 0 listens there. If
+# another program takes the port meanwhile, the start fails and torchrun restarts the job.
 _MORE = 10
 
 
@@ -28,8 +28,8 @@ def _finals(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"final_{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
-def _through(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[str, Any]:
-    """What a run comes to that nothing disturbs."""
+def _undisturbed(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[str, Any]:
+    """Final state of a run without kills."""
     folder.mkdir()
     run_ranks(job.main, ranks, [str(folder), strategy, "--epochs", str(epochs)])
     return _finals(folder, ranks)[0]
@@ -38,7 +38,7 @@ def _through(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[str, 
 def _killed(
     folder: Path, strategy: str, ranks: int, kills: int, seed: int, epochs: int
 ) -> list[dict[str, Any]]:
-    """What it comes to when it is killed so often, and started again each time by torchrun."""
+    """Final states of a run with ``kills`` kills, which torchrun restarts each time."""
     folder.mkdir()
     drawn = ["--kills", str(seed), str(kills)]
     command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
@@ -50,7 +50,7 @@ def _killed(
 def _check_kills(
     folder: Path, strategy: str, ranks: int, *, kills: int, seed: int, epochs: int
 ) -> list[event_log.Entry]:
-    whole = _through(folder / "through", strategy, ranks, epochs)
+    whole = _undisturbed(folder / "through", strategy, ranks, epochs)
     for final in _killed(folder / "killed", strategy, ranks, kills, seed, epochs):
         assert differences(whole, final) == []
     entries = event_log.read(folder / "killed")
@@ -64,7 +64,7 @@ def _check_kills(
 
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_killed_ranks_cost_nothing_but_time(tmp_path: Path) -> None:
-    """The seed has one of them killed in the middle of a save."""
+    """With this seed, the kill is in the middle of a save."""
     entries = _check_kills(tmp_path, "bmuf", 2, kills=1, seed=20, epochs=2)
     assert {entry.where for entry in entries if entry.event == "kill"} == {"save"}
 
@@ -79,9 +79,9 @@ def test_twenty_kills_in_a_row(strategy: str, ranks: int, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
-    """Two hosts, each an agent and a rank; the store where they meet is on neither of them.
+    """Two hosts have an agent and a rank each. The rendezvous store is on neither of them.
 
-    Whoever has lost its peer goes on alone, and is told what that changes.
+    The remaining host resumes alone, and logs the changed layout.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     settings = "is_host=0,join_timeout=60,last_call_timeout=2,keep_alive_interval=1"
@@ -126,5 +126,5 @@ def _started_by_torchrun() -> None:
 
 
 def test_restarts_that_would_fail_are_warned_of_before() -> None:
-    """As torchrun sets it where it is not told otherwise."""
+    """By default, torchrun shares the TCP store, which breaks restarts."""
     run_ranks(_started_by_torchrun, 1, env={"TORCHELASTIC_MAX_RESTARTS": "3"})

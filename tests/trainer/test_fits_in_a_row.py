@@ -1,4 +1,4 @@
-"""Fits one after the other in the same processes, as in a cross-validation or a sweep."""
+"""Tests several fits in the same processes, as in a cross-validation or a sweep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class _Failing(Net):
-    """Fails on every rank, with what is on its way then still there."""
+    """Fails on every rank, while an update may be in flight."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if batch_idx == 3:
@@ -63,10 +63,11 @@ def _in_a_row(name: str, fits: int) -> tuple[list[tuple[int, int]], list[Tensor]
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
-    """With groups of its own a fit leaves 11 files and 6 threads (bmuf_gtc), or 18 and 9 (psp).
+    """Later fits reuse the process groups of the first one.
 
-    A thread that is about to end may be counted once. Servers' replies come when they come, so that
-    models of two_stage_asgd may differ.
+    A fit with new groups would leave 11 files and 6 threads (bmuf_gtc), or 18 and 9 (psp). A thread
+    that is about to end may still be counted. The timing of servers' replies varies, so models of
+    two_stage_asgd may differ.
     """
     for used, models in run_ranks(_in_a_row, 4, name, 4):
         (_, second, _, last) = used
@@ -75,29 +76,35 @@ def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
 
 
 def _with_a_failure(name: str) -> list[tuple[bool, Tensor]]:
-    """After each of two fits, one that fails, and one more: same groups as before, and weights."""
-    before, found = None, []
+    """Two fits, one that fails, and another one.
+
+    Return for each but the failed one whether its group is that of the fit before, and the weights.
+    """
+    before, results = None, []
     for model in (Net(), Net(), _Failing(), Net()):
         strategy = STRATEGIES[name]()
         try:
             fit(strategy, model=model)
         except ArithmeticError:
             continue
-        own = strategy.communicators.group.group
-        found.append((own is before, weights(model)))
-        before = own
-    return found
+        group = strategy.communicators.group.group
+        results.append((group is before, weights(model)))
+        before = group
+    return results
 
 
 @pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
-def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
-    for found in run_ranks(_with_a_failure, 4, name):
-        assert [same for same, _ in found] == [False, True, False]
-        assert all_equal(model for _, model in found)
+def test_a_fit_after_a_failure_has_new_groups(name: str) -> None:
+    for fits in run_ranks(_with_a_failure, 4, name):
+        assert [same for same, _ in fits] == [False, True, False]
+        assert all_equal(model for _, model in fits)
 
 
 def _once_more(name: str) -> tuple[bool, bool]:
-    """Whether a Trainer keeps its groups for a second fit, and whether after one that fails."""
+    """Whether a Trainer keeps its groups for later fits, and whether it keeps them after an error.
+
+    The first two fits succeed, the third one fails.
+    """
     trainer = fit(STRATEGIES[name]())
     strategy: Any = trainer.strategy
     groups = [strategy.communicators.group.group]
@@ -110,7 +117,7 @@ def _once_more(name: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("name", ["bmuf, overlap", "psp", "two_stage_asgd"])
-def test_the_same_trainer_has_other_groups_after_a_failure(name: str) -> None:
+def test_the_same_trainer_has_new_groups_after_a_failure(name: str) -> None:
     assert run_ranks(_once_more, 2, name) == [(True, False)] * 2
 
 
@@ -127,29 +134,33 @@ def test_another_layout_or_time_limit_has_other_groups() -> None:
 
 
 def _same_hook_on_other_ranks(*, anew: bool) -> list[tuple[bool, Tensor]]:
-    """A state that names no group, in fits over groups of two ranks and of four.
+    """Use a state without a group in two fits, over groups of two ranks and of four.
 
     Args:
-        anew: whether each fit has a `CommHook` of its own with the state.
+        anew: whether each fit has a new `CommHook` with the same state.
+
+    Returns:
+        For each fit, whether the hook got its group and the state lost it again, and the weights.
 
     """
     state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
     used = []
 
-    def hook(own: Any, bucket: GradBucket) -> Any:
-        used.append(own.process_group)
-        return powerSGD_hook.powerSGD_hook(own, bucket)
+    def hook(hook_state: Any, bucket: GradBucket) -> Any:
+        used.append(hook_state.process_group)
+        return powerSGD_hook.powerSGD_hook(hook_state, bucket)
 
     sync = lh.CommHook(hook, state)
-    found = []
+    results = []
     for size, block_sync in ((2, lh.ModelAveraging(block_size=3)), (4, None)):
         used.clear()
-        own = lh.CommHook(hook, state) if anew else sync
-        trainer = fit(HIERARCHICAL(group_size=size, gradient_sync=own, block_sync=block_sync))
+        gradient_sync = lh.CommHook(hook, state) if anew else sync
+        strategy = HIERARCHICAL(group_size=size, gradient_sync=gradient_sync, block_sync=block_sync)
+        trainer = fit(strategy)
         group = trainer.strategy.communicators.group.group
         given_and_taken = set(used) == {group} and state.process_group is None
-        found.append((given_and_taken, weights(trainer.lightning_module)))
-    return found
+        results.append((given_and_taken, weights(trainer.lightning_module)))
+    return results
 
 
 @pytest.mark.parametrize("anew", [False, True])

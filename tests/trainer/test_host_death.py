@@ -1,4 +1,7 @@
-"""The death of a whole host under torchrun: the others end normally, over encrypted tcp."""
+"""Tests the death of a whole host under torchrun: the other hosts finish training.
+
+Communication is encrypted TCP.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from tests.waiting import wait_for_marks
 @pytest.mark.needs_netns
 @pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
 def test_hosts_go_on_without_one_that_is_cut_off(name: str, tmp_path: Path) -> None:
-    """Agents are not waited for: torchrun's wait minutes for each other, whatever the ranks do."""
+    """The test does not wait for torchrun's agents, which wait minutes for each other."""
     with (
-        hosts(3) as found,
-        launched(found, 1, "tests.trainer.host_death_run", str(tmp_path), name, folder=tmp_path),
+        hosts(3) as three,
+        launched(three, 1, "tests.trainer.host_death_run", str(tmp_path), name, folder=tmp_path),
     ):
         try:
             wait_for_marks(tmp_path, "ready")
-            found[2].kill_all()
+            three[2].kill_all()
             wait_for_marks(tmp_path, "saved0", "saved1")
         except AssertionError as error:
             raise AssertionError(log_tails(tmp_path, 3)) from error

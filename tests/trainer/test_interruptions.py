@@ -1,4 +1,4 @@
-"""A rank that is stopped for a while under parameter servers, within `grace_s` and beyond it."""
+"""Tests a rank that stops for a while under parameter servers, for less or more than `grace_s`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.waiting import WAIT_S, leave_mark, wait_for_marks, wait_until
 RANKS = 3
 BATCHES = 30
 STOPPED = 2
-# Noticed at two heartbeats of a second, so both are seconds in all.
+# An interruption is detected after two heartbeats of one second, so each test takes seconds.
 SHORT_S = 1.0
 
 
 class _Interrupted(Net):
-    """Rank 0 stops the last one in the middle, until that is lost, or would be under `SHORT_S`."""
+    """Rank 0 stops the last rank until it is lost, or for longer than `SHORT_S`."""
 
     def __init__(self, folder: Path, *, until_lost: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Interrupted(Net):
                 wait_until(lambda: watch._peers[STOPPED].unreachable_s > 2 * SHORT_S, "its absence")
         finally:
             os.kill(pid, signal.SIGCONT)
-        if self.until_lost:  # it is told by the others as long as they train
+        if self.until_lost:  # the other ranks send the loss to it only while they train
             wait_for_marks(self.folder, "ended")
 
 

@@ -1,4 +1,4 @@
-"""Where a strategy thinks its ranks are: as it is told, by Ray too, or an error."""
+"""Tests how a strategy finds the hosts and devices of its ranks, also in Ray."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def test_hosts_are_groups_where_they_are_filled_evenly(hosts: list[int], fits: b
         check_hosts(hosts)
 
 
-def _cut_a_group_from_a_bound_world() -> None:
+def _create_a_group_in_a_bound_world() -> None:
     dist.init_process_group("gloo")
     world = dist.distributed_c10d._get_default_group()
-    world.bound_device_id = torch.device("cuda", 0)  # as Lightning does where it computes on a GPU
+    world.bound_device_id = torch.device("cuda", 0)  # as Lightning does on a GPU
     unbind_from_device()
-    dist.new_group([0])  # fails on rank 1 where the world is bound
+    dist.new_group([0])  # fails on rank 1 if the world is bound to a device
     dist.destroy_process_group()
 
 
-def test_groups_are_cut_from_a_world_over_gloo_that_computes_on_gpus() -> None:
-    run_ranks(_cut_a_group_from_a_bound_world, 2)
+def test_groups_can_be_created_in_a_world_over_gloo_on_gpus() -> None:
+    run_ranks(_create_a_group_in_a_bound_world, 2)
 
 
 def _stand_in_for_ray() -> Any:
-    """What the strategies ask of Ray, answered from torchrun's variables; gives the environment."""
+    """Replace the modules of Ray that strategies use. Answers come from torchrun's variables."""
 
     class Environment(LightningEnvironment):
         def world_size(self) -> int:
@@ -59,10 +59,10 @@ def _stand_in_for_ray() -> Any:
             return this_rank()
 
         def set_world_size(self, size: int) -> None:
-            """Ray knows better."""
+            """Do nothing, as Ray sets the world size."""
 
         def set_global_rank(self, rank: int) -> None:
-            """Likewise."""
+            """Do nothing, as Ray sets the rank."""
 
     ray, train, ray_torch, ray_lightning = (
         ModuleType(name) for name in ("ray", "ray.train", "ray.train.torch", "ray.train.lightning")
@@ -91,22 +91,22 @@ def _fit_as_a_worker_of_ray() -> Any:
     return trainer.strategy.layout.sizes, weights(model)
 
 
-def test_devices_hosts_and_data_are_asked_of_ray() -> None:
-    """With a stand-in for Ray, where it is not installed; `test_ray` has the real one."""
-    found = run_ranks(_fit_as_a_worker_of_ray, 4, ranks_per_node=2)
+def test_devices_hosts_and_division_of_data_come_from_ray() -> None:
+    """This test needs no installation of Ray. `test_ray` uses the real Ray."""
+    results = run_ranks(_fit_as_a_worker_of_ray, 4, ranks_per_node=2)
     expected = fit_on_ranks(4, "bmuf_gtc", ranks_per_node=2)
-    for (sizes, model), plain in zip(found, expected, strict=True):
+    for (sizes, model), plain in zip(results, expected, strict=True):
         assert sizes == (2, 2)
         assert torch.equal(model, plain.weights)
 
 
-def _fit_among_ranks_that_the_trainer_does_not_know_of() -> None:
+def _fit_with_too_few_ranks_in_the_trainer() -> None:
     dist.init_process_group("gloo")
     fit("bmuf", devices=1, num_nodes=1, plugins=[LightningEnvironment()])
 
 
-def test_ranks_that_the_trainer_does_not_know_of() -> None:
-    errors = run_ranks(_fit_among_ranks_that_the_trainer_does_not_know_of, 2, expect_failure=True)
+def test_trainer_with_fewer_ranks_than_the_process_group_is_an_error() -> None:
+    errors = run_ranks(_fit_with_too_few_ranks_in_the_trainer, 2, expect_failure=True)
     for error in errors:
         assert error.startswith(
             "ValueError: the Trainer counts 1 ranks, but the process group has 2"

@@ -1,7 +1,7 @@
-"""Lightning's own launcher and torchrun start our strategies, on one host; how processes end.
+"""Tests launches by Lightning's launcher and torchrun on one host, and the end of processes.
 
 `test_elastic.py` starts a strategy without servers by torchrun. Strategies with servers are slow
-tests: `test_host_death.py` starts them by torchrun on three hosts, where root can emulate those.
+tests here. `test_host_death.py` starts them by torchrun on three emulated hosts, which need root.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: P
 
 
 @pytest.mark.parametrize(("end", "left", "status"), [("well", False, 0), ("fail", True, 1)])
-def test_groups_are_destroyed_at_an_ordinary_end_alone(end: str, left: bool, status: int) -> None:
-    """A group in which a collective may still be waiting must not be destroyed: that would wait.
+def test_groups_are_destroyed_only_at_an_ordinary_end(end: str, left: bool, status: int) -> None:
+    """After an error, groups must not be destroyed, because a collective may still be pending.
 
-    Threads of gloo that are left abort the process if they let go of a Python object in its last
-    moments.
+    The destruction would wait for it. Threads of gloo that remain abort the process if they release
+    a Python object at exit.
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.trainer.leaving_run", end],

@@ -1,4 +1,4 @@
-"""What is counted reaches the Trainer's loggers under documented names."""
+"""Tests the metrics and settings that strategies write to the Trainer's loggers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BMUF_GTC = partial(BMUF_GTC, block_size=3)
 def test_columns_of_a_run(tmp_path: Path) -> None:
     metrics = fit_on_ranks(4, _BMUF_GTC, Net, 10, **logging_to(tmp_path))[0].metrics
     rows = logged_rows(tmp_path, "hier/group/payload_bytes")
-    # Nothing was sent since the reading at the last step, so there is no density to tell.
+    # Nothing was sent after the last step, so the last row has no density.
     last = {name: float(value) for name, value in rows[-1].items() if value}
     assert last["hier/group/gradients/calls"] > 0
     assert last["hier/across/models/payload_bytes"] > 0
@@ -28,7 +28,7 @@ def test_columns_of_a_run(tmp_path: Path) -> None:
     assert last["hier/block/model_distance"] > 0
     assert last["hier/gtc/residual_norm"] > 0
     assert last["hier/block/blocks"] == 3
-    # The total holds what the end of training sent, too, and is that of rank 0.
+    # The total is that of rank 0 and includes the bytes at the end of training.
     assert last["hier/across/payload_bytes"] == metrics["hier/across/payload_bytes"]
     within_blocks = [float(row["hier/across/models/payload_bytes"] or 0) for row in rows]
     assert within_blocks == sorted(within_blocks)
@@ -39,13 +39,13 @@ def test_columns_of_a_run(tmp_path: Path) -> None:
     waited = [float(row["hier/waited_seconds"]) for row in rows]
     assert 0 < elapsed[0] and elapsed == sorted(elapsed)
     assert all(0 < w < e for w, e in zip(waited, elapsed, strict=True))
-    # Columns that come with the first block do not move what was logged before it.
+    # Columns that start with the first block do not shift earlier values.
     assert rows[0]["hier/block/blocks"] == "" and int(rows[0]["hier/group/gradients/calls"]) > 0
     steps = [int(row["step"]) for row in rows]
     assert steps == sorted(steps) and steps[-1] == 10
 
 
-def test_settings_lie_beside_what_is_logged(tmp_path: Path) -> None:
+def test_settings_are_written_beside_the_metrics(tmp_path: Path) -> None:
     fit_on_ranks(4, _BMUF_GTC, Net, 3, ranks_per_node=2, **logging_to(tmp_path))
     written = json.loads((tmp_path / "run" / "version_0" / "lightning_hier.json").read_text())
     expected = {
@@ -63,7 +63,7 @@ def test_settings_lie_beside_what_is_logged(tmp_path: Path) -> None:
 
 
 class _Remembers(CSVLogger):
-    """Keeps what it is given."""
+    """Keeps the metrics of the strategy."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, name="run", version=0)
@@ -85,7 +85,7 @@ def test_every_logger_gets_the_same_numbers(tmp_path: Path) -> None:
     assert len(first) == 4
     assert all(value == value for metrics in first for value in metrics.values())  # no NaN
     assert any("hier/gtc/density" in metrics for metrics in first)
-    assert other == []  # rank 0 alone logs
+    assert other == []  # only rank 0 logs
 
 
 def _described() -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def _described() -> list[dict[str, Any]]:
     return [fit(strategy, 2).strategy.describe() for strategy in (psp, two_stage)]
 
 
-def test_servers_are_described_by_what_the_user_has_set() -> None:
+def test_servers_are_described_by_the_settings_of_the_user() -> None:
     psp, two_stage = run_ranks(_described, 2)[0]
     assert {
         "strategy": "psp",

@@ -1,4 +1,4 @@
-"""Wherever ranks meet next, a rank that is lost is named on all others, in limited time."""
+"""Tests that all other ranks name a lost rank, in limited time, wherever they wait for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.trainer.fitting import (
 )
 from tests.waiting import leave_mark, wait_for_marks
 
-# Ranks of a busy machine come to their first collective seconds apart.
+# On a busy machine, ranks start their first collective seconds apart.
 LIMIT = timedelta(seconds=6)
 KILL, STOP, RAISE = signal.SIGKILL, signal.SIGSTOP, None
 ONE_TIER = partial(BMUF, timeout=LIMIT)
@@ -36,7 +36,7 @@ TIERS = partial(BMUF_GTC, timeout=LIMIT)
 
 
 class _Lost(Net):
-    """One rank gets a signal, or raises, at one call of a hook."""
+    """One rank gets a signal, or raises an error, at one call of a hook."""
 
     def __init__(self, rank: int, number: Any, hook: str, at: int, marks: Path) -> None:
         super().__init__(batchnorm=True)
@@ -49,22 +49,22 @@ class _Lost(Net):
                     raise ValueError("this rank's own mistake")
                 leave_mark(marks, "lost", str(os.getpid()))
                 os.kill(os.getpid(), number)
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
 
-        own = getattr(self, hook)
+        original = getattr(self, hook)
         setattr(self, hook, lose)
 
 
 def _train(folder: Path, lost: int, strategy: Any, model: Any, **settings: Any) -> None:
-    """The lowest rank that is left ends the stopped one when all others have failed."""
+    """Train. The lowest remaining rank kills a stopped rank when all others have failed."""
     try:
         fitted(strategy, model, **settings)
     finally:
         leave_mark(folder, str(this_rank()))
-        left = [own for own in range(int(os.environ["WORLD_SIZE"])) if own != lost]
+        left = [rank for rank in range(int(os.environ["WORLD_SIZE"])) if rank != lost]
         if this_rank() == left[0]:
             wait_for_marks(folder, *map(str, left))
-            with suppress(OSError, ProcessLookupError):  # it was killed, or has raised
+            with suppress(OSError, ProcessLookupError):  # it was killed, or has raised an error
                 os.kill(int((folder / "lost").read_text()), signal.SIGKILL)
 
 
@@ -79,28 +79,30 @@ def _outcomes(
     batches: int = 5,
     **settings: Any,
 ) -> list[RankOutcome]:
-    """All other ranks raise a PeerError that names the lost one."""
+    """Train, and check that all other ranks raise a PeerError that names the lost rank."""
     model = partial(_Lost, lost, number, hook, at, folder)
     settings = {"batches": batches, "validate": 1, **settings}
     outcomes = rank_outcomes(_train, ranks, folder, lost, strategy, model, **settings)
-    for own in outcomes:
-        if own.rank != lost:
-            assert own.error is not None and own.error.startswith("PeerError"), own.traceback
-            assert f"rank {lost}" in own.error or f"{lost} did not take part" in own.error
+    for outcome in outcomes:
+        if outcome.rank != lost:
+            assert outcome.error is not None and outcome.error.startswith("PeerError"), (
+                outcome.traceback
+            )
+            assert f"rank {lost}" in outcome.error or f"{lost} did not take part" in outcome.error
     return outcomes
 
 
 def _errors(outcomes: list[RankOutcome], lost: int) -> dict[int, str]:
-    return {own.rank: str(own.error) for own in outcomes if own.rank != lost}
+    return {outcome.rank: str(outcome.error) for outcome in outcomes if outcome.rank != lost}
 
 
 def test_in_the_warm_up(tmp_path: Path) -> None:
-    """Where DDP reduces over all ranks."""
+    """In the warm-up, DDP reduces gradients over all ranks."""
     _outcomes(tmp_path, partial(TIERS, warmup_steps=4), 4, 3, KILL, at=2)
 
 
 def test_in_a_step_of_a_group(tmp_path: Path) -> None:
-    """The rank beside it says so; the other group finds out at the end of its block."""
+    """The same group detects the loss in the step, and the other group at the end of its block."""
     outcomes = _outcomes(tmp_path, TIERS, 4, 3, STOP, at=6, batches=12, validate=0)
     errors = _errors(outcomes, 3)
     assert (
@@ -121,7 +123,7 @@ def test_at_the_end_of_a_block(tmp_path: Path) -> None:
 
 
 def test_at_the_end_of_a_block_of_groups(tmp_path: Path) -> None:
-    """The ranks that exchange between groups are not the only ones to know."""
+    """All ranks name the lost rank, not only those that communicate between groups."""
     strategy = partial(TIERS, block_size=2)
     outcomes = _outcomes(tmp_path, strategy, 4, 3, KILL, "on_before_zero_grad")
     for error in _errors(outcomes, 3).values():
@@ -144,7 +146,7 @@ def test_at_a_save(tmp_path: Path) -> None:
     ("hook", "number"), [("validation_step", STOP), ("on_validation_epoch_end", KILL)]
 )
 def test_in_validation(hook: str, number: signal.Signals, tmp_path: Path) -> None:
-    """Where the next collective reduces a metric, or is the one after validation."""
+    """The next collective reduces a metric, or is the one after validation."""
     _outcomes(tmp_path, TIERS, 4, 2, number, hook, num_sanity_val_steps=0)
 
 
@@ -161,7 +163,7 @@ def test_at_a_resume(tmp_path: Path) -> None:
 
 
 class _OwnCollective(Net):
-    """Has a collective of its own in a hook, as metrics of other packages have."""
+    """Calls a collective in a hook, as metrics of other packages do."""
 
     def on_train_epoch_end(self) -> None:
         if this_rank() == 1:
@@ -177,7 +179,7 @@ def test_in_a_collective_of_the_user() -> None:
 
 
 def _refuse_on_rank_one() -> None:
-    """As an all-reduce does on a device that has no memory left."""
+    """Train while the all-reduce of rank 1 fails, as on a device without free memory."""
     reduce = dist.all_reduce
 
     def refuse(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""docs/metrics.md names what is logged, and TensorBoard finds all of it arranged by tier."""
+"""Tests that docs/metrics.md lists the logged names, and the layout of charts in TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYNCHRONOUS, SERVERS = "Kinds of the synchronous strategies", "Kinds of the para
 
 
 class Keeps(Logger):
-    """A logger as somebody else's may be: the abstract methods and no more."""
+    """A logger with only the abstract methods, which keeps the metrics of the strategy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Keeps(Logger):
 
 
 def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
-    """Every strategy, with what makes it send every kind of message."""
+    """Every strategy, in runs that send every kind of message."""
     limit = timedelta(seconds=120)
     gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
     adam = lh.BMUFAdam(block_size=2, local_beta1="keep")
@@ -94,8 +94,8 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
 
 
 def _logged(folder: str) -> set[str]:
-    """Names of all runs, and that each value is a plain number."""
-    found: set[str] = set()
+    """Return the names of all runs, and check that each value is a plain number."""
+    names: set[str] = set()
     for strategy, model, settings in _runs():
         logger = Keeps()
         trainer = make_trainer(
@@ -103,13 +103,13 @@ def _logged(folder: str) -> set[str]:
         )
         trainer.fit(model, loader(4))
         assert all(type(value) in (int, float) for value in logger.values)
-        found |= logger.names
-    return found
+        names |= logger.names
+    return names
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """What each rank has logged, in all runs; two ranks are on a host."""
+    """Names that each rank has logged in all runs. Each host has two ranks."""
     folder = str(tmp_path_factory.mktemp("runs"))
     return run_ranks(_logged, 4, folder, ranks_per_node=2)
 
@@ -119,11 +119,11 @@ def test_every_name_is_documented_and_every_documented_name_is_logged(
 ) -> None:
     document = read_document()
     matches = {name: document.match(name) for name in names[0]}
-    assert {name for name, found in matches.items() if len(found) != 1} == set()
-    logged = {name for found in matches.values() for name in found}
-    # Nobody has sent anything that is refused.
+    assert {name for name, documented in matches.items() if len(documented) != 1} == set()
+    logged = {name for documented in matches.values() for name in documented}
+    # No message was refused in these runs.
     assert set(document.names) - logged == {"hier/refused/<reason>"}
-    assert names[1:] == [set()] * 3  # one rank logs
+    assert names[1:] == [set()] * 3  # only rank 0 logs
 
 
 def test_documented_kinds_are_those_that_are_sent(names: list[set[str]]) -> None:
@@ -131,20 +131,20 @@ def test_documented_kinds_are_those_that_are_sent(names: list[set[str]]) -> None
     parts = [name.split("/") for name in names[0]]
     sent = {kind for _, tier, kind, _ in (p for p in parts if len(p) == 4) if tier in TIERS}
     assert set(document.kinds[SYNCHRONOUS]) <= sent
-    # Some are sent when a rank dies or has no gradient; all that can be have a number on the wire.
+    # Some kinds are sent only when a rank dies or has no gradient, so all known kinds are compared.
     assert set(document.kinds[SERVERS]) == set(TRAFFIC_NAMES.values())
     assert set(document.reasons) == set(get_args(Reason))
 
 
 def test_no_name_is_a_folder_of_another(names: list[set[str]]) -> None:
-    """Stores that keep a file for each metric could not hold both."""
+    """Loggers that write one file per metric could not store both."""
     for name in names[0]:
         parts = name.split("/")
         assert not {"/".join(parts[:n]) for n in range(1, len(parts))} & names[0]
 
 
 def test_charts_of_tensorboard_draw_every_name(names: list[set[str]]) -> None:
-    """And every chart has something to draw, in some run."""
+    """Every chart also has data in some run."""
     tags = [
         tag
         for charts in layout(["gtc", "block", "psp", "two_stage"]).values()
@@ -189,7 +189,7 @@ def test_layout_is_written_once_to_every_logger_of_tensorboard(tmp_path: Path) -
         assert all(
             chart.multiline.tag for category in written_layout.category for chart in category.chart
         )
-        # The values themselves are there, one for each step that was logged, and are those of CSV.
+        # The values are there, one for each logged step.
         steps = [event.step for event in events.Scalars("hier/across/payload_bytes")]
         assert steps == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8]
         elapsed = [event.value for event in events.Scalars("hier/elapsed_seconds")][:5]

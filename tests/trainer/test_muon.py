@@ -1,4 +1,4 @@
-"""Muon for matrices beside another optimizer for the rest, each with blocks of its own."""
+"""Tests Muon for matrices and another optimizer for the rest, each with its own blocks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ STRATEGIES: dict[str, Any] = {"model_averaging": AVERAGING, "bmuf": BMUF, "diloc
 
 
 def _optimizers(module: torch.nn.Module, rest: str) -> list[Any]:
-    matrices = [own for own in module.parameters() if own.ndim == 2]
-    others = [own for own in module.parameters() if own.ndim != 2]
+    matrices = [p for p in module.parameters() if p.ndim == 2]
+    others = [p for p in module.parameters() if p.ndim != 2]
     settings: Any = {"momentum": 0.9} if rest == "SGD" else {}
     return [
         torch.optim.Muon(matrices, lr=0.02),
@@ -68,7 +68,7 @@ class _MuonNet(Net):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
         state = self.trainer.optimizers[0].state.values()
-        self.notes.append(torch.cat([own["momentum_buffer"].reshape(-1) for own in state]))
+        self.notes.append(torch.cat([value["momentum_buffer"].reshape(-1) for value in state]))
 
     def configure_optimizers(self) -> Any:
         return _optimizers(self, self.rest)
@@ -86,15 +86,15 @@ class _DropoutMuonNet(DropoutNet):
 
 
 def _trained() -> dict[str, Any]:
-    found = {}
+    results = {}
     for name, strategy in STRATEGIES.items():
         model, data = _MuonNet(), loader(6, rows=4)
         inputs, targets = data.dataset.tensors
         before = float(model.loss([inputs, targets]))
         make_trainer(strategy(), max_epochs=5).fit(model, data)
         after = float(model.loss([inputs, targets]))
-        found[name] = (before, after, model.seen, weights(model))
-    return found
+        results[name] = (before, after, model.seen, weights(model))
+    return results
 
 
 def test_learns_with_equal_global_models() -> None:
@@ -102,8 +102,8 @@ def test_learns_with_equal_global_models() -> None:
     for name in STRATEGIES:
         before, after, _, _ = ranks[0][name]
         assert after < 0.95 * before, name
-        assert steps_with_equal_models(own[name][2] for own in ranks) == [*range(4, 30, 4)], name
-        assert all_equal(own[name][3] for own in ranks), name
+        assert steps_with_equal_models(rank[name][2] for rank in ranks) == [*range(4, 30, 4)], name
+        assert all_equal(rank[name][3] for rank in ranks), name
 
 
 # Two fragments of each optimizer, one of which is in flight when the run is saved.
@@ -116,13 +116,13 @@ RESUMED = STRATEGIES | {"streaming": STREAMING}
 
 
 def _resumed(folder: Path) -> dict[str, list[str]]:
-    found = {}
+    differences = {}
     for name, strategy in RESUMED.items():
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        arguments = (strategy, "on_train_batch_end", 7, own)
-        found[name] = stop_and_go_on(*arguments, make_model=_DropoutMuonNet)
-    return found
+        subfolder = folder / name
+        subfolder.mkdir(exist_ok=True)
+        arguments = (strategy, "on_train_batch_end", 7, subfolder)
+        differences[name] = stop_and_go_on(*arguments, make_model=_DropoutMuonNet)
+    return differences
 
 
 def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
 
 
 class _UntrainedMuonNet(_MuonNet, Untrained):
-    """Fails if it gets a batch."""
+    """Fails at its first batch."""
 
     training_step = Untrained.training_step
 

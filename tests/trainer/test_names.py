@@ -1,4 +1,4 @@
-"""How a user names a strategy: by string, as an object, and in a YAML file."""
+"""Tests the selection of a strategy by name, as an object, in YAML and on the command line."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def test_yaml_with_nested_objects(tmp_path: Path) -> None:
 
 
 def _fit_from_the_command_line() -> tuple[int, int]:
-    """The parser spells out every argument of DDP, `process_group=None` among them."""
+    """Train with a strategy of the command line.
+
+    The parser passes every argument of DDP, such as `process_group=None`.
+    """
     from lightning.pytorch.cli import LightningCLI
 
     arguments = [

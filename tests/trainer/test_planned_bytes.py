@@ -1,4 +1,4 @@
-"""The planner's bytes are those that real ranks count."""
+"""Tests that the planner's number of bytes equals the number that real ranks count."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ELEMENTS = 4096
 SENT = {"words": 8, "bitmap": ELEMENTS}
 LINK = Link(bytes_per_second=1e9)
 HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
-# Fragments and their shards consist of whole quantisation groups, and of whole blocks of 4096
-# elements, of which 1/16 are selected.
+# Fragments and their shards consist of whole quantisation groups, and of whole parts of 4096
+# elements. Sparse exchanges select 1/16 of each part.
 TENSORS, EACH = 4, 8192
 NET = Workload(parameters=TENSORS * EACH, step_s=1.0)
 
@@ -36,8 +36,8 @@ def _workers(make: Any, **sync: Any) -> lh.HierarchicalStrategy:
 
 
 _SPARSE: Any = {"across_density": 1 / 16}
-# One of the two fragments has a step left when the last block ends. The global models at the end of
-# the epoch and at the end of training contain it, so it is sent twice more.
+# When the last block ends, one of the two fragments has already made a step of its next block. The
+# evaluation at the end of the epoch and the end of training both send it once more.
 PARTS: Any = {
     "fragments, int4": {"fragments": 2, "across_dtype": "int4"},
     "fragments, overlap, 1/16 in int4": {
@@ -62,8 +62,8 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
     "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
     "bmuf_adam": (Settings(block_sync="bmuf_adam"), partial(BMUF_ADAM, block_size=BLOCK)),
     **{
-        name: (Settings(block_sync="diloco", **own), partial(_workers, lh.DiLoCo, **own))
-        for name, own in PARTS.items()
+        name: (Settings(block_sync="diloco", **part), partial(_workers, lh.DiLoCo, **part))
+        for name, part in PARTS.items()
     },
     "moments every 2 blocks": (
         Settings(block_sync="bmuf_adam", moments_every=2),
@@ -84,7 +84,7 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
 
 
 class _Sparse(Net):
-    """One tensor; every rank's gradient has the same number of elements."""
+    """Has one tensor. The gradients of all ranks have the same number of nonzero elements."""
 
     def __init__(self, used: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Sparse(Net):
 
 
 class _Even(Net):
-    """Tensors of equal size."""
+    """Has tensors of equal size."""
 
     def __init__(self, **optimizer: Any) -> None:
         super().__init__(**optimizer)
@@ -109,18 +109,18 @@ class _Even(Net):
 
 
 def _train() -> dict[str, dict[str, int]]:
-    found = {}
+    results = {}
     for name, (settings, make) in BLOCKS.items():
         model = _Even(optimizer="Adam", lr=0.01) if settings.moments else _Even()
         trainer = fit(make(), STEPS, model)
         traffic = trainer.strategy.traffic
-        found[name] = {"models": traffic.of("across", "models").payload_bytes}
+        results[name] = {"models": traffic.of("across", "models").payload_bytes}
     for name, used in SENT.items():
         strategy = lh.GTCStrategy(threshold=1e-9, dense_below=0, warmup_steps=0)
         trainer = fit(strategy, STEPS, _Sparse(used))
         traffic = trainer.strategy.traffic
-        found[name] = {"gradients": traffic.of("group", "gradients").payload_bytes}
-    return found
+        results[name] = {"gradients": traffic.of("group", "gradients").payload_bytes}
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -130,20 +130,20 @@ def ranks() -> list[dict[str, dict[str, int]]]:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
-    """Exactly: what a host sends to the other one of models, in all synchronisations of a run."""
+    """Bytes of models that a host sends to the other host in all synchronisations of a run."""
     settings, _ = BLOCKS[name]
     planned = synchronise(NET, HOSTS, settings)
     for host in (ranks[:2], ranks[2:]):
-        sent = sum(own[name]["models"] for own in host)
+        sent = sum(rank[name]["models"] for rank in host)
         again = 2 * planned.peak_bytes if name in PARTS else 0
         assert sent == STEPS // BLOCK * planned.host_bytes + again
 
 
 @pytest.mark.parametrize("name", SENT)
 def test_compressed_gradients(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
-    """Exactly, where every rank sends as many elements."""
+    """The planned bytes are exact if all ranks send equally many elements."""
     workload = Workload(parameters=ELEMENTS, step_s=1.0)
-    # The ring leaves a host once, so a host sends to the other one what each rank sends.
+    # In the ring, one rank of a host sends to the other host. So a host sends as much as a rank.
     planned = predict("gtc", workload, HOSTS, Settings(density=SENT[name] / ELEMENTS))
-    for own in ranks:
-        assert own[name]["gradients"] == STEPS * planned.host_bytes
+    for rank in ranks:
+        assert rank[name]["gradients"] == STEPS * planned.host_bytes

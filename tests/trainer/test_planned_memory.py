@@ -1,4 +1,4 @@
-"""The planner's memory is what the blocks of real ranks hold."""
+"""Tests that the planner's memory equals the memory of block synchronisation on real ranks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def _held() -> dict[str, int]:
     dist.init_process_group("gloo")
-    return {name: _added(make(block_size=8, **own)) for name, (make, own) in CASES.items()}
+    return {name: _added(make(block_size=8, **case)) for name, (make, case) in CASES.items()}
 
 
 def _added(config: Any) -> int:
-    """Bytes of tensors that the blocks add to the model and the state of Adam."""
+    """Bytes of tensors that block synchronisation adds to the model and the state of Adam."""
     module = nn.ParameterList(nn.Parameter(torch.zeros(EACH)) for _ in range(LAYERS))
     optimizer = torch.optim.Adam(module.parameters())
     for parameter in module.parameters():
@@ -73,5 +73,5 @@ def ranks() -> list[dict[str, int]]:
 def test_memory(ranks: list[dict[str, int]], name: str) -> None:
     settings: Any = {"block_sync": name, **CASES[name][1]}
     planned = synchronisation_memory_bytes(NET, HOSTS, Settings(**settings))
-    for own in ranks:
-        assert own[name] == pytest.approx(planned, rel=0.001)
+    for rank in ranks:
+        assert rank[name] == pytest.approx(planned, rel=0.001)

@@ -1,4 +1,4 @@
-"""Precisions, loss scaling, clipping and BatchNorm under the strategies."""
+"""Tests precisions, loss scaling, gradient clipping and synchronised BatchNorm."""
 
 from __future__ import annotations
 
@@ -26,29 +26,32 @@ def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> 
     model = partial(Net, batchnorm=True)
     ranks = fit_on_ranks(4, partial(BMUF_GTC, block_size=3), model, 8, precision=precision)
     for name, value in ranks[0].state.items():
-        assert all(torch.equal(own.state[name], value) for own in ranks), name
+        assert all(torch.equal(result.state[name], value) for result in ranks), name
         assert value.isfinite().all()
-    assert {own.weights.dtype for own in ranks} == {dtype}
+    assert {result.weights.dtype for result in ranks} == {dtype}
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
-    """Alone, rank 1 skips; with a neighbour, both do. The blocks end together all the same."""
+    """In a group of one, rank 1 skips the step. In a group of two, both ranks skip it.
+
+    Blocks still end at the same step on all ranks.
+    """
     overflows = partial(Breaks, 3, (1,), "loss", 1e38)
     ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), overflows, 9, **scaled())
-    halved = [rank for rank, own in enumerate(ranks) if own.loss_scale == 512.0]
+    halved = [rank for rank, result in enumerate(ranks) if result.loss_scale == 512.0]
     assert halved == ([1] if group_size == 1 else [0, 1])
-    assert all_equal(own.seen[3] for own in ranks)  # the first block's end
-    assert all_equal(own.seen[7] for own in ranks)
-    assert not all_equal(own.seen[4] for own in ranks)
-    assert all_equal(own.weights for own in ranks)
-    assert all(own.metrics["hier/gtc/residual_norm"] < float("inf") for own in ranks)
-    # The synchronisation after the skipped step has moved everybody.
-    assert not any(torch.equal(own.seen[2], own.seen[3]) for own in ranks)
+    assert all_equal(result.seen[3] for result in ranks)  # the first block's end
+    assert all_equal(result.seen[7] for result in ranks)
+    assert not all_equal(result.seen[4] for result in ranks)
+    assert all_equal(result.weights for result in ranks)
+    assert all(result.metrics["hier/gtc/residual_norm"] < float("inf") for result in ranks)
+    # The synchronisation after the skipped step has changed the weights of all ranks.
+    assert not any(torch.equal(result.seen[2], result.seen[3]) for result in ranks)
 
 
 class _Clipped(Net):
-    """Notes the norm of the gradients once they are clipped."""
+    """Notes the norm of the clipped gradients."""
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         super().configure_gradient_clipping(*args, **kwargs)
@@ -59,12 +62,12 @@ class _Clipped(Net):
 def test_clipping_acts_on_what_the_group_reconstructed() -> None:
     strategy = partial(lh.GTCStrategy, threshold=0.05, dense_below=0, warmup_steps=0)
     ranks = fit_on_ranks(2, strategy, _Clipped, gradient_clip_val=0.01)
-    assert all(0.0 < max(own.notes) <= 0.01 * (1 + 1e-4) for own in ranks)
-    assert all_equal(own.weights for own in ranks)
+    assert all(0.0 < max(result.notes) <= 0.01 * (1 + 1e-4) for result in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Converted(Net):
-    """Notes the ranks over which statistics are formed."""
+    """Notes the ranks of the process group of SyncBatchNorm."""
 
     def on_fit_start(self) -> None:
         assert isinstance(self.layers[1], nn.SyncBatchNorm)
@@ -72,7 +75,10 @@ class _Converted(Net):
 
 
 def _converted() -> list[int]:
-    """On the CPU a SyncBatchNorm cannot run, and DDP refuses it: look at what it was made for."""
+    """Return the ranks of SyncBatchNorm.
+
+    SyncBatchNorm cannot run on the CPU, and DDP refuses it there. So no step is trained.
+    """
     handle = "_passing_sync_batchnorm_handle"
     setattr(DistributedDataParallel, handle, lambda self, module: None)
     model = _Converted(batchnorm=True)
@@ -85,25 +91,29 @@ def test_sync_batchnorm_spans_the_group() -> None:
 
 
 class _Adversaries(Net):
-    """Toggled optimizers: one loss of the discriminator overflows on a rank."""
+    """A GAN with toggled optimizers. One loss of the discriminator overflows on rank 1."""
 
     def __init__(self) -> None:
         super().__init__(by_hand=True)
-        self.made, self.judged = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
         del self.layers
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        maker, judge = self.optimizers()
+        of_generator, of_discriminator = self.optimizers()
         real = batch[0]
         bad = 1e38 if batch_idx == 2 and this_rank() == 1 else 1.0
 
-        def of_judge() -> Tensor:
-            false = self.judged(self.made(real).detach())
-            return ((self.judged(real) - 1) * bad * bad).square().mean() + false.square().mean()
+        def discriminator_loss() -> Tensor:
+            fake = self.discriminator(self.generator(real).detach())
+            of_real = ((self.discriminator(real) - 1) * bad * bad).square().mean()
+            return of_real + fake.square().mean()
 
-        self._step(judge, of_judge)
-        self._step(maker, lambda: (self.judged(self.made(real)) - 1).square().mean())
-        self.notes.append(bool(self.made.weight.grad.isfinite().all()))
+        def generator_loss() -> Tensor:
+            return (self.discriminator(self.generator(real)) - 1).square().mean()
+
+        self._step(of_discriminator, discriminator_loss)
+        self._step(of_generator, generator_loss)
+        self.notes.append(bool(self.generator.weight.grad.isfinite().all()))
 
     def _step(self, optimizer: Any, loss: Callable[[], Tensor]) -> None:
         self.toggle_optimizer(optimizer)
@@ -113,7 +123,10 @@ class _Adversaries(Net):
         self.untoggle_optimizer(optimizer)
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.made, self.judged)]
+        return [
+            torch.optim.SGD(part.parameters(), lr=0.1)
+            for part in (self.generator, self.discriminator)
+        ]
 
 
 def test_an_overflow_skips_one_step_of_one_optimizer() -> None:

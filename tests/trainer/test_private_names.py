@@ -1,4 +1,7 @@
-"""Private names of Lightning and torch are listed and there; what is replaced is put back."""
+"""Tests that all private names of Lightning and torch are listed and exist.
+
+Also tests the error for a missing name, and that replaced methods of the Trainer are restored.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import fit
 
 PACKAGE = Path(lh.__file__).parent
-# Names of Python's own modules, and of objects that the package's own classes keep for each other.
+# Private names of Python's standard library.
 PYTHONS = {"_ArgumentGroup"}
-# What some classes take to be made; the others take nothing.
+# Arguments of the constructors. Classes that are not listed have none.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Closure": (lambda: None,),
     "CombinedLoader": ([],),
@@ -56,31 +59,35 @@ def _is_private(name: str) -> bool:
 
 
 def _own_names() -> set[str]:
-    """What the package itself defines: functions, classes and attributes that it sets on itself."""
-    own = set()
+    """Names that the package defines: functions, classes, and attributes of ``self``."""
+    names = set()
     for _, tree in _trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                own.add(node.name)
+                names.add(node.name)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                own.add(node.target.id)
+                names.add(node.target.id)
             elif (
                 isinstance(node, ast.Attribute)
                 and isinstance(node.ctx, ast.Store)
                 and isinstance(node.value, ast.Name)
                 and node.value.id == "self"
             ):
-                own.add(node.attr)
-    return own
+                names.add(node.attr)
+    return names
 
 
 def _foreign_names() -> Iterator[tuple[str, str]]:
-    """Private names that are read off something other than the package's own classes."""
-    own = _own_names()
+    """Private names that the package uses and does not define, with their places."""
+    defined = _own_names()
     for path, tree in _trees():
         for node in ast.walk(tree):
             where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+            if (
+                isinstance(node, ast.Attribute)
+                and _is_private(node.attr)
+                and node.attr not in defined
+            ):
                 yield node.attr, where
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(alias.name for alias in node.names)]
@@ -89,7 +96,7 @@ def _foreign_names() -> Iterator[tuple[str, str]]:
 
 
 def test_every_private_name_is_listed() -> None:
-    """A name that is used and not listed would end training when a release takes it away."""
+    """Without a check, training would fail when a release removes the name."""
     unlisted = {
         f"{name} ({where})" for name, where in _foreign_names() if name not in LISTED | PYTHONS
     }
@@ -134,20 +141,20 @@ def _fit_without_a_name() -> None:
     fit("bmuf")
 
 
-def test_one_that_is_gone_is_one_error_before_training() -> None:
+def test_missing_name_is_one_error_before_training() -> None:
     expected = r"lack names that lightning_hier uses: Trainer\.fit_loop\.epoch_loop\._renamed"
     (error,) = run_ranks(_fit_without_a_name, 1, expect_failure=True)
     assert re.search(expected, error), error
 
 
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
-def test_strategy_that_lacks_one_is_one_error(
+def test_strategy_that_lacks_a_name_is_one_error(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = DDPStrategy.__init__
+    init = DDPStrategy.__init__
 
     def lacking(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
+        init(self, *args, **kwargs)
         del self._ddp_kwargs
 
     monkeypatch.setattr(DDPStrategy, "__init__", lacking)
@@ -156,7 +163,7 @@ def test_strategy_that_lacks_one_is_one_error(
 
 
 @pytest.mark.parametrize("owner", OF_INSTANCES)
-def test_every_object_that_lacks_one_is_found(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_that_lacks_a_name_is_an_error(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, kind = owner.rpartition(".")
     instance = getattr(import_module(module), kind)(*ARGUMENTS.get(kind, ()))
     private_names.check_names(instance)
@@ -165,7 +172,7 @@ def test_every_object_that_lacks_one_is_found(owner: str, monkeypatch: pytest.Mo
         private_names.check_names(instance)
 
 
-# All names are gone while the package is imported, and those of virtual workers remain so.
+# Removes all names before the import of the package. Restores all but those of virtual workers.
 WITHOUT_NAMES = """\
 import json, os, sys
 from importlib import import_module
@@ -173,25 +180,25 @@ from operator import attrgetter
 
 import lightning.pytorch
 
-kept = {}
+removed = {}
 for module, names in json.loads(sys.argv[1]).items():
     for path in names:
         *parents, name = path.split(".")
         holder = import_module(module)
         for parent in parents:
             holder = getattr(holder, parent)
-        kept[holder, name] = getattr(holder, name)
+        removed[holder, name] = getattr(holder, name)
         delattr(holder, name)
 import lightning_hier as lh
 print("imported")
-for (holder, name), value in kept.items():
+for (holder, name), value in removed.items():
     if name not in sys.argv[2:]:
         setattr(holder, name, value)
 from tests.trainer.fitting import fit
 
 environment = dict(os.environ)
 print(fit("bmuf").global_step)
-os.environ.update(environment)  # from which Lightning takes its own away at the end
+os.environ.update(environment)  # Lightning removes its variables at the end of a fit
 try:
     fit(lh.BMUFStrategy(virtual_workers=2))
 except ValueError as error:
@@ -199,10 +206,10 @@ except ValueError as error:
 """
 
 
-def test_import_needs_no_name_and_those_of_virtual_workers_stop_nobody_else() -> None:
+def test_import_needs_no_private_name_and_runs_need_only_their_own() -> None:
     names = ["_request_dataloader", "_parse_num_batches", "_set_sampler_epoch"]
     alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
-    listed = json.dumps({module: list(own) for module, own in OF_MODULES.items()})
+    listed = json.dumps({module: list(names_there) for module, names_there in OF_MODULES.items()})
     done = run_python("-c", WITHOUT_NAMES, listed, *names, "_DatasetSamplerWrapper", **alone)
     imported, *_, steps, error = done.stdout.splitlines() or [""] * 3
     assert (imported, steps) == ("imported", "6"), done.stderr
@@ -217,13 +224,13 @@ def trainer() -> Any:
     return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
 
 
-def test_all_changes_are_taken_back(trainer: Any) -> None:
+def test_all_changes_are_undone(trainer: Any) -> None:
     before, callbacks = _methods(trainer), list(trainer.callbacks)
     changes = TrainerChanges(trainer)
     for path in REPLACED:
-        changes.replace(path, lambda own: own)
+        changes.replace(path, lambda method: method)
     changes.surround_callbacks([Callback()], [Callback()])
-    assert not any(own == other for own, other in zip(_methods(trainer), before, strict=True))
+    assert not any(new == old for new, old in zip(_methods(trainer), before, strict=True))
     assert trainer.callbacks[1:-1] == callbacks
     changes.close()
     assert _methods(trainer) == before
@@ -235,14 +242,14 @@ def test_all_changes_are_taken_back(trainer: Any) -> None:
 )
 def test_other_methods_are_refused(trainer: Any, path: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        TrainerChanges(trainer).replace(path, lambda own: own)
+        TrainerChanges(trainer).replace(path, lambda method: method)
 
 
 def _methods(trainer: Any) -> list[Any]:
-    found = []
+    methods = []
     for path in REPLACED:
         holder = trainer
         for name in path.split("."):
             holder = getattr(holder, name)
-        found.append(holder)
-    return found
+        methods.append(holder)
+    return methods

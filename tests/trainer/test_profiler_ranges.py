@@ -1,4 +1,4 @@
-"""A profiler shows what strategies do as ranges with the names of docs/watching.md."""
+"""Tests that strategies record profiler ranges with the names in docs/watching.md."""
 
 from __future__ import annotations
 
@@ -50,27 +50,29 @@ SHOWN: dict[str, set[str]] = {
 
 
 def _ranges_of_all_threads() -> dict[str, set[str]]:
-    """The ranges that a profiler shows on this rank, by strategy."""
-    found = {}
+    """Names of the ranges on this rank, by strategy."""
+    ranges = {}
     for name, build in STRATEGIES.items():
         trainer = make_trainer(build())
         all_threads = _ExperimentalConfig(profile_all_threads=True)
         with profile(activities=[ProfilerActivity.CPU], experimental_config=all_threads) as trace:
             trainer.fit(Net(batchnorm=True), loader(6), loader(2))
         shown = {event.name for event in trace.events() or ()}
-        found[name] = {range_ for range_ in shown if range_.startswith("hier/")}
-    return found
+        ranges[name] = {range_ for range_ in shown if range_.startswith("hier/")}
+    return ranges
 
 
 @pytest.fixture(scope="module")
 def first_rank() -> dict[str, set[str]]:
-    """What a profiler shows on the first of four ranks, which is a master and a node's first."""
+    """Ranges on the first of four ranks, which is the master and the first rank of its node."""
     ranks: list[dict[str, set[str]]] = run_ranks(_ranges_of_all_threads, 4, ranks_per_node=2)
     return ranks[0]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_profiler_shows_what_a_strategy_does(first_rank: dict[str, set[str]], name: str) -> None:
+def test_profiler_shows_the_ranges_of_a_strategy(
+    first_rank: dict[str, set[str]], name: str
+) -> None:
     assert first_rank[name] == SHOWN[name] | ALWAYS
 
 

@@ -1,4 +1,4 @@
-"""Lightning's progress bars show where the block stands and what communication costs."""
+"""Tests that progress bars show the position in the block and the cost of communication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class _Tqdm(TQDMProgressBar):
-    """Remembers what it shows, and draws nothing."""
+    """Keeps its entries, and draws nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,28 +46,29 @@ class _Logs(Net):
 
 
 def _show() -> Any:
-    progress._SHORTEST_SPAN_S = 0.0  # figures from the first batch on
-    found = {}
+    progress._SHORTEST_SPAN_S = 0.0  # numbers from the first batch on
+    results = {}
     for name, build in STRATEGIES.items():
         bar, logger = _Tqdm(), Keeps()
         settings = {"callbacks": [bar], "enable_progress_bar": True, "logger": logger}
         trainer = make_trainer(build(), log_every_n_steps=1, **settings)
         trainer.fit(_Logs(), loader(4))
-        found[name] = bar.shown, logger.names | set(trainer.callback_metrics), vars(bar)
+        results[name] = bar.shown, logger.names | set(trainer.callback_metrics), vars(bar)
     return {
-        name: (shown, names, "get_metrics" in own) for name, (shown, names, own) in found.items()
+        name: (shown, names, "get_metrics" in attributes)
+        for name, (shown, names, attributes) in results.items()
     }
 
 
 def test_tqdm() -> None:
-    for name, (shown, logged, is_left) in run_ranks(_show, 4)[0].items():
-        assert len(shown) >= 4
-        for entries in shown:
+    for name, (postfixes, logged, is_left) in run_ranks(_show, 4)[0].items():
+        assert len(postfixes) >= 4
+        for entries in postfixes:
             assert "loss" in entries
             assert entries["comm"].endswith("%")
             assert float(entries["MB/s"]) >= 0
-        assert any(float(entries["MB/s"]) > 0 for entries in shown)
-        blocks = [entries.get("block") for entries in shown[:4]]
+        assert any(float(entries["MB/s"]) > 0 for entries in postfixes)
+        blocks = [entries.get("block") for entries in postfixes[:4]]
         expected = ["1 1/3", "1 2/3", "2 0/3", "2 1/3"] if name == "bmuf_gtc" else [None] * 4
         assert blocks == expected
         assert not {"block", "comm", "MB/s"} & logged

@@ -1,4 +1,4 @@
-"""Progress as lines: when they come, what they say, and that one rank alone writes."""
+"""Tests the progress lines: their text, the time between them, and that only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def trainer(folder: Path, lines: ProgressLines, **options: Any) -> pl.Trainer:
     )
 
 
-def test_a_line_for_every_batch_where_no_time_has_to_pass(tmp_path: Path) -> None:
-    said: list[str] = []
-    run = trainer(tmp_path, ProgressLines(0.0, said.append))
+def test_a_line_for_every_batch_without_a_minimum_time(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = trainer(tmp_path, ProgressLines(0.0, lines.append))
     run.fit(Logging())
     epoch = [f"batch {n} of 4 ({25 * n}%)" for n in (1, 2, 3, 4)]
     validation = [f"Validation: batch {n} of 2 ({50 * n}%)" for n in (1, 2)]
@@ -50,29 +50,29 @@ def test_a_line_for_every_batch_where_no_time_has_to_pass(tmp_path: Path) -> Non
         places += [f"Epoch {number}, {batch}" for batch in epoch]
         places += [*validation, f"Epoch {number} done"]
     places.append("Training: 8 steps done")
-    assert [line.partition(", loss")[0] for line in said] == places
-    assert said[1] == "Epoch 1/2, batch 1 of 4 (25%), loss 0.1235"
-    said.clear()
+    assert [line.partition(", loss")[0] for line in lines] == places
+    assert lines[1] == "Epoch 1/2, batch 1 of 4 (25%), loss 0.1235"
+    lines.clear()
     run.test(BoringModel(), verbose=False)
     tested = [f"Testing: batch {n} of 3" for n in (1, 2, 3)]
-    assert [line.partition(" (")[0] for line in said] == ["Testing", *tested]
+    assert [line.partition(" (")[0] for line in lines] == ["Testing", *tested]
 
 
-def test_a_run_that_max_steps_ends_within_an_epoch_keeps_its_number_of_batches(
+def test_max_steps_within_an_epoch_sets_its_number_of_batches(
     tmp_path: Path,
 ) -> None:
-    said: list[str] = []
-    lines = ProgressLines(0.0, said.append)
+    written: list[str] = []
+    lines = ProgressLines(0.0, written.append)
     trainer(tmp_path, lines, max_epochs=-1, max_steps=3).fit(Logging())
-    trained = [line for line in said if line.startswith("Epoch 1, batch")]
+    trained = [line for line in written if line.startswith("Epoch 1, batch")]
     assert [line.partition(", loss")[0] for line in trained] == [
         f"Epoch 1, batch {n} of 3 ({share}%)" for n, share in ((1, 33), (2, 67), (3, 100))
     ]
-    said.clear()
-    # Two batches make a step, and Lightning's number is that of the steps.
+    written.clear()
+    # Two batches make a step, and Lightning reports the number of steps as that of batches.
     accumulating = {"max_epochs": -1, "max_steps": 2, "accumulate_grad_batches": 2}
     trainer(tmp_path, lines, **accumulating).fit(Logging())
-    trained = [line for line in said if line.startswith("Epoch 1, batch")]
+    trained = [line for line in written if line.startswith("Epoch 1, batch")]
     assert [line.partition(", loss")[0] for line in trained] == [
         "Epoch 1, batch 1 of 2 (50%)",
         "Epoch 1, batch 2 of 2 (100%)",
@@ -81,22 +81,26 @@ def test_a_run_that_max_steps_ends_within_an_epoch_keeps_its_number_of_batches(
     ]
 
 
-def test_lines_are_at_least_so_far_apart(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_lines_have_a_minimum_time_between_them(tmp_path: Path) -> None:
+    written: list[str] = []
     ticks: Iterator[int] = count()
-    # Every reading of the clock is a second later than the one before.
-    lines = ProgressLines(5.0, said.append, clock=lambda: float(next(ticks)))
+    # This clock advances by a second with every reading.
+    lines = ProgressLines(5.0, written.append, clock=lambda: float(next(ticks)))
     trainer(tmp_path, lines).fit(Logging())
-    assert said[0].startswith("Training: 4 batches") and said[-1].startswith("Training: 8 steps")
-    assert len(said) == 4
+    assert written[0].startswith("Training: 4 batches") and written[-1].startswith(
+        "Training: 8 steps"
+    )
+    assert len(written) == 4
     with pytest.raises(ValueError, match="every_s must be at least 0, got -1"):
         ProgressLines(-1.0)
 
 
 def lines_of_this_rank(folder: str) -> int:
-    said: list[str] = []
-    trainer(Path(folder), ProgressLines(0.0, said.append), devices=2, strategy="ddp").fit(Logging())
-    return len(said)
+    lines: list[str] = []
+    trainer(Path(folder), ProgressLines(0.0, lines.append), devices=2, strategy="ddp").fit(
+        Logging()
+    )
+    return len(lines)
 
 
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:

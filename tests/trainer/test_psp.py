@@ -1,4 +1,4 @@
-"""PSP-SGD as a user meets it: looks, late ranks, bad gradients, precisions."""
+"""Tests PSP-SGD through the Trainer: validation, late ranks, NaN gradients, precisions, saves."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_validation_sees_one_model_on_all_ranks_and_changes_nothing() -> None:
         )
         for every in (2, 6)
     )
-    for ranks, looks in ((often, 6), (seldom, 2)):
+    for ranks, validations in ((often, 6), (seldom, 2)):
         first = ranks[0]
-        assert len(first.notes) == looks
+        assert len(first.notes) == validations
         for other in ranks[1:]:
             assert all(map(torch.equal, first.notes, other.notes))
             assert other.logged == first.logged
@@ -57,7 +57,7 @@ def test_validation_sees_one_model_on_all_ranks_and_changes_nothing() -> None:
 
 
 class _Late(Net):
-    """The last rank is always five batches behind rank 0, as far as the epoch goes."""
+    """The last rank starts each batch five steps after rank 0, or at the end of its epoch."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -84,17 +84,17 @@ class _Late(Net):
 def test_late_rank_holds_up_nobody_and_leaves_out_what_the_others_have_done(tmp_path: Path) -> None:
     strategy = partial(PSP, min_pushes=RANKS - 1)
     ranks = fit_on_ranks(RANKS, strategy, partial(_Late, tmp_path), 20, max_epochs=2)
-    assert all_equal(own.weights for own in ranks)
-    assert {own.steps for own in ranks} == {40}
-    computed = [len(own.notes) for own in ranks]
+    assert all_equal(result.weights for result in ranks)
+    assert {result.steps for result in ranks} == {40}
+    computed = [len(result.notes) for result in ranks]
     assert computed[:-1] == [40] * (RANKS - 1)
-    # Each batch costs it five; more, where the others were quicker than its way back, up to all.
+    # The late rank computes one of five batches, or fewer if the others continue meanwhile.
     assert 2 <= computed[-1] <= 2 * (20 // 5 + 1)
-    assert sum(own.metrics["hier/psp/dropped"] for own in ranks) > 0
+    assert sum(result.metrics["hier/psp/dropped"] for result in ranks) > 0
 
 
 class _Poisoned(Net):
-    """One rank's gradient is not finite at one step."""
+    """The gradient of one rank is not finite at one step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
@@ -104,18 +104,18 @@ class _Poisoned(Net):
 def test_gradient_that_is_not_finite_is_kept_out() -> None:
     ranks = fit_on_ranks(3, PSP, _Poisoned)
     assert ranks[0].weights.isfinite().all()
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _Two(TwoOptimizers):
-    """At different paces, by SGD and Adam."""
+    """SGD and Adam, which step at different batches."""
 
     def configure_optimizers(self) -> Any:
         front, back = self.layers[0].parameters(), self.layers[2].parameters()
         return torch.optim.SGD(front, lr=0.05), torch.optim.Adam(back, lr=0.01)
 
 
-def test_several_optimizers_by_hand_are_those_of_ddp() -> None:
+def test_several_optimizers_in_manual_optimization_equal_ddp() -> None:
     model = partial(_Two, every=2)
     psp = fit_on_ranks(2, partial(PSP, linear_scaling=False), model)
     for mine, theirs in zip(psp, fit_on_ranks(2, "ddp", model), strict=True):
@@ -127,12 +127,12 @@ def test_precisions_train(precision: str) -> None:
     dtype = torch.float64 if precision == "64-true" else torch.float32
     data = loader(6, ranks=2, dtype=dtype)
     ranks = fit_on_ranks(2, PSP, precision=precision, data=data)
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
     assert not torch.equal(ranks[0].weights, weights(Net()).to(ranks[0].weights.dtype))
 
 
 class _Tied(Net):
-    """Input and output share a weight, as in language models."""
+    """Two layers share a weight, as input and output of language models do."""
 
     def __init__(self) -> None:
         super().__init__()

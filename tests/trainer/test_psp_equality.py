@@ -1,4 +1,4 @@
-"""PSP-SGD through the Trainer: equal to synchronous SGD where it must be."""
+"""Tests that PSP-SGD through the Trainer equals synchronous SGD if all ranks push and pull."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PSP = partial(lh.PSPStrategy, timeout=timedelta(seconds=60))
 
 
 class _Net64(Net):
-    """In float64, with a scheduler that acts at every step."""
+    """Trains in float64, with a scheduler that changes the learning rate at every step."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -36,7 +36,7 @@ def _doubles(ranks: int) -> Any:
 
 
 def _twin(model: Net, rate: float) -> Tensor:
-    """One optimizer on the mean gradient of all ranks' batches, in this process."""
+    """Train in this process, with one optimizer and the mean gradient of all ranks' batches."""
     (optimizer,), _ = model.configure_optimizers()
     inputs, targets = _doubles(RANKS).dataset.tensors
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0)).tolist()
@@ -45,7 +45,7 @@ def _twin(model: Net, rate: float) -> Tensor:
             group["lr"] = model.lr * rate / (1 + step)
         losses = []
         for rank in range(RANKS):
-            # The sampler shuffles by its seed, 0, and deals rows out in turn.
+            # The sampler shuffles with seed 0 and gives rows to the ranks in turn.
             rows = [order[rank + RANKS * (2 * step + row)] for row in range(2)]
             losses.append(F.mse_loss(model(inputs[rows]), targets[rows]))
         optimizer.zero_grad()
@@ -54,21 +54,21 @@ def _twin(model: Net, rate: float) -> Tensor:
     return weights(model)
 
 
-def test_all_pushes_and_all_pulls_are_synchronous_sgd_at_the_rate_times_the_workers() -> None:
-    """Other optimizers, and the rate as it is: tests/equivalence/test_psp.py."""
+def test_all_pushes_and_pulls_equal_synchronous_sgd_at_the_scaled_rate() -> None:
+    """``tests/equivalence/test_psp.py`` tests other optimizers and the unscaled rate."""
     model = partial(_Net64, lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True)
     env = {"PL_GLOBAL_SEED": "0"}
     expected = _twin(model(), rate=RANKS)
-    for own in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
-        torch.testing.assert_close(own.weights, expected, rtol=0, atol=1e-10)
-        assert own.metrics["hier/psp/dropped"] == own.metrics["hier/psp/staleness"] == 0
-        assert own.metrics["hier/psp/rounds"] == BATCHES
-        assert own.metrics["hier/psp/gradients_per_round"] == RANKS
+    for result in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
+        torch.testing.assert_close(result.weights, expected, rtol=0, atol=1e-10)
+        assert result.metrics["hier/psp/dropped"] == result.metrics["hier/psp/staleness"] == 0
+        assert result.metrics["hier/psp/rounds"] == BATCHES
+        assert result.metrics["hier/psp/gradients_per_round"] == RANKS
 
 
-def test_accumulated_gradients_are_those_of_ddp() -> None:
+def test_accumulated_gradients_equal_those_of_ddp() -> None:
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 10.0, "data": _doubles(2)}
     model = partial(_Net64, lr=0.02, momentum=0.9)
     psp = fit_on_ranks(2, partial(PSP, linear_scaling=False), model, **settings)
-    for own, ddp in zip(psp, fit_on_ranks(2, "ddp", model, **settings), strict=True):
-        torch.testing.assert_close(own.weights, ddp.weights, rtol=0, atol=1e-10)
+    for result, ddp in zip(psp, fit_on_ranks(2, "ddp", model, **settings), strict=True):
+        torch.testing.assert_close(result.weights, ddp.weights, rtol=0, atol=1e-10)

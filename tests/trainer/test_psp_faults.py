@@ -1,4 +1,4 @@
-"""PSP-SGD with ranks that die or fall silent, at an exact (rank, step), through the Trainer."""
+"""Tests PSP-SGD through the Trainer with ranks that die, raise or hang at a given step."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BATCHES = 12
 def _fit(disturbances: dict[tuple[int, int], str], **settings: Any) -> Fitted:
     strategy = partial(lh.PSPStrategy, **{"timeout": timedelta(seconds=30), **settings})
     model = partial(Disturbed, disturbances, step_s=0.05)
-    looks = {"validate": 2, "num_sanity_val_steps": 0}
-    return fitted(strategy, model, BATCHES, max_epochs=2, **looks)
+    validation = {"validate": 2, "num_sanity_val_steps": 0}
+    return fitted(strategy, model, BATCHES, max_epochs=2, **validation)
 
 
 def _outcomes(disturbances: dict[tuple[int, int], str], **settings: Any) -> list[RankOutcome]:
@@ -36,11 +36,11 @@ def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
     living = [outcome for outcome in outcomes if outcome.rank not in dead]
     for outcome in living:
         assert outcome.error is None, f"rank {outcome.rank}: {outcome.traceback}"
-        own, first = outcome.result, living[0].result
-        assert own.steps == 2 * BATCHES
-        assert own.weights.isfinite().all()
-        assert torch.equal(own.weights, first.weights)
-        assert own.logged == first.logged
+        result, first = outcome.result, living[0].result
+        assert result.steps == 2 * BATCHES
+        assert result.weights.isfinite().all()
+        assert torch.equal(result.weights, first.weights)
+        assert result.logged == first.logged
 
 
 _FIRST_AND_LAST = [(0, 0), (3, BATCHES - 1)]
@@ -55,15 +55,17 @@ _PLACES = [(rank, step) for rank in (0, 1, 3) for step in (0, 5, BATCHES - 1)]
     ],
 )
 def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
-    """The next one serves its shard."""
+    """The next rank serves its shard."""
     outcomes = _outcomes({(rank, step): "dies"}, min_pushes=2)
     _ended_alike(outcomes, {rank})
-    takers = [own.rank for own in outcomes if own.result and _takeovers(own.result)]
-    assert takers == [(rank + 1) % RANKS]
+    serving = [
+        outcome.rank for outcome in outcomes if outcome.result and _takeovers(outcome.result)
+    ]
+    assert serving == [(rank + 1) % RANKS]
 
 
-def _takeovers(own: Fitted) -> float:
-    return own.metrics["hier/psp/takeovers"]
+def _takeovers(result: Fitted) -> float:
+    return result.metrics["hier/psp/takeovers"]
 
 
 def test_rank_that_takes_over_may_raise() -> None:
@@ -85,7 +87,7 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
         assert "set min_pushes to the number of workers that must be left" in outcome.error
 
 
-def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for() -> None:
+def test_end_after_the_loss_of_a_host_warns_of_the_wait_of_torchrun() -> None:
     _, survivor = rank_outcomes(_fit, 2, {(0, 3): "dies"}, min_pushes=1, ranks_per_node=1)
     assert survivor.error is None, survivor.traceback
     assert any("rank 0 is lost" in text for text in survivor.result.warned)
@@ -105,8 +107,8 @@ def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit(tmp_path: Path) -> None:
-    # Ranks of a busy machine come to their first collective seconds apart.
+def test_late_rank_that_is_needed_is_named_at_the_limit(tmp_path: Path) -> None:
+    # On a busy machine, ranks start their first collective seconds apart.
     strategy = partial(lh.PSPStrategy, timeout=timedelta(seconds=5))
     model = partial(Disturbed, {(2, 3): "hangs"}, tmp_path, step_s=0.05)
     for outcome in rank_outcomes(fitted_and_marked, 3, tmp_path, strategy, model, BATCHES)[:2]:

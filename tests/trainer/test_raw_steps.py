@@ -1,4 +1,4 @@
-"""Steps that nobody counts: taken on the optimizer itself, past the Trainer."""
+"""Tests the error for steps of an optimizer that bypass the Trainer and are not counted."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ def test_one_clear_error_on_every_rank(strategy: str) -> None:
 
 
 def test_servers_count_the_steps_of_one_rank_too() -> None:
-    """A run that goes on from its checkpoint on more ranks leaves out what it has of a warm-up."""
+    """A resumed run on more ranks skips the counted steps of the warm-up."""
     [error] = errors_on_ranks(1, "psp", RAW)
     assert "This step would not be counted" in error
 
 
 def test_one_rank_has_nothing_to_synchronise() -> None:
-    [own] = fit_on_ranks(1, "bmuf", RAW)
-    assert len(own.seen) == 6
+    [result] = fit_on_ranks(1, "bmuf", RAW)
+    assert len(result.seen) == 6
 
 
 class _Wrapping(torch.optim.Optimizer):
-    """As many a Lookahead: has what Lightning asks of an optimizer, but is never initialised."""
+    """Wraps an optimizer, as many versions of Lookahead do, without a call of the base class.
+
+    It only has the attributes that Lightning uses.
+    """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -58,16 +61,16 @@ class _Wrapped(Net):
         return _Wrapping(super().configure_optimizers())
 
 
-def test_an_optimizer_that_merely_looks_like_one_trains() -> None:
+def test_wrapper_without_initialisation_of_the_base_class_trains() -> None:
     ranks = [*fit_on_ranks(2, "bmuf", _Wrapped), *fit_on_ranks(2, "bmuf")]
-    assert all_equal(own.weights for own in ranks)
+    assert all_equal(result.weights for result in ranks)
 
 
 class _StepsInside(_Wrapped):
-    """As a SAM whose two steps are taken by hand."""
+    """Calls the inner optimizer directly, as in manual optimization with SAM."""
 
     def due(self, batch_idx: int) -> list[Any]:
-        return [own.inner for own in super().due(batch_idx)]
+        return [optimizer.inner for optimizer in super().due(batch_idx)]
 
 
 def test_a_step_of_an_optimizer_inside_another_is_an_error() -> None:
@@ -76,9 +79,9 @@ def test_a_step_of_an_optimizer_inside_another_is_an_error() -> None:
 
 
 def test_steps_of_other_models_and_after_training_pass() -> None:
-    own, other = Net(), Net()
-    first, second = own.configure_optimizers(), other.configure_optimizers()
-    raw_steps = RawSteps(lambda: set(own.parameters()), lambda: False)
+    trained, other = Net(), Net()
+    first, second = trained.configure_optimizers(), other.configure_optimizers()
+    raw_steps = RawSteps(lambda: set(trained.parameters()), lambda: False)
     try:
         second.step()
         with raw_steps.counted():

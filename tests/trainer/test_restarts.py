@@ -1,4 +1,4 @@
-"""What a group leaves behind that was sick and starts again from the global model."""
+"""Tests the loss scale and GTC state of an excluded group that restarts from the global model."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ EXCLUDE = partial(BMUF, block_size=5, on_nonfinite="exclude")
 def test_loss_scale_after_an_overflow_and_of_a_group_that_restarts(
     where: str, value: float, scales: list[float], excluded: int
 ) -> None:
-    """A loss beyond half precision is skipped, and nothing else happens.
+    """A loss beyond half precision skips one step and halves the scale.
 
-    A weight that is NaN from the second step on has four steps of its block skipped; the scale is
-    then what it was in health.
+    A weight that is NaN from the second step on skips four steps of its block. The group then
+    restarts with the loss scale that it had before.
     """
     ranks = fit_on_ranks(2, EXCLUDE, partial(Breaks, 1, (1,), where, value), 10, **scaled())
-    assert [own.loss_scale for own in ranks] == scales
-    for own in ranks:
-        assert own.metrics.get("hier/block/excluded", 0.0) == excluded
-        assert excluded or not any("NaN" in said for said in own.warned)
-        assert torch.equal(own.weights, ranks[0].weights) and own.weights.isfinite().all()
+    assert [result.loss_scale for result in ranks] == scales
+    for result in ranks:
+        assert result.metrics.get("hier/block/excluded", 0.0) == excluded
+        assert excluded or not any("NaN" in warning for warning in result.warned)
+        assert torch.equal(result.weights, ranks[0].weights) and result.weights.isfinite().all()
 
 
 class _Notes(Breaks):
-    """Notes the thresholds of GTC, and the norm of its residuals, after every batch."""
+    """Notes the thresholds of GTC and the norm of its residuals after every batch."""
 
     def on_train_batch_end(self, *_: Any) -> None:
         memory = self.trainer.strategy._fit_session.worker.memory
@@ -48,21 +48,21 @@ class _Notes(Breaks):
         self.notes.append((thresholds, memory.residual_norm()))
 
 
-def test_thresholds_and_residuals_of_a_group_that_restarts_begin_anew() -> None:
-    """The first step after the restart is averaged exactly again and tells the scale."""
+def test_restart_of_a_group_resets_thresholds_and_residuals() -> None:
+    """The first step after the restart is averaged exactly, and sets the thresholds."""
     strategy = partial(BMUF_GTC, block_size=5, dense_below=0, on_nonfinite="exclude")
     ranks = fit_on_ranks(4, strategy, partial(_Notes, 3, (2,), "loss"), 9)
-    for rank, own in enumerate(ranks):
-        (at_end, norm), (later, _) = own.notes[4:6]
+    for rank, result in enumerate(ranks):
+        (at_end, norm), (later, _) = result.notes[4:6]
         assert len(at_end) == len(later) == 6
         assert {threshold is None for threshold in at_end} == {rank >= 2}
         assert (norm == 0.0) == (rank >= 2)
         assert all(threshold is not None for threshold in later)
-        assert torch.equal(own.weights, ranks[0].weights) and own.weights.isfinite().all()
+        assert torch.equal(result.weights, ranks[0].weights) and result.weights.isfinite().all()
 
 
 def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:
-    """Three epochs in one run, and in two that part where a group is sick in mid-block."""
+    """Three epochs in one run, and in two. The first of the two ends while a group has NaN."""
     ends = []
     for epochs, path in ((3, None), (1, None), (3, folder / "sick.ckpt")):
         trainer = make_trainer(EXCLUDE(), max_epochs=epochs, **scaled(growth_interval=4))
@@ -76,8 +76,8 @@ def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:
     return [ends[0], ends[2]]
 
 
-def test_run_that_is_resumed_while_a_group_is_sick_goes_on_exactly(tmp_path: Path) -> None:
-    """Rank 1 is sick from the third batch of each epoch to its block's end."""
+def test_resume_while_a_group_has_nan_is_exact(tmp_path: Path) -> None:
+    """Rank 1 has NaN from the third batch of each epoch to the end of the block."""
     for (whole, *counts), (resumed, *counts_too) in run_ranks(_in_parts, 2, tmp_path):
         assert torch.equal(whole, resumed)
         assert counts == counts_too

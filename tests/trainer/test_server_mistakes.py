@@ -1,4 +1,7 @@
-"""Mistakes with parameter servers: one clear error on every rank before training."""
+"""Tests that mistakes with parameter servers are one clear error on every rank.
+
+Most of them are errors before training.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def _fit(strategy: Any, model: Any = None, **settings: Any) -> None:
 
 
 class _Makes(Untrained):
-    """Has the optimizers that a function makes."""
+    """Its optimizers come from a function."""
 
     def __init__(self, optimizers: Callable[[Net], Any], **settings: Any) -> None:
         super().__init__(**settings)
@@ -92,17 +95,20 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
-    check_errors([own[name] for own in errors], MISTAKES[name][1])
+    check_errors([rank[name] for rank in errors], MISTAKES[name][1])
 
 
 def _one_order(strategy: str) -> str:
-    """As from a set: all blocks have the same sizes, and the gradients of others' parameters."""
+    """Pass parameters in another order on rank 1, as the iteration over a set may do.
+
+    All shards then have the same sizes on all ranks, but different parameters.
+    """
 
     def in_order_of_rank(net: Net) -> torch.optim.Optimizer:
         halves = [net.layers[0].weight, net.layers[0].bias], [*net.layers[2].parameters()]
         if this_rank() == 1:
             halves[0].reverse()
-        return torch.optim.SGD([{"params": own} for own in halves], lr=0.1)
+        return torch.optim.SGD([{"params": half} for half in halves], lr=0.1)
 
     with pytest.raises(ValueError) as caught:
         _fit(strategy, _Makes(in_order_of_rank))
@@ -160,7 +166,7 @@ class _Unfreezes(Net):
 
 
 class _AddsGroup(Net):
-    """As a BaseFinetuning does it."""
+    """Adds a parameter group in training, as BaseFinetuning does."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.layers[2].parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""What a session leaves behind when something goes wrong at its ends."""
+"""Tests the cleanup of a server session after errors at its start, in training and at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
 
 
 def test_server_loop_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
-    """As when a host dies between the last rendezvous and the barrier."""
+    """The barrier fails when a host dies after the last rendezvous."""
     served: list[bool] = []
     with opened(1) as [ports]:
         session = _session(ports, lambda ports, client: mock.Mock(handlers=[]))
@@ -73,6 +73,6 @@ def _fit_again() -> list[bool]:
     return [call.kwargs["orderly"] for call in close.call_args_list]
 
 
-def test_fit_after_one_that_failed_ends_as_if_it_was_the_first() -> None:
-    """Ranks wait for each other at its end; a rank that left at once would count as lost."""
+def test_fit_after_a_failed_fit_ends_in_order() -> None:
+    """Ranks wait for each other at its end. A rank that left at once would count as lost."""
     assert run_ranks(_fit_again, 2) == [[False, True]] * 2

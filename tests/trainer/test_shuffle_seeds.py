@@ -1,4 +1,7 @@
-"""Seeds of the ranks, from which Lightning shuffles the data before it divides them."""
+"""Tests the check of the ranks' seeds, with which Lightning shuffles the data and divides it.
+
+With different seeds, ranks would not see each row once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ROWS = 24
 
 
 class _Noting(Net):
-    """Notes the rows of its batches; draws as its own rank does once training starts."""
+    """Notes the rows of its batches, and seeds each rank differently at the start of training."""
 
     def on_train_start(self) -> None:
         pl.seed_everything(100 + this_rank())
@@ -52,7 +55,7 @@ def _virtual() -> None:
 
 def _under_servers() -> None:
     pl.seed_everything(this_rank())
-    _fit(_data(), "psp")  # Lightning shuffles what it divides for training, in any case
+    _fit(_data(), "psp")  # Lightning always shuffles training data that it divides
 
 
 def _wrapped() -> None:
@@ -66,7 +69,7 @@ def _own() -> None:
 
 
 @pytest.mark.parametrize("mistake", [_shuffled, _virtual, _under_servers, _wrapped, _own])
-def test_other_seeds_are_one_error_on_every_rank(mistake: Callable[[], None]) -> None:
+def test_different_seeds_are_one_error_on_every_rank(mistake: Callable[[], None]) -> None:
     check_mistake(
         mistake,
         "the seeds are 0 on rank 0; 1 on rank 1; 2 on rank 2; 3 on rank 3.*PL_GLOBAL_SEED.*"
@@ -80,8 +83,8 @@ def _rows(case: str) -> list[float]:
         os.environ["PL_GLOBAL_SEED"] = "0"
     if case == "divided by the user":
         pl.seed_everything(this_rank())
-        own: Any = DistributedSampler(_data().dataset, 4, this_rank(), shuffle=False)
-        _fit(_data(sampler=own), "bmuf", model, use_distributed_sampler=False)
+        sampler: Any = DistributedSampler(_data().dataset, 4, this_rank(), shuffle=False)
+        _fit(_data(sampler=sampler), "bmuf", model, use_distributed_sampler=False)
     else:
         _fit(_data(shuffle=True), "bmuf", model)
     return model.notes
@@ -90,7 +93,10 @@ def _rows(case: str) -> list[float]:
 @pytest.mark.parametrize(
     "case", ["not seeded", "set to the default on one rank", "divided by the user"]
 )
-def test_ranks_that_need_no_seed_go_on_and_see_each_row_once(case: str) -> None:
-    """Not seeded at all; seeded where it does not matter; each rank by itself after the start."""
+def test_ranks_that_need_no_common_seed_see_each_row_once(case: str) -> None:
+    """The seed is not set, set to the default, or not used to divide the data.
+
+    Each rank also sets another seed after the start of training.
+    """
     by_rank = run_ranks(_rows, 4, case)
     assert sorted(row for rows in by_rank for row in rows) == list(range(ROWS))

@@ -1,4 +1,7 @@
-"""Signals: all ranks act together, at their next synchronisation, and save first."""
+"""Tests that a signal on one rank stops or requeues all ranks at the next synchronisation.
+
+All ranks save a checkpoint first.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ STRATEGIES: dict[str, tuple[MakeStrategy, int]] = {
 
 
 class _Signalled(DropoutNet):
-    """The last rank receives signals in the step after so many."""
+    """The last rank receives signals in the given step."""
 
     def __init__(
         self, signals: tuple[int, ...], step: int, optimizer: str = "SGD", **rest: Any
@@ -59,7 +62,7 @@ class _Signalled(DropoutNet):
 
 
 class _Terminated(Net):
-    """One rank receives the signal in the middle of its first block."""
+    """Rank 2 receives SIGTERM in the middle of its first block."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if this_rank() == 2 and batch_idx == 1:
@@ -78,14 +81,14 @@ def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
     strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False)
     seen = run_ranks(_terminated, 4, strategy, 20)
-    assert [len(own) for own in seen] == [4] * 4
-    assert all_equal(own[-1] for own in seen)
+    assert [len(models) for models in seen] == [4] * 4
+    assert all_equal(models[-1] for models in seen)
 
 
 def test_all_ranks_stop_in_a_long_warm_up() -> None:
-    """At the next check of all ranks, which comes every 50 steps."""
+    """In the warm-up, all ranks check for signals every 50 steps."""
     seen = run_ranks(_terminated, 3, partial(BMUF, warmup_steps=150), 200)
-    assert [len(own) for own in seen] == [50] * 3
+    assert [len(models) for models in seen] == [50] * 3
 
 
 def _train(
@@ -95,7 +98,7 @@ def _train(
     path: Path | None = None,
     **settings: Any,
 ) -> tuple[Any, bool]:
-    """Three epochs of five batches, as far as they go, and whether SIGTERM ended them."""
+    """Train three epochs of five batches. Return the Trainer and whether SIGTERM ended them."""
     trainer = make_trainer(make_strategy(), max_epochs=3, **settings)
     torch.manual_seed(seed + int(os.environ["RANK"]))
     try:
@@ -108,8 +111,8 @@ def _train(
 def _stop_and_go_on(
     make_strategy: MakeStrategy, optimizer: str, step: int, folder: Path
 ) -> tuple[int, list[str]]:
-    through = _Signalled((), 0, optimizer)
-    whole = outcome(_train(make_strategy, through, 1)[0], through)
+    uninterrupted = _Signalled((), 0, optimizer)
+    whole = outcome(_train(make_strategy, uninterrupted, 1)[0], uninterrupted)
     stopped = _Signalled((signal.SIGTERM,), step, optimizer)
     saver = ModelCheckpoint(folder, every_n_epochs=100)
     saves: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True}
@@ -139,15 +142,15 @@ _QUICK = list(zip(STRATEGIES, _PLACES, strict=False))
 def test_checkpoint_is_saved_first_and_goes_on_exactly(
     name: str, step: int, end: int, tmp_path: Path
 ) -> None:
-    """By a ModelCheckpoint that has had no reason to save yet.
+    """A ModelCheckpoint saves, which has not saved before.
 
-    Blocks have four steps and epochs five: in the second case ranks learn of the signal when they
-    look at the model at the epoch's end, and act after the next step.
+    Blocks have four steps and epochs five. In the second case, the ranks exchange the signal in the
+    evaluation at the end of the epoch, and stop after the next step.
     """
     make_strategy, world_size = STRATEGIES[name]
     optimizer = "Adam" if "adam" in name else "SGD"
-    found = run_ranks(_stop_and_go_on, world_size, make_strategy, optimizer, step, tmp_path)
-    assert found == [(end, [])] * world_size
+    results = run_ranks(_stop_and_go_on, world_size, make_strategy, optimizer, step, tmp_path)
+    assert results == [(end, [])] * world_size
 
 
 def _without_saver() -> list[str]:
@@ -157,14 +160,14 @@ def _without_saver() -> list[str]:
     return [str(len(model.seen))]
 
 
-def test_user_who_saves_nothing_is_told() -> None:
+def test_run_that_saves_no_checkpoints_is_warned_of() -> None:
     assert run_ranks(_without_saver, 1) == [["4"]]
 
 
 def _cluster(folder: Path) -> dict[str, str]:
-    """The environment of a SLURM job, and a `scontrol` that notes how it is called.
+    """Environment of a SLURM job with a `scontrol` that records its calls.
 
-    And whether the save is there by then.
+    It records a call only if the checkpoint exists by then.
     """
     tool = folder / "bin" / "scontrol"
     tool.parent.mkdir()
@@ -178,7 +181,7 @@ def _cluster(folder: Path) -> dict[str, str]:
 
 
 class _Slow(AtomicCheckpointIO):
-    """Takes its time, as a disk that others use."""
+    """Writes slowly, as a busy disk does."""
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         time.sleep(0.3)
@@ -186,21 +189,23 @@ class _Slow(AtomicCheckpointIO):
 
 
 def _requeued(
-    signals: tuple[int, ...], folder: Path, *, aside: bool = False
+    signals: tuple[int, ...], folder: Path, *, asynchronous: bool = False
 ) -> tuple[int, list[str]]:
     os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ["RANK"]
     make_strategy = STRATEGIES["bmuf"][0]
-    through = _Signalled((), 0)
-    whole = outcome(_train(make_strategy, through, 1)[0], through)
+    uninterrupted = _Signalled((), 0)
+    whole = outcome(_train(make_strategy, uninterrupted, 1)[0], uninterrupted)
     settings: dict[str, Any] = {
         "default_root_dir": folder,
         "plugins": [SLURMEnvironment(auto_requeue=True)],
     }
     stopped = _Signalled(signals, 6)
-    writer = {"plugins": [*settings["plugins"], AsyncCheckpointIO(_Slow())]} if aside else {}
+    writer: dict[str, Any] = {}
+    if asynchronous:
+        writer["plugins"] = [*settings["plugins"], AsyncCheckpointIO(_Slow())]
     _, terminated = _train(make_strategy, stopped, 1, **(settings | writer))
     assert terminated == (signal.SIGTERM in signals)
-    # Lightning finds the save by itself, as in the job that SLURM starts again.
+    # Lightning itself finds the checkpoint, as in the requeued job.
     resumed = _Signalled((), 0, seed=99)
     end = outcome(_train(make_strategy, resumed, 50, **settings)[0], resumed)
     assert len(resumed.seen) == 7
@@ -216,19 +221,20 @@ def _requeued(
 def test_slurm_job_is_saved_and_requeued_once(
     signals: tuple[int, ...], steps: int, tmp_path: Path
 ) -> None:
-    """One rank of two gets the signal. What a save has left that was cut off is in nobody's way."""
+    """One rank of two gets the signal. Files of an interrupted save do not matter."""
     left = tmp_path / "requeue_1.ckpt.ranks" / "0123" / "rank_00000.pt"
     left.parent.mkdir(parents=True)
     left.touch()
     (tmp_path / ".requeue_1.ckpt.0a1b2c.part").touch()
-    found = run_ranks(_requeued, 2, signals, tmp_path, env=_cluster(tmp_path))
-    assert found == [(steps, [])] * 2
+    results = run_ranks(_requeued, 2, signals, tmp_path, env=_cluster(tmp_path))
+    assert results == [(steps, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
     assert lh.newest_checkpoint(tmp_path) is not None
 
 
-def test_slurm_job_is_requeued_once_its_save_is_written_aside(tmp_path: Path) -> None:
+def test_slurm_job_is_requeued_after_its_asynchronous_save(tmp_path: Path) -> None:
     signals = (signal.SIGUSR1, signal.SIGTERM)
     env = _cluster(tmp_path)
-    assert run_ranks(_requeued, 2, signals, tmp_path, aside=True, env=env) == [(8, [])] * 2
+    results = run_ranks(_requeued, 2, signals, tmp_path, asynchronous=True, env=env)
+    assert results == [(8, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"

@@ -1,4 +1,4 @@
-"""Fitting again, validating, testing and predicting, in several orders."""
+"""Tests fit, validate, test and predict in several orders, and a second fit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_stages_in_another_order_and_a_second_fit(name: str) -> None:
 
 
 class _Recurrent(Net):
-    """An LSTM: its weights are packed by cuDNN, so they must stay where they are."""
+    """Has an LSTM. cuDNN packs its weights, so they must keep their storage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_validation_in_mid_block_sees_one_model_on_all_ranks() -> None:
 
 
 class _WithMetric(Net):
-    """Validates by a metric of torchmetrics, which gathers its state by itself."""
+    """Validates with a metric of torchmetrics, which gathers its own state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,5 +109,5 @@ class _WithMetric(Net):
 @pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
 def test_metric_is_gathered_in_the_sanity_check_and_in_validation(name: str) -> None:
     ranks = fit_on_ranks(2, name, _WithMetric, 4, validate=3, num_sanity_val_steps=2)
-    first, second = (own.logged["error"] for own in ranks)
+    first, second = (result.logged["error"] for result in ranks)
     assert first == second > 0

@@ -1,4 +1,7 @@
-"""What a step calls, what it and a fit leave alone. Which steps synchronise: tests/equivalence."""
+"""Tests the calls of the gradient hook, and that a fit changes neither optimizer nor module.
+
+``tests/equivalence`` tests which steps synchronise.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.trainer.fitting import BMUF, GTC, Net, fit, loader, make_trainer
 
 
 def _gtc_on_cpu(accumulate: int) -> tuple[int, int, float, float]:
-    """Steps; calls and bytes of the gradients' tier."""
+    """Number of steps, calls of the hook, bytes across groups, and bytes of gradients."""
     strategy = lh.GTCStrategy(dense_below=20, density=0.1, warmup_steps=0)
     trainer = fit(strategy, 6, accumulate_grad_batches=accumulate)
     counts = strategy.traffic.of("group", "gradient_counts")
@@ -26,8 +29,8 @@ def test_hook_runs_on_cpu_once_a_step_and_not_in_accumulation() -> None:
         for global_step, calls, across, gradients in run_ranks(_gtc_on_cpu, 2, accumulate):
             assert (global_step, calls) == (steps, steps)
             assert across == 0
-            # 58 values in float32, in the first step all, later the 26 of the small tensors and
-            # some of the 32 others.
+            # The first step sends all 58 values in float32. Later steps send the 26 values of the
+            # small tensors and some of the other 32.
             assert 58 * 4 + (steps - 1) * 26 * 4 <= gradients < steps * 58 * 4
 
 
@@ -49,7 +52,7 @@ def _optimizer_is_the_users() -> None:
     assert [p.data_ptr() for p in model.parameters()] == places
     held = [p for group in optimizer.param_groups for p in group["params"]]
     assert all(a is b for a, b in zip(held, model.parameters(), strict=True))
-    # From the second step on the schedule's rate is 0: nothing but the synchronisations moves it.
+    # From the second step on, the learning rate is 0, so only synchronisations change the model.
     before_sync, after_sync, later = model.seen[0], model.seen[1], model.seen[2]
     assert not torch.equal(before_sync, after_sync)
     assert torch.equal(after_sync, later)
@@ -60,16 +63,16 @@ def test_optimizer_is_not_wrapped_and_parameters_keep_their_storage() -> None:
 
 
 def _leftovers() -> list[str]:
-    """Fit twice with one Trainer; name what is still attached after each."""
+    """Fit twice with one Trainer. Return the names of hooks and methods that are left each time."""
     module, trainer = Net(), make_trainer(GTC(find_unused_parameters=True))
-    found = []
+    left = []
     for epochs in (1, 2):
         trainer.fit_loop.max_epochs = epochs
         trainer.fit(module, loader(3), loader(1))
-        found += [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
-        found += [n for n in ("run",) if n in trainer.fit_loop.epoch_loop.val_loop.__dict__]
-        found += [f"missing step {epochs}"] if trainer.global_step != 3 * epochs else []
-    return found
+        left += [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
+        left += [n for n in ("run",) if n in trainer.fit_loop.epoch_loop.val_loop.__dict__]
+        left += [f"missing step {epochs}"] if trainer.global_step != 3 * epochs else []
+    return left
 
 
 def test_nothing_stays_attached() -> None:

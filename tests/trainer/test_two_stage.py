@@ -1,4 +1,4 @@
-"""Two-stage ASGD as a user meets it, on several ranks and groups, with ranks that die."""
+"""Tests two-stage ASGD through the Trainer, on several ranks and groups, with ranks that die."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def _double() -> Net:
     ],
     ids=["one rank that pushes every gradient", "warm-up"],
 )
-def test_what_is_synchronous_sgd(ranks: int, settings: dict[str, Any], tolerance: float) -> None:
+def test_settings_that_equal_synchronous_sgd(
+    ranks: int, settings: dict[str, Any], tolerance: float
+) -> None:
     common = {"max_epochs": 2, "data": loader(6, ranks=ranks, dtype=torch.float64)}
     two_stage = fit_on_ranks(ranks, partial(TWO_STAGE, **settings), _double, **common)
-    for own, plain in zip(two_stage, fit_on_ranks(ranks, "ddp", _double, **common), strict=True):
-        torch.testing.assert_close(own.weights, plain.weights, rtol=0, atol=tolerance)
+    for result, plain in zip(two_stage, fit_on_ranks(ranks, "ddp", _double, **common), strict=True):
+        torch.testing.assert_close(result.weights, plain.weights, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,8 @@ def test_what_is_synchronous_sgd(ranks: int, settings: dict[str, Any], tolerance
     ],
 )
 def test_validation_sees_one_model_on_all_ranks(settings: dict[str, Any]) -> None:
-    looks = {"validate": 2, "max_epochs": 3, "val_check_interval": 4, "num_sanity_val_steps": 0}
-    ranks = fit_on_ranks(4, partial(TWO_STAGE, **settings), Watched, 12, **looks)
+    trainer = {"validate": 2, "max_epochs": 3, "val_check_interval": 4, "num_sanity_val_steps": 0}
+    ranks = fit_on_ranks(4, partial(TWO_STAGE, **settings), Watched, 12, **trainer)
     first = ranks[0]
     assert len(first.notes) == 9
     for other in ranks:
@@ -75,7 +77,7 @@ def _ended_alike(outcomes: list[RankOutcome]) -> None:
 
 
 def test_rank_that_sleeps_comes_back() -> None:
-    """Each of them once."""
+    """Each rank sleeps once, at another step."""
     _ended_alike(_disturbed({(rank, 5 * rank): "sleeps" for rank in range(4)}))
 
 
@@ -98,7 +100,7 @@ def test_groups_go_on_without_another_groups_first_rank(order_locking: bool) -> 
     _ended_alike(outcomes[:2])
 
 
-def test_nobody_can_go_on_without_the_master() -> None:
+def test_no_rank_continues_without_the_master() -> None:
     master, *others = _disturbed({(0, 5): "dies"})
     assert master.died
     for outcome in others:

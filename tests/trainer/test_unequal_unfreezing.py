@@ -1,4 +1,4 @@
-"""Ranks that unfreeze different parameters get one error, before anything of them is mixed."""
+"""Tests that ranks which unfreeze different parameters get one error before any synchronisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import lightning_hier as lh
 from tests.trainer.fitting import BMUF, GTC, Net, errors_on_ranks, fit, this_rank
 from tests.trainer.mistakes import Mistakes, errors_by_rank
 
-# Groups of one rank, and of two; in one group of all ranks no models are averaged.
+# Groups have one rank or two. A single group of all ranks does not average models.
 _BMUF = partial(lh.BMUFStrategy, block_size=4)
 _BMUF_GTC = partial(lh.BMUFGTCStrategy, block_size=4, group_size=2)
 _AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4)
@@ -33,7 +33,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class _Finetuned(Net):
-    """Two frozen bodies, of one size or of two, and a head."""
+    """Two frozen parameters, of equal or different sizes, and a head."""
 
     def __init__(self, sizes: tuple[int, int], optimizer: str) -> None:
         super().__init__(lr=0.01, optimizer=optimizer)
@@ -47,7 +47,7 @@ class _Finetuned(Net):
 
 
 class _Unfreeze(Callback):
-    """One of two parameters, by rank, in the middle of an epoch."""
+    """Unfreezes one of two parameters, which depends on the rank, in the middle of an epoch."""
 
     def __init__(self, chosen: list[str | None]) -> None:
         self.chosen = chosen
@@ -74,9 +74,9 @@ _ALONE: list[str | None] = ["first", None, None, None]
 _BY_GROUP: list[str | None] = ["first", "first", "second", "second"]
 _SIZES = {"equal sizes": (3, 3), "other sizes": (3, 70)}
 _OF_GROUPS = {
-    f"{name}, {words}": (partial(_fit, name, _BY_GROUP, sizes), f"({sizes[1]},) torch.float32 in")
+    f"{name}, {case}": (partial(_fit, name, _BY_GROUP, sizes), f"({sizes[1]},) torch.float32 in")
     for name in ("averaging", "bmuf_gtc")
-    for words, sizes in _SIZES.items()
+    for case, sizes in _SIZES.items()
 }
 MISTAKES: Mistakes = {
     **{name: (partial(_fit, name, _ALONE, (3, 5)), "") for name in STRATEGIES},
@@ -91,8 +91,8 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> None:
-    for own in errors:
-        assert own[name].startswith(
+    for rank in errors:
+        assert rank[name].startswith(
             "OutOfStepError: the ranks train different parameters: 'first' ((3,) torch.float32 in "
             "optimizer 0 on rank 0; not at all on ranks 1, 2, 3). Unfreeze the same parameters at "
             "the same step on all ranks"
@@ -101,15 +101,15 @@ def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> No
 
 @pytest.mark.parametrize("name", _OF_GROUPS)
 def test_groups_unfreeze_different_parameters(errors: list[dict[str, str]], name: str) -> None:
-    """Of equal sizes they would be averaged with each other, and nobody would be told."""
-    for own in errors:
+    """Parameters of equal sizes would be averaged with each other without an error."""
+    for rank in errors:
         first = "'first' ((3,) torch.float32 in optimizer 0 on ranks 0, 1; not at all on"
-        assert first in own[name]
-        assert f"'second' (not at all on ranks 0, 1; {MISTAKES[name][1]}" in own[name]
+        assert first in rank[name]
+        assert f"'second' (not at all on ranks 0, 1; {MISTAKES[name][1]}" in rank[name]
 
 
 class _FinetuneOnRank0(BaseFinetuning):
-    """As its documentation shows it, but for the rank."""
+    """Finetuning as in the documentation of BaseFinetuning, but only on rank 0."""
 
     def freeze_before_training(self, pl_module: Any) -> None:
         self.freeze(pl_module.layers[0])
@@ -126,7 +126,7 @@ class _Head(Net):
 
 @pytest.mark.parametrize("strategy", [GTC, partial(BMUF, block_size=50)])
 def test_finetuning_of_one_rank_alone(strategy: Any) -> None:
-    """At once in the gradients of a group; else where models meet next, or at the end."""
+    """The error comes at the next exchange of gradients, or at the next synchronisation."""
     settings = {"callbacks": [_FinetuneOnRank0()], "max_epochs": 2}
     for error in errors_on_ranks(2, strategy, _Head, 4, **settings):
         assert "different parameters: 'layers.0.weight'" in error and "'layers.0.bias'" in error

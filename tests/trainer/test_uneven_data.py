@@ -1,6 +1,6 @@
-"""Ranks with different numbers of batches: one error, or they join, as a user meets them.
+"""Tests ranks with different numbers of batches: one error, or `uneven_batches="join"`.
 
-What the models become is compared with twins in ``tests/equivalence/test_uneven_data.py``.
+``tests/equivalence/test_uneven_data.py`` compares the resulting models with twins.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _JOINING = partial(lh.BMUFStrategy, **JOIN)
 def _fit(
     strategy: Any, batches: tuple[int, ...], model: Any = None, path: Any = None, **settings: Any
 ) -> Any:
-    """Train with so many batches on each rank; without a module, it is a mistake."""
+    """Train with the given number of batches on each rank. The default module must not train."""
     trainer = make_trainer(strategy, use_distributed_sampler=False, **settings)
     data = loader(batches[this_rank()], ranks=1)
     trainer.fit(model or Untrained(), data, loader(2, ranks=1), ckpt_path=path)
@@ -51,14 +51,14 @@ def _fit(
 
 
 class _Counted(Net):
-    """Validates with a metric over all ranks; notes the models at the ends of epochs."""
+    """Validates with a metric over all ranks, and notes the models at the ends of epochs."""
 
     def on_train_epoch_end(self) -> None:
         self.notes.append(weights(self))
 
 
 def _whole_run(folder: Path) -> tuple[list[torch.Tensor], int, int]:
-    """Checkpoints, early stopping and metrics over all ranks at the ends of epochs."""
+    """Train with checkpoints, early stopping and a metric over all ranks at the ends of epochs."""
     model = _Counted()
     saves = ModelCheckpoint(dirpath=folder, monitor="val_loss", save_top_k=-1)
     stops = EarlyStopping("val_loss", patience=1, min_delta=1e3)
@@ -67,7 +67,7 @@ def _whole_run(folder: Path) -> tuple[list[torch.Tensor], int, int]:
     return model.notes, trainer.current_epoch, len(list(folder.glob("*.ckpt")))
 
 
-def test_all_meet_at_epoch_ends_for_validation_checkpoints_and_early_stopping(
+def test_ranks_wait_at_epoch_ends_for_validation_checkpoints_and_early_stopping(
     tmp_path: Path,
 ) -> None:
     results = run_ranks(_whole_run, 3, tmp_path)
@@ -78,7 +78,7 @@ def test_all_meet_at_epoch_ends_for_validation_checkpoints_and_early_stopping(
 
 
 def _resumed(folder: Path) -> list[torch.Tensor]:
-    """Three epochs in one run, and in two."""
+    """Three epochs in one run, and in two runs."""
     models, path = [Net(), Net(), Net()], folder / "two.ckpt"
     _fit(_JOINING(block_size=5), (7, 3), models[0], max_epochs=3)
     _fit(_JOINING(block_size=5), (7, 3), models[1], max_epochs=2).save_checkpoint(path)
@@ -86,13 +86,13 @@ def _resumed(folder: Path) -> list[torch.Tensor]:
     return [weights(models[0]), weights(models[2])]
 
 
-def test_run_that_is_resumed_at_an_epoch_s_end_goes_on_exactly(tmp_path: Path) -> None:
+def test_resume_at_the_end_of_an_epoch_is_exact(tmp_path: Path) -> None:
     for ends in run_ranks(_resumed, 2, tmp_path):
         assert all_equal(ends)
 
 
 class _Signalled(Net):
-    """One rank gets SIGTERM at one of its batches."""
+    """One rank gets SIGTERM at one batch."""
 
     def __init__(self, rank: int, batch: int) -> None:
         super().__init__()
@@ -114,9 +114,10 @@ def _terminated(rank: int, batch: int) -> int:
 def test_signal_stops_those_that_join_at_the_same_synchronisation(
     rank: int, batch: int, steps: int
 ) -> None:
-    """Rank 0 has four batches; blocks end after steps 3, 6, 9 of rank 1.
+    """Rank 0 has four batches. Blocks end after steps 3, 6 and 9 of rank 1.
 
-    A batch in which the signal was noted ends, but for rank 0 where it has left from there.
+    A rank finishes the batch in which it stops. Rank 0 does not if it has joined, because it joins
+    within its last batch.
     """
     assert run_ranks(_terminated, 2, rank, batch) == [min(steps, 3), steps]
 
@@ -148,7 +149,7 @@ MISTAKES: Mistakes = {
         lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=2),
         r"leave out val_check_interval",
     ),
-    "validating_after_every_batch": (  # 1, which equals 1.0, a whole epoch
+    "validating_after_every_batch": (  # 1 is equal to 1.0, which means a whole epoch
         lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=1),
         r"leave out val_check_interval",
     ),
@@ -177,11 +178,11 @@ def errors() -> list[dict[str, str]]:
 def test_one_clear_error_on_every_rank_before_training(
     name: str, errors: list[dict[str, str]]
 ) -> None:
-    check_errors([own[name] for own in errors], MISTAKES[name][1])
+    check_errors([rank[name] for rank in errors], MISTAKES[name][1])
 
 
 class _Saves(Net):
-    """Saves a checkpoint after its fifth batch, unlike what it was told."""
+    """Saves a checkpoint after its fifth batch, which joining ranks do not support."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 4:
@@ -192,15 +193,15 @@ def _saves_in_the_middle() -> None:
     _fit(_JOINING(block_size=50), (3, 8, 8), _Saves())
 
 
-def test_look_that_cannot_be_joined_is_one_error_that_names_who_waits(tmp_path: Path) -> None:
+def test_save_that_cannot_be_joined_is_one_error_that_names_waiting_ranks(tmp_path: Path) -> None:
     errors = run_ranks(_saves_in_the_middle, 3, env={"FOLDER": str(tmp_path)}, expect_failure=True)
     check_errors(errors, "", kind="OutOfStepError: some ranks wait at the end of their batches")
-    for said in (
+    for text in (
         "rank 0 at the end of its batches after 3 steps, with no batch left after 3",
         "ranks 1, 2 at the evaluation of the global model",
         "save at the ends of epochs",
     ):
-        assert said in errors[0]
+        assert text in errors[0]
 
 
 class _Stream(IterableDataset):
@@ -228,7 +229,7 @@ def _streams(
 
 @pytest.mark.parametrize("block_size", [3, 4, 50])
 def test_error_about_data_of_unknown_length_names_ranks_and_counts(block_size: int) -> None:
-    """Rank 1 comes to validation after its fifth batch, the others to their block's end."""
+    """Rank 1 starts validation after its fifth batch. The others wait at the end of their block."""
     streams = (9, 5, 9), 1, "error", 60.0, block_size
     errors = run_ranks(_streams, 3, *streams, expect_failure=True)
     check_errors(errors, "rank 1 at the evaluation of the global model", kind="OutOfStepError")
@@ -248,9 +249,9 @@ def test_rank_without_any_batch_is_named() -> None:
 
 @pytest.mark.parametrize("uneven", [pytest.param("error", marks=pytest.mark.slow), "join"])
 def test_inside_a_group_the_rank_that_ran_out_is_named_in_limited_time(uneven: str) -> None:
-    # Long enough for ranks of a busy machine, which come to their first collective seconds apart.
+    # On a busy machine, ranks start their first collective seconds apart.
     errors = run_ranks(_streams, 4, (9, 5, 9, 9), 2, uneven, 6.0, expect_failure=True)
-    # What fails in the completion of a bucket comes out of DDP wrapped.
+    # DDP wraps an error in the completion of a bucket.
     assert all("PeerError" in error or "OutOfStepError" in error for error in errors), errors
     place = "the end of its batches, after 5" if uneven == "join" else "with no batch left after 5"
     assert re.search(f"rank 1 was last seen at .*{place}", errors[0]), errors[0]

@@ -1,4 +1,4 @@
-"""Parameters that are unfrozen during training join groups and global model."""
+"""Tests that parameters unfrozen in training join the global model and the averaged moments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_SIZE = 3
 
 
 class _Net(pl.LightningModule):
-    """A body that is trained from the second epoch on, and a head that always is."""
+    """A body that trains from the second epoch on, and a head that always trains."""
 
     def __init__(self, *, frozen: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Unfreeze(BaseFinetuning):
 
 
 class _RaiseRate(Callback):
-    """The control: trainable from the start, but at rate zero."""
+    """Control: the body is trainable from the start, at a learning rate of zero."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.current_epoch == 1:
@@ -67,14 +67,14 @@ def _fit(model: _Net, strategy: Any, *callbacks: Callback) -> None:
 
 
 def _both(group_size: int, overlap: bool) -> list[tuple[Tensor, Tensor]]:
-    found = []
+    results = []
     for frozen in (True, False):
         model = _Net(frozen=frozen)
         sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5, overlap=overlap)
         strategy = HIERARCHICAL(group_size=group_size, block_sync=sync)
         _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
-        found.append((model.body.weight.detach(), model.head.weight.detach()))
-    return found
+        results.append((model.body.weight.detach(), model.head.weight.detach()))
+    return results
 
 
 def _both_in_all(cases: list[tuple[int, bool]]) -> list[list[tuple[Tensor, Tensor]]]:
@@ -82,7 +82,10 @@ def _both_in_all(cases: list[tuple[int, bool]]) -> list[list[tuple[Tensor, Tenso
 
 
 def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero() -> None:
-    """W of an unfrozen parameter is its value, Delta zero; the others keep theirs."""
+    """The global model of an unfrozen parameter is its value, and its filtered update is zero.
+
+    Other parameters keep their state.
+    """
     cases = list(product((1, 2, 4), (False, True)))
     for case, *results in zip(cases, *run_ranks(_both_in_all, 4, cases), strict=True):
         for unfrozen, control in results:
@@ -94,7 +97,7 @@ def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero() -> None:
 
 
 class _AdamNet(_Net):
-    """Where the body is not frozen, it is not used in the first epoch either: the control."""
+    """The control does not freeze the body, but gives it no gradient in the first epoch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch
@@ -110,7 +113,7 @@ class _AdamNet(_Net):
 
 
 class _Notes(Callback):
-    """Weights, moments and counts of body and head after every batch."""
+    """Notes weights, moments and step counts of body and head after every batch."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Tensor]] = []
@@ -129,14 +132,14 @@ class _Notes(Callback):
 
 def _with_adam(group_size: int, moments: str, across: str) -> list[list[dict[str, Tensor]]]:
     sync: Any = {"block_size": _BLOCK_SIZE, "moments": moments, "across": across}
-    found = []
+    results = []
     for frozen in (True, False):
         notes = _Notes()
         adam = BMUFAdam(block_momentum=0.5, **sync)
         strategy = HIERARCHICAL(group_size=group_size, block_sync=adam, find_unused_parameters=True)
         _fit(_AdamNet(frozen=frozen), strategy, notes, *([_UnfreezeAtTheSameRate()] * frozen))
-        found.append(notes.seen)
-    return found
+        results.append(notes.seen)
+    return results
 
 
 class _UnfreezeAtTheSameRate(_Unfreeze):
@@ -152,10 +155,10 @@ class _UnfreezeAtTheSameRate(_Unfreeze):
 def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay(
     group_size: int, moments: str, across: str
 ) -> None:
-    """As if the body had been trainable and unused until then.
+    """The state equals that of a body which was trainable but unused until then.
 
-    Sums over four ranks run in another order where the body stands elsewhere in the buffer, so
-    values agree up to the rounding of the largest one of their tensor.
+    The body has another place in the buffer, so sums over four ranks have another order. Values
+    therefore agree up to the rounding of the largest one in their tensor.
     """
     for unfrozen, control in run_ranks(_with_adam, 4, group_size, moments, across):
         assert len(unfrozen) == len(control) == 24

@@ -1,4 +1,7 @@
-"""No code runs that comes over the network or in a checkpoint, by Lightning's own calls neither."""
+"""Tests that neither messages nor checkpoints are unpickled, also in calls of Lightning.
+
+Also tests that ``strategy.broadcast`` is exact, or an error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def _train(strategy: str, folder: Path) -> tuple[str, str]:
-    """With what makes Lightning broadcast: folders, file names, and when to stop."""
+    """Train with features for which Lightning broadcasts objects.
+
+    They are folders, file names, and the decision to stop.
+    """
     dist.broadcast_object_list = _refuse
     dist.all_gather_object = _refuse
     dist.distributed_c10d._tensor_to_object = _refuse
@@ -50,9 +56,9 @@ def _train(strategy: str, folder: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_nothing_is_unpickled_from_start_to_end(strategy: str, tmp_path: Path) -> None:
-    """And all ranks hear of rank 0's folders, although each has its own."""
-    for heard in run_ranks(_train, 2, strategy, tmp_path):
-        assert all(text.startswith(str(tmp_path / "logs0")) for text in heard)
+    """All ranks get the folders of rank 0, although each has another one."""
+    for folders in run_ranks(_train, 2, strategy, tmp_path):
+        assert all(text.startswith(str(tmp_path / "logs0")) for text in folders)
 
 
 class _Code:
@@ -81,7 +87,7 @@ def _load(strategy: str, folder: Path, from_the_network: bool) -> None:
 def test_code_in_a_checkpoint_is_not_run(
     strategy: str, from_the_network: bool, tmp_path: Path
 ) -> None:
-    """Lightning by itself runs it where the checkpoint comes from the network."""
+    """Without the strategies, Lightning runs the code of a checkpoint from the network."""
     mark = tmp_path / "run"
     state = {"state_dict": {}, "epoch": 0, "global_step": 0, "evil": _Code(mark)}
     torch.save(state, tmp_path / "evil.ckpt")
@@ -106,33 +112,33 @@ _REFUSED: list[tuple[Any, str]] = [
 
 
 def _broadcast(strategy: str, trains: bool) -> list[Any]:
-    """Before training, or in the middle of it, where servers may have taken over."""
+    """Broadcast before training, or during training with servers."""
     trainer = make_trainer(strategy)
     if not trains:
         trainer.strategy.setup_environment()
         return _exchange(trainer)
     model = _Broadcasts()
     trainer.fit(model, loader(2))
-    return model.heard
+    return model.received
 
 
 class _Broadcasts(Net):
-    heard: list[Any]
+    received: list[Any]
 
     def on_train_epoch_end(self) -> None:
-        self.heard = _exchange(self.trainer)
+        self.received = _exchange(self.trainer)
 
 
 def _exchange(trainer: Any) -> list[Any]:
     rank, broadcast = int(os.environ["RANK"]), trainer.strategy.broadcast
-    said = [None, 3, f"from {rank}", {"a": [1.5, rank]}, Path("/tmp") / str(rank), 1e-320, 2**70]
-    heard = [broadcast(value, src=1) for value in said]
+    values = [None, 3, f"from {rank}", {"a": [1.5, rank]}, Path("/tmp") / str(rank), 1e-320, 2**70]
+    received = [broadcast(value, src=1) for value in values]
     assert str(broadcast([float("nan"), -float("inf"), -0.0])) == "[nan, -inf, -0.0]"
     for value, message in _REFUSED:
         wanted = rf"rank 1 .* can't represent exactly \({message}.*JSON and not as pickles.*list\("
         with pytest.raises(TypeError, match=wanted):
             broadcast(value if rank == 1 else None, src=1)
-    return [*heard, broadcast("last")]
+    return [*received, broadcast("last")]
 
 
 @pytest.mark.parametrize("trains", [False, True])

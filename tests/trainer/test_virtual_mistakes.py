@@ -1,4 +1,7 @@
-"""What cannot be combined with several workers on a rank: each one clear error before training."""
+"""Tests that unsupported combinations with virtual workers are one clear error.
+
+Most of them are errors before training.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ class _Stream(IterableDataset[Tensor]):
         return iter([])
 
 
-class _Dealt(DistributedSampler[Any]):
+class _Dealt(DistributedSampler[Any]):  # the error names the class
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset, num_replicas=2, rank=this_rank())
 
 
 class _Uneven(Sampler[int]):
-    """Each rank takes what is left to it."""
+    """Gives ranks different numbers of items."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.num_replicas, self.rank = ranks, rank
@@ -75,15 +78,15 @@ class _Fetches(Net):
 
 
 class _Clamps(Net):
-    """As a critic that is clamped after its step."""
+    """Clamps parameters after every step, as the critic of a Wasserstein GAN does."""
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        for own in self.layers[0].parameters():
-            own.data.clamp_(-0.1, 0.1)
+        for parameter in self.layers[0].parameters():
+            parameter.data.clamp_(-0.1, 0.1)
 
 
 class _Teaches(Net):
-    """Has a mean teacher that follows in every training step."""
+    """Updates a mean teacher in every training step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ _FROZEN = "frozen parameters were written to in a step (teacher.weight)"
 
 @dataclass(frozen=True)
 class _Mistake:
-    """What the error says, and what makes it."""
+    """A run that must fail, and text of its error."""
 
     says: str
     strategy: Any = _BMUF
@@ -159,11 +162,11 @@ _CASES = {
 }
 
 
-def _make(own: _Mistake) -> None:
-    make_trainer(own.strategy(), **own.settings).fit(own.model(), own.data())
+def _make(case: _Mistake) -> None:
+    make_trainer(case.strategy(), **case.settings).fit(case.model(), case.data())
 
 
-MISTAKES: Mistakes = {name: (partial(_make, own), own.says) for name, own in _CASES.items()}
+MISTAKES: Mistakes = {name: (partial(_make, case), case.says) for name, case in _CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +175,9 @@ def errors() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_cannot_be_trained_is_an_error_on_every_rank(
-    errors: list[dict[str, str]], name: str
-) -> None:
-    for own in errors:
-        assert own[name].startswith("ValueError") and MISTAKES[name][1] in own[name]
+def test_unsupported_run_is_an_error_on_every_rank(errors: list[dict[str, str]], name: str) -> None:
+    for rank in errors:
+        assert rank[name].startswith("ValueError") and MISTAKES[name][1] in rank[name]
 
 
 _TWO = partial(HIERARCHICAL, group_size=2, virtual_workers=2)
@@ -202,7 +203,7 @@ def test_settings_that_cannot_be_combined(make: Any, says: str) -> None:
 
 
 class _Thaws(Net):
-    """All but the last layer is frozen until an epoch."""
+    """The first layer is frozen until the given epoch."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Several workers on a rank as a user meets them: what is logged, saved and counted."""
+"""Tests several virtual workers per rank: weights, logs, checkpoints, samplers and buffers.
+
+A run must equal one with a rank for each worker.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from tests.trainer.fitting import AVERAGING, BMUF, BMUF_GTC, GTC, Fitted, Net, f
 WORKERS = 4
 
 
-def _played(strategy: Any, **settings: Any) -> Any:
-    """A strategy with so many workers on a rank that there are as many as ever."""
+def _with_workers(strategy: Any, **settings: Any) -> Any:
+    """Make a strategy with `WORKERS` workers in total, divided evenly among the ranks."""
     return strategy(virtual_workers=WORKERS // int(os.environ["WORLD_SIZE"]), **settings)
 
 
 def _averaging_momentum() -> Any:
     across = "leader" if os.environ["WORLD_SIZE"] == str(WORKERS) else "sharded"
-    return _played(STRATEGIES["bmuf_gtc"], local_momentum="average", across=across)
+    return _with_workers(STRATEGIES["bmuf_gtc"], local_momentum="average", across=across)
 
 
 _GTC = partial(GTC, density=0.1, dense_below=0)
@@ -40,13 +43,13 @@ STRATEGIES: dict[str, Any] = {
     "gtc_averaged": _GTC,
     "overlap": partial(BMUF, block_size=3, overlap=True),
 }
-PLAYED: dict[str, Any] = {name: partial(_played, own) for name, own in STRATEGIES.items()}
-PLAYED["averaging_momentum"] = _averaging_momentum
+VIRTUAL: dict[str, Any] = {name: partial(_with_workers, make) for name, make in STRATEGIES.items()}
+VIRTUAL["averaging_momentum"] = _averaging_momentum
 CLIPPED = {"precision": "64-true", "gradient_clip_val": 0.1}
 
 
 class _Dropout(Net):
-    """Draws random numbers in every step, asks how many there will be, validates, and logs."""
+    """Draws random numbers in every step, uses the estimated number of steps, and logs."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -63,7 +66,7 @@ class _Dropout(Net):
         return loss
 
     def configure_optimizers(self) -> Any:
-        steps = int(self.trainer.estimated_stepping_batches)  # begins the data
+        steps = int(self.trainer.estimated_stepping_batches)  # creates the data loader
         optimizer = super().configure_optimizers()
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
@@ -77,18 +80,18 @@ def _doubles(batches: int) -> DataLoader[Any]:
 
 
 def _fit(name: str, model: Any = _Dropout, data: Any = None, **settings: Any) -> Fitted:
-    pl.seed_everything(7, verbose=False)  # the sampler's, and at a resume without effect
+    pl.seed_everything(7, verbose=False)  # seeds the sampler; a resume overwrites the rest
     settings = {"max_epochs": 2, "data": data or _doubles(8), **settings}
     if name == "gtc_averaged":
         settings["callbacks"] = [EMAWeightAveraging(decay=0.8)]
-    return fitted(PLAYED[name], model, **settings)
+    return fitted(VIRTUAL[name], model, **settings)
 
 
-def _assert_same(found: Fitted, expected: Fitted) -> None:
-    torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.notes, expected.notes, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.logged, expected.logged, rtol=0, atol=1e-9)
-    assert found.steps == expected.steps
+def _assert_same(result: Fitted, expected: Fitted) -> None:
+    torch.testing.assert_close(result.weights, expected.weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.notes, expected.notes, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.logged, expected.logged, rtol=0, atol=1e-9)
+    assert result.steps == expected.steps
 
 
 _slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -108,28 +111,28 @@ _TWO, _OFTEN = {"accumulate_grad_batches": 2}, {"val_check_interval": 2}
         _slow("gtc_averaged", _OFTEN),
     ],
 )
-def test_a_run_is_that_of_a_rank_for_each_worker(name: str, settings: dict[str, Any]) -> None:
-    """With dropout: every worker draws what its rank would have drawn."""
+def test_run_equals_one_with_a_rank_for_each_worker(name: str, settings: dict[str, Any]) -> None:
+    """In dropout, every worker draws the random numbers of its rank in that run."""
     settings = {"validate": _doubles(2), **settings}
     expected = run_ranks(_fit, WORKERS, name, **settings)[0]
     for ranks in (1, 2):
-        for found in run_ranks(_fit, ranks, name, **settings):
-            _assert_same(found, expected)
+        for result in run_ranks(_fit, ranks, name, **settings):
+            _assert_same(result, expected)
 
 
 def _describe() -> tuple[dict[str, Any], int]:
-    strategy = PLAYED["bmuf"]()
+    strategy = VIRTUAL["bmuf"]()
     fitted(lambda: strategy, _Dropout, data=_doubles(3))
     return strategy.describe(), strategy.world_size
 
 
-def test_eta_follows_the_workers_and_not_the_ranks() -> None:
+def test_eta_depends_on_the_workers_and_not_on_the_ranks() -> None:
     ((described, ranks),) = run_ranks(_describe, 1)
     assert (described["virtual_workers"], ranks) == (WORKERS, 1)
 
 
 class _DividesWhenMade(DistributedSampler[Any]):
-    """Long items first, dealt out to the ranks when it is made, as samplers by length do."""
+    """Sorts the items and divides them among ranks in its constructor, as samplers by length do."""
 
     def __init__(self, dataset: Any, rank: int, ranks: int) -> None:
         super().__init__(dataset, num_replicas=ranks, rank=rank)
@@ -151,16 +154,16 @@ class _Data(pl.LightningDataModule):
         return DataLoader(dataset, batch_size=4, sampler=sampler)
 
 
-def test_a_sampler_that_divides_when_it_is_made_is_made_for_each_worker() -> None:
+def test_sampler_that_divides_in_its_constructor_is_made_for_each_worker() -> None:
     settings = {"data": _Data, "use_distributed_sampler": False}
     expected = run_ranks(_fit, WORKERS, "bmuf_gtc", **settings)[0]
     for ranks in (1, 2):
-        for found in run_ranks(_fit, ranks, "bmuf_gtc", **settings):
-            _assert_same(found, expected)
+        for result in run_ranks(_fit, ranks, "bmuf_gtc", **settings):
+            _assert_same(result, expected)
 
 
 class _DrawsOtherwise(_Dropout):
-    """Comes from elsewhere in random numbers, of which a resume must not depend."""
+    """Starts with other random numbers, on which a resumed run must not depend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,20 +174,20 @@ class _DrawsOtherwise(_Dropout):
     "name", [_slow("bmuf"), _slow("overlap"), _slow("bmuf_gtc"), "averaging_momentum"]
 )
 @pytest.mark.parametrize("ranks", [_slow(1), 2, _slow(4)])
-def test_a_run_goes_on_on_other_numbers_of_ranks(name: str, ranks: int, tmp_path: Path) -> None:
-    """Exactly: a job goes on when half of the cluster is gone, or has come back."""
+def test_run_resumes_on_other_numbers_of_ranks(name: str, ranks: int, tmp_path: Path) -> None:
+    """The resumed run is exact, for example when half of the cluster is lost or comes back."""
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=8, save_top_k=-1)
     settings = {"enable_checkpointing": True, "callbacks": [saves], "data": _doubles(6)}
-    through = run_ranks(_fit, ranks, name, **settings)[0]
+    whole = run_ranks(_fit, ranks, name, **settings)[0]
     path = tmp_path / "epoch=1-step=8.ckpt"
     settings = {"data": _doubles(6), "ckpt_path": path, "weights_only": True}
     for fewer_or_more in (1, 2, 4):
-        for found in run_ranks(_fit, fewer_or_more, name, model=_DrawsOtherwise, **settings):
-            torch.testing.assert_close(found.weights, through.weights, rtol=0, atol=1e-9)
+        for resumed in run_ranks(_fit, fewer_or_more, name, model=_DrawsOtherwise, **settings):
+            torch.testing.assert_close(resumed.weights, whole.weights, rtol=0, atol=1e-9)
 
 
 class _Counting(Net):
-    """An integer buffer, which synchronisations keep equal, that grows by what a worker sees."""
+    """Has an integer buffer that grows with the data and that synchronisation makes equal."""
 
     count: Tensor
 
@@ -199,14 +202,14 @@ class _Counting(Net):
 
 
 def _count() -> tuple[list[int], int]:
-    strategy = partial(_played, AVERAGING, block_size=2)
-    own = fitted(strategy, _Counting, data=loader(5, ranks=WORKERS))
-    return own.notes, int(own.state["count"])
+    strategy = partial(_with_workers, AVERAGING, block_size=2)
+    result = fitted(strategy, _Counting, data=loader(5, ranks=WORKERS))
+    return result.notes, int(result.state["count"])
 
 
-def test_buffers_that_are_kept_equal_are_the_first_worker_s() -> None:
-    """As among real ranks, those of the first worker of all."""
-    ((played, at_end),), real = run_ranks(_count, 1), run_ranks(_count, WORKERS)
-    for worker, (found, last) in enumerate(real):
+def test_synchronised_buffers_are_those_of_the_first_worker() -> None:
+    """Without virtual workers, they are those of rank 0."""
+    ((virtual, at_end),), real = run_ranks(_count, 1), run_ranks(_count, WORKERS)
+    for worker, (counts, last) in enumerate(real):
         assert at_end == last
-        assert played[worker::WORKERS] == found
+        assert virtual[worker::WORKERS] == counts

@@ -1,4 +1,4 @@
-"""What counts as waited for: training that stands still, and not communication beside it."""
+"""Tests that waiting time counts only communication that blocks training, not overlapped one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import HIERARCHICAL, Net, fit, fit_on_ranks, this_rank
 from tests.waiting import leave_mark, wait_until
 
-# By how much the last rank is late, once the others have nothing left to do.
+# Delay of the last rank, after the other ranks have nothing left to do.
 LATE_S = 0.3
 
 
@@ -46,7 +46,7 @@ class _Late(Net):
         return super().training_step(batch, batch_idx)
 
 
-def _mark_what_is_handed_over(reducer: type[Reducer], mark: Path) -> None:
+def _mark_last_bucket(reducer: type[Reducer], mark: Path) -> None:
     reduce = reducer.reduce
 
     def marking(self: Reducer, bucket: Any) -> Any:
@@ -61,7 +61,7 @@ def _mark_what_is_handed_over(reducer: type[Reducer], mark: Path) -> None:
 def _step(kind: str, folder: Path) -> float:
     choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
     mark = folder / "handed_over"
-    _mark_what_is_handed_over(AllReducer if kind == "all_reduce" else HookReducer, mark)
+    _mark_last_bucket(AllReducer if kind == "all_reduce" else HookReducer, mark)
     strategy = HIERARCHICAL(group_size="world", gradient_sync=choices[kind])
     fit(strategy, 1, _Late(mark))
     return strategy.traffic.waited_seconds("group")
@@ -82,7 +82,7 @@ def _overlapped(folder: Path) -> tuple[float, float]:
         _come_late(folder / "sent")
     pending = channel.all_reduce_(torch.zeros(10), "models")
     leave_mark(folder, "sent")
-    # What a rank computes meanwhile.
+    # Stands for computation during the all-reduce.
     wait_until(pending.work.is_completed, "the mean")
     pending.wait()
     return traffic.of("across", "models").seconds, traffic.waited_seconds("across")
@@ -95,6 +95,6 @@ def test_communication_beside_computation_is_in_flight_but_not_waited_for(tmp_pa
 
 
 def test_waits_of_a_parameter_server_are_among_those_of_its_tier() -> None:
-    for own in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
-        waited = own.metrics["hier/psp/waiting_seconds"]
-        assert 0 < waited <= own.metrics["hier/across/waited_seconds"]
+    for result in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
+        waited = result.metrics["hier/psp/waiting_seconds"]
+        assert 0 < waited <= result.metrics["hier/across/waited_seconds"]

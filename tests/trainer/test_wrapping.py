@@ -1,4 +1,4 @@
-"""Which ranks DDP spans: all in the warm-up, then the group, and nothing in a group of one."""
+"""Tests which ranks DDP wraps: all in the warm-up, then the group, and none in a group of one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from tests.trainer.fitting import (
 
 
 class _Adversaries(Net):
-    """A GAN as they are written: each loss passes through both parts, gradients go first."""
+    """A GAN in manual optimization.
+
+    Each loss passes through both networks. Gradients are set to zero before the forward pass.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(by_hand=True, **settings)
@@ -41,7 +44,7 @@ class _Adversaries(Net):
         self.double()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        noise, real = (own.double() for own in batch)
+        noise, real = (tensor.double() for tensor in batch)
         of_generator, of_discriminator = self.optimizers()
         of_generator.zero_grad()
         of_discriminator.zero_grad()
@@ -79,11 +82,11 @@ def _by_hand(name: str, warmup_steps: int) -> Fitted:
 
 
 def test_two_optimizers_by_hand_train_in_groups_of_one() -> None:
-    """With plain SGD the mean of models after every step is that of one step by mean gradients."""
+    """With plain SGD, the mean of models after every step equals a step with the mean gradient."""
     cases = list(product(_OF_ONE, (0, 2)))
     ddp = partial(fitted, partial(DDPStrategy, **_UNUSED), partial(_Adversaries, lr=0.2))
-    (by_ddp, _), *found = fits_on_ranks(2, ddp, *(partial(_by_hand, *case) for case in cases))
-    for case, (first, second) in zip(cases, found, strict=True):
+    (by_ddp, _), *results = fits_on_ranks(2, ddp, *(partial(_by_hand, *case) for case in cases))
+    for case, (first, second) in zip(cases, results, strict=True):
         assert torch.equal(first.weights, second.weights), case
         assert first.weights.isfinite().all(), case
         if case[0] != "bmuf_adam":
@@ -91,7 +94,7 @@ def test_two_optimizers_by_hand_train_in_groups_of_one() -> None:
 
 
 class _Wrapped(Net):
-    """Notes over how many ranks the module is wrapped at each batch, and who is still wrapped."""
+    """Notes the number of wrapped ranks at each batch, and keeps weak references to wrappers."""
 
     def __init__(self) -> None:
         super().__init__(batchnorm=True)
@@ -101,52 +104,54 @@ class _Wrapped(Net):
         model: Any = self.trainer.model
         wrapped = isinstance(model, DistributedDataParallel)
         self.notes.append(dist.get_world_size(model.process_group) if wrapped else None)
-        if wrapped and not any(own() is model for own in self.wrappers):
+        if wrapped and not any(wrapper() is model for wrapper in self.wrappers):
             self.wrappers.append(weakref.ref(model))
         return self.loss(batch)
 
 
 def _wrapped(cases: list[dict[str, Any]]) -> list[tuple[list[int | None], int]]:
-    found = []
+    """Number of wrapped ranks at each batch, and number of wrappers that are left, by case."""
+    results = []
     for settings in cases:
         model = _Wrapped()
         fit(HIERARCHICAL(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
         gc.collect()
-        found.append((model.notes, sum(own() is not None for own in model.wrappers)))
-    return found
+        left = sum(wrapper() is not None for wrapper in model.wrappers)
+        results.append((model.notes, left))
+    return results
 
 
 def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one() -> None:
-    """Those that are replaced are gone, with their buckets."""
+    """Replaced wrappers are freed, with their buckets."""
     cases: list[tuple[dict[str, Any], list[int | None]]] = [
         ({"group_size": 1, "warmup_steps": 2}, [4, 4, None, None, None]),
         ({"group_size": 1}, [None] * 5),
         ({"group_size": 2, "warmup_steps": 2}, [4, 4, 2, 2, 2]),
         ({"group_size": 1, "gradient_sync": lh.CommHook(default.fp16_compress_hook)}, [1] * 5),
     ]
-    found = run_ranks(_wrapped, 4, [settings for settings, _ in cases])
-    assert found == [[(over, 0) for _, over in cases]] * 4
+    results = run_ranks(_wrapped, 4, [settings for settings, _ in cases])
+    assert results == [[(over, 0) for _, over in cases]] * 4
 
 
 class _Branches(Net):
-    """Each group uses branches of its own, one is used by nobody and one by all."""
+    """Each group uses another branch. One branch is used by all ranks, and one by none."""
 
     def __init__(self) -> None:
         super().__init__(lr=0.05, optimizer="Adam")
         self.layers = nn.Sequential(*(nn.Linear(4, 2) for _ in range(4))).double()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        data, target = (own.double() for own in batch)
-        found = self.layers[3](data) + self.layers[dist.get_rank() // 2](data)
-        return (found - target).square().mean()
+        data, target = (tensor.double() for tensor in batch)
+        output = self.layers[3](data) + self.layers[dist.get_rank() // 2](data)
+        return (output - target).square().mean()
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.notes = [name for name, own in self.layers.named_parameters() if own.grad is None]
+        self.notes = [name for name, p in self.layers.named_parameters() if p.grad is None]
 
 
 @pytest.mark.parametrize("views", [False, True])
 def test_warm_up_of_groups_that_use_different_parameters_is_ddp(views: bool) -> None:
-    """To the last bit, and what no rank uses has no gradient."""
+    """Weights are equal to the last bit. Parameters that no rank uses have no gradient."""
     settings: dict[str, Any] = {**_UNUSED, "gradient_as_bucket_view": views}
     groups = partial(
         lh.HierarchicalStrategy,

@@ -1,7 +1,7 @@
-"""What the user's hooks write into the module while it holds the global model.
+"""Tests hooks of the user that write to the module while it holds the global model.
 
-Buffers and frozen parameters stay written; a trained parameter is an error on ranks that wrote.
-Hooks may run under ``torch.inference_mode``, and save.
+Written buffers and frozen parameters keep their values. A written trained parameter is an error on
+the ranks that wrote. Hooks may run under ``torch.inference_mode`` and may save.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ SERVERS: dict[str, Any] = {
 
 
 class Writing(Net):
-    """Sets a buffer as epochs begin; counts them, and moves a frozen parameter, as they end.
+    """Sets a buffer at the start of an epoch, and a count and a frozen parameter at its end.
 
-    Notes what each step finds of them, and the weight of a layer.
+    Notes their values and the weight of a layer in each step.
     """
 
     beta: Tensor
@@ -75,17 +75,17 @@ class Writing(Net):
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_buffers_and_frozen_parameters_are_trained_with_as_they_were_written(name: str) -> None:
-    for own in fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3):
-        held = [each for each, _ in own.notes]
+    for result in fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3):
+        held = [each for each, _ in result.notes]
         assert len(held) == 18
         assert held == [(epoch, 0.5**epoch, epoch, 3.0 * epoch) for epoch, *_ in held]
-        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
+        assert (float(result.state["beta"]), int(result.state["epochs"])) == (0.25, 3)
 
 
 class _WithStatistics(Writing):
-    """The statistics of BatchNorm are its own, where epochs end and begin.
+    """Checks that the local statistics of BatchNorm are restored at the start of an epoch.
 
-    A frozen parameter can't be written under servers.
+    It does not write frozen parameters, which servers do not allow.
     """
 
     def __init__(self) -> None:
@@ -103,11 +103,11 @@ class _WithStatistics(Writing):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_under_servers_buffers_stay_written_and_others_come_back(name: str) -> None:
-    for own in fit_on_ranks(2, SERVERS[name], _WithStatistics, 3, max_epochs=3):
-        held = [each[:3] for each, _ in own.notes]
+def test_under_servers_written_buffers_stay_and_local_statistics_come_back(name: str) -> None:
+    for result in fit_on_ranks(2, SERVERS[name], _WithStatistics, 3, max_epochs=3):
+        held = [each[:3] for each, _ in result.notes]
         assert held == [(epoch, 0.5**epoch, epoch) for epoch in range(3) for _ in range(3)]
-        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
+        assert (float(result.state["beta"]), int(result.state["epochs"])) == (0.25, 3)
 
 
 def _weight(model: Net) -> Tensor:
@@ -115,19 +115,19 @@ def _weight(model: Net) -> Tensor:
 
 
 def _negate(model: Net) -> None:
-    """Of equal norm, and through ``.data``, which moves no counter."""
+    """Keep the norm. A write through ``.data`` does not change the version counter."""
     _weight(model).neg_()
 
 
 def _reorder_on_rank_0(model: Net) -> None:
-    """Each rank's sum, norm and set of values stay what they were."""
+    """Keep the sum, norm and set of values of each rank."""
     if this_rank() == 0:
         _weight(model).copy_(_weight(model).flip(0))
 
 
 def _clip_on_all(model: Net) -> None:
-    for own in model.parameters():
-        own.data.clamp_(-0.01, 0.01)
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.01, 0.01)
 
 
 def _clip_a_weight(model: Net) -> None:
@@ -141,13 +141,13 @@ def _clip_a_weight_on_rank_0(model: Net) -> None:
 
 
 def _write_another_and_back(model: Net) -> None:
-    kept = _weight(model).clone()
+    before = _weight(model).clone()
     _weight(model).zero_()
-    _weight(model).copy_(kept)
+    _weight(model).copy_(before)
 
 
 class _WritingWeights(Net):
-    """Writes in one hook, once there has been a step, or from the start."""
+    """Writes in one hook, after the first step or from the start."""
 
     def __init__(
         self, hook: str, write: Callable[[Net], None], *, from_the_start: bool = False
@@ -161,7 +161,7 @@ class _WritingWeights(Net):
             self.write(self)
 
 
-LOOKS = {"validate": 1, "max_epochs": 2, "val_check_interval": 3}
+VALIDATING = {"validate": 1, "max_epochs": 2, "val_check_interval": 3}
 ERROR = "RuntimeError: a hook wrote to trained parameters (layers.0.weight"
 
 
@@ -178,7 +178,7 @@ def test_written_weights_are_an_error_on_every_rank_that_wrote(
     name: str, hook: str, write: Callable[[Net], None], ranks: set[int]
 ) -> None:
     model = partial(_WritingWeights, hook, write)
-    for outcome in rank_outcomes(fitted, 2, SYNCHRONOUS[name], model, **LOOKS):
+    for outcome in rank_outcomes(fitted, 2, SYNCHRONOUS[name], model, **VALIDATING):
         error = str(outcome.error)
         if outcome.rank in ranks:
             assert error.startswith(ERROR)
@@ -198,16 +198,16 @@ def test_checkpoint_of_written_weights_is_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "write"), [("nesterov", _write_another_and_back), ("one model", _clip_on_all)]
 )
-def test_what_is_put_back_and_what_all_ranks_train_is_no_error(name: str, write: Any) -> None:
+def test_restored_weights_and_a_single_model_are_no_error(name: str, write: Any) -> None:
     fit_on_ranks(
-        2, SYNCHRONOUS[name], partial(_WritingWeights, "on_train_epoch_end", write), **LOOKS
+        2, SYNCHRONOUS[name], partial(_WritingWeights, "on_train_epoch_end", write), **VALIDATING
     )
 
 
 def test_the_hook_that_the_error_names_works() -> None:
     model = partial(_WritingWeights, "on_train_batch_end", _clip_on_all)
-    for own in fit_on_ranks(2, AVERAGING, model):
-        assert 0.0 < own.state["layers.0.weight"].abs().max() <= 0.01
+    for result in fit_on_ranks(2, AVERAGING, model):
+        assert 0.0 < result.state["layers.0.weight"].abs().max() <= 0.01
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -223,7 +223,7 @@ def test_parameters_that_are_written_under_servers_are_one_clear_error(
         assert "in setup or configure_model" in str(outcome.error)
 
 
-def test_rank_that_wrote_alone_under_servers_is_told() -> None:
+def test_only_the_rank_that_wrote_under_servers_raises_that_error() -> None:
     model = partial(_WritingWeights, "on_train_epoch_end", _clip_a_weight_on_rank_0)
     alone, other = rank_outcomes(fitted, 2, lh.PSPStrategy, model, 3, max_epochs=2)
     assert "were written to outside of training steps" in str(alone.error)
@@ -239,7 +239,7 @@ STRATEGIES: dict[str, Any] = {
 
 
 class _Net(Net):
-    """Binds another tensor to a buffer's name whenever it sees a batch, and may save then."""
+    """Replaces the tensor of a buffer after every batch, and may save then."""
 
     center: Tensor
 
@@ -262,7 +262,7 @@ class _Net(Net):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_state_that_is_made_in_a_save_is_trained_with(name: str) -> None:
+def test_state_that_is_created_in_a_save_is_trained_with(name: str) -> None:
     kind = "Adam" if name in ("adam", "virtual") else "SGD"
     models = [partial(_Net, saves, optimizer=kind) for saves in (True, False)]
     runs = [

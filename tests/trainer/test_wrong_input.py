@@ -1,4 +1,7 @@
-"""A mistake gets one clear error on every rank before training."""
+"""Tests that mistakes in settings, modules and callbacks are one clear error before training.
+
+All ranks raise the same error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def _fit(strategy: Any, model: Any = None, **settings: Any) -> None:
 
 
 def _with(strategy: Any, name: str, layer: nn.Module, *ranks: int) -> None:
-    """One layer is another one on some ranks."""
+    """Train with one layer replaced on some ranks."""
     model = Untrained()
     if this_rank() in ranks:
         setattr(model.layers, name, layer)
@@ -139,12 +142,12 @@ def errors() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
-    check_errors([own[name] for own in errors], MISTAKES[name][1])
+    check_errors([rank[name] for rank in errors], MISTAKES[name][1])
 
 
 def test_callbacks_that_couple_all_ranks_at_every_step_are_warned_of(tmp_path: Any) -> None:
     hourly = ModelCheckpoint(train_time_interval=timedelta(hours=1), dirpath=tmp_path)
     settings = {"max_time": "00:01:00:00", "enable_checkpointing": True, "callbacks": [hourly]}
     warned = fit_on_ranks(2, "bmuf", Net, 2, **settings)[0].warned
-    assert any("max_time" in said and "interval='epoch'" in said for said in warned)
-    assert any("train_time_interval" in said and "every_n_train_steps" in said for said in warned)
+    assert any("max_time" in text and "interval='epoch'" in text for text in warned)
+    assert any("train_time_interval" in text and "every_n_train_steps" in text for text in warned)
