@@ -51,6 +51,7 @@ def step_with_gradients(
     else:
         sent = min(density, BITMAP_DENSITY)
         load = all_gather(WORD_BYTES * sent * workload.parameters, group, network)
+        load += Load(latency_s=load.latency_s)  # numbers of words, which are gathered before them
         copies = (_ENCODE + _ENCODE_SENT * sent + _GTC_COPIES) / 2
         copies_after = copies + min(group.size * density, 2.0) * _DECODE
     gradients = network.devices * nbytes
