@@ -1,4 +1,4 @@
-"""Quorums of one group, from a Lighthouse whose answers are written down here."""
+"""Quorums of one group, from a Lighthouse whose responses are given by the test."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ THIRD_S = 3.0
 
 
 class Clock:
-    """Time that passes when somebody waits."""
+    """A clock that only advances in :meth:`wait`."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    fake = Clock()
     monkeypatch.setattr(Quorums, "_open", lambda _: None)
-    monkeypatch.setattr(quorums, "monotonic", lambda: made.now)
-    monkeypatch.setattr(quorums, "sleep", made.wait)
-    return made
+    monkeypatch.setattr(quorums, "monotonic", lambda: fake.now)
+    monkeypatch.setattr(quorums, "sleep", fake.wait)
+    return fake
 
 
 def _quorums(
@@ -94,7 +94,7 @@ def test_waiting_and_refused_groups_are_logged_once() -> None:
 
 
 def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
-    """And the error has the cause alone, of the layers of torchft's message."""
+    """The error names only the innermost cause of torchft's nested message."""
     lines: list[str] = []
     made = object.__new__(Lighthouse)
     made._address, made._log = "http://host:1", lines.append
@@ -111,8 +111,8 @@ def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("phase", ["start", "block", "join"])
-def test_a_former_process_of_a_group_is_no_group(phase: Phase) -> None:
-    """It trained, joined or started. The quorum in which it still is decides nothing."""
+def test_a_former_process_of_a_group_is_ignored(phase: Phase) -> None:
+    """The process trained, joined or started. A quorum that still contains it is discarded."""
     asked: list[Entry] = []
 
     def answer(own: Entry, until: float) -> Quorum:
@@ -130,7 +130,7 @@ def test_a_former_process_of_a_group_is_no_group(phase: Phase) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_two_jobs_with_one_number() -> None:
-    """The one that starts ends with an error. Two that train already do so after a while."""
+    """A job that starts ends with an error at once, a job that already trains after its limit."""
     alive = serve_store("127.0.0.1")
 
     def answer(own: Entry, until: float) -> Quorum:
@@ -147,7 +147,7 @@ def test_two_jobs_with_one_number() -> None:
 def test_a_group_that_joins_waits_less_than_its_other_ranks(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait takes as long as it may: for a quorum, for the vote, and for the state."""
+    """The waits for a quorum, for the vote and for the state each take their whole limit."""
     begun = clock.now
 
     def answer(own: Entry, until: float) -> Quorum:
