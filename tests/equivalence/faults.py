@@ -82,10 +82,7 @@ def _break(tensor: Tensor, fault: Fault) -> None:
 
 
 class FaultyTwin(Twin):
-    """Excludes groups that are not finite at the end of a block, and counts them in ``excluded``.
-
-    Such groups are called sick below, the others healthy.
-    """
+    """Excludes groups that are not finite at a block's end, and counts them in ``excluded``."""
 
     excluded = 0
     _index = 0  # of the optimizer whose block is checked
@@ -97,7 +94,7 @@ class FaultyTwin(Twin):
             return self._healthy
         size = self.recipe.world if self.warming else self.recipe.group
         groups = (self.workers[i : i + size] for i in range(0, self.recipe.world, size))
-        return [group[0] for group in groups if not any(map(self._is_sick, group))]
+        return [group[0] for group in groups if not any(map(self._is_nonfinite, group))]
 
     def strike(self, fault: Fault) -> None:
         """Apply a fault to a worker. The caller applies faults of the loss."""
@@ -110,7 +107,7 @@ class FaultyTwin(Twin):
             memory = list(worker.memory.values())[-1]
             _break(memory.m if fault.where == "exp_avg" else memory.v, fault)
 
-    def _is_sick(self, worker: Worker) -> bool:
+    def _is_nonfinite(self, worker: Worker) -> bool:
         """Whether tensors of the block of the current optimizer are not finite.
 
         Buffers belong to the block of the first optimizer.
@@ -142,11 +139,12 @@ class FaultyTwin(Twin):
         return super()._mean(index)
 
     def _made(self, worker: Worker, index: int) -> Values:
-        """The local update of a worker, zero if it is sick."""
+        """The local update of a worker, zero if its model is not finite."""
         self._index = index
         update = super()._made(worker, index)
-        sick = self._is_sick(worker)
-        return {name: torch.zeros_like(value) for name, value in update.items()} if sick else update
+        if self._is_nonfinite(worker):
+            return {name: torch.zeros_like(value) for name, value in update.items()}
+        return update
 
     def _mean_buffer(self, name: str) -> Tensor:
         self._index = 0

@@ -145,11 +145,11 @@ class FragmentTwin(Twin):
 
         A group that is not finite is excluded. It continues from the start model of all fragments.
         """
-        sick = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
-        part.travelling, part.steps = self._mean_of(part, sick), 0
+        excluded = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
+        part.travelling, part.steps = self._mean_of(part, excluded), 0
         if self.timing.merge == "progress":
             part.begun = [self._own(part, worker) for worker in range(len(self.workers))]
-        for number in sick:
+        for number in excluded:
             self.workers[number].momenta.clear()
             for own in self.parts:
                 own.begun = [*own.begun[:number], own.start, *own.begun[number + 1 :]]
@@ -188,10 +188,10 @@ class FragmentTwin(Twin):
             return {name: own[name] - part.begun[worker][name] for name in own}
         return {name: alpha * (own[name] - start[name]) for name in own}
 
-    def _mean_of(self, part: Part, sick: Sequence[int] = ()) -> Values:
+    def _mean_of(self, part: Part, excluded: Sequence[int] = ()) -> Values:
         updates = [
             None
-            if worker in sick
+            if worker in excluded
             else {name: value - part.begun[worker][name] for name, value in own.items()}
             for worker in range(0, len(self.workers), self.recipe.group)
             for own in [self._own(part, worker)]

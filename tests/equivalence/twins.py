@@ -260,7 +260,7 @@ class Twin:
             self._spread_buffers(mean)
 
     def _end_overlapped(self, index: int) -> None:
-        """Apply the update in flight, and send the local updates of the block. Workers keep them."""
+        """Apply the update in flight, and send the local updates of the block, which are kept."""
         updates = [self._made(worker, index) for worker in self.workers]
         travelling = self._mean_made(index)
         block = self.blocks[index] = self._landed(index)

@@ -1,4 +1,4 @@
-"""Draw a strategy with arguments that fit each other and the world."""
+"""Draws a strategy whose arguments are valid together and for the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Drawn = tuple[Named, Named | None, Named | None]
 
 
 def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn:
-    """Strategy, gradient and block synchronisation."""
+    """Draw a strategy, a gradient synchronisation and a block synchronisation."""
     kind = dice.choices(("composed", "preset", "psp", "two_stage"), (55, 25, 11, 9))[0]
     warmup = dice.choices((0, 1, 3), (65, 15, 20))[0]
     if kind == "psp":
@@ -30,29 +30,29 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
 
 
 def _with_automatic(drawn: Drawn) -> Drawn:
-    """The same, in one of eight cases with everything at "auto" that can be.
+    """The same settings. In one of eight cases, every setting with an "auto" is automatic.
 
-    Blocks may then be too short for fragments and delays, so that these are left out.
+    Fragments and delays are then left out, because blocks may be too short for them.
 
-    Drawn from a generator of its own, so that all other draws of a seed stay as they are.
+    The draw has its own generator, so that all other draws of a seed do not change.
     """
     if random.Random(repr(drawn)).random() >= 0.125:
         return drawn
     automatic = ["warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap"]
     automatic.append("merge")  # which has no effect without overlap
-    found: list[Any] = []
+    result: list[Any] = []
     for named in drawn:
         if named is not None:
             name, arguments = named
             named = name, {key: v for key, v in arguments.items() if key not in automatic}
-        found.append(named)
-    return found[0], found[1], found[2]
+        result.append(named)
+    return result[0], result[1], result[2]
 
 
 def _with_late_moments(named: Named) -> Named:
-    """The same, where it is BMUF-Adam often with moments that come late or seldom.
+    """The same settings. BMUF-Adam often gets an overlap, or moments that are exchanged seldom.
 
-    Drawn from a generator of its own, as above.
+    The draw has its own generator, as above.
     """
     name, arguments = named
     if not name.startswith("BMUFAdam") or "block_size" not in arguments:
@@ -81,7 +81,7 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
         arguments["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
     if dice.random() < 0.4:
         arguments["across"] = dice.choice(("leader", "sharded"))
-    # From a generator of its own, so that all other draws of a seed stay as they are.
+    # These draws have their own generators, so that all other draws of a seed do not change.
     if random.Random(repr(arguments)).random() < 0.2:
         arguments["across_density"] = 0.2
     if "virtual_workers" not in own and random.Random(repr((own, arguments))).random() < 0.2:
@@ -90,7 +90,7 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
 
 
 def _by_samples(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Groups count by samples. Momentum is a number where an automatic one is refused."""
+    """Weights groups by samples. Block momentum is a number if "auto" would be refused."""
     found: dict[str, Any] = {"weighting": "samples"}
     if arguments.get("block_lr", 1.0) > 1.0 or arguments.get("update_from") == "start":
         found["block_momentum"] = arguments.get("block_momentum", 0.4)

@@ -1,4 +1,4 @@
-"""A fixed, short form of the fuzzer, and what it makes of faults that are planted."""
+"""The fuzzer on fixed seeds, and on strategies with planted faults, which it must report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = (1381, 1003, 331, 1014, 1023, 1073)
 
 
 class _OneRankDiffers(lh.BMUFStrategy):
-    """Rank 1 leaves training with other parameters than the others."""
+    """Rank 1 ends training with other parameters than the other ranks."""
 
     def teardown(self) -> None:
         if self.global_rank == 1:
@@ -30,7 +30,7 @@ class _OneRankDiffers(lh.BMUFStrategy):
 
 
 class _ForgetsOnResume(lh.BMUFStrategy):
-    """A resumed run goes on with another rate."""
+    """A resumed run continues with another learning rate."""
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -39,7 +39,7 @@ class _ForgetsOnResume(lh.BMUFStrategy):
 
 
 class _Hangs(lh.BMUFStrategy):
-    """One rank never ends."""
+    """Rank 1 never ends."""
 
     def on_train_start(self) -> None:
         super().on_train_start()
