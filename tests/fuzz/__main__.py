@@ -62,7 +62,9 @@ def summary(ends: Counter[str], clear: dict[str, Counter[str]], seconds: float) 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="time after which no case starts")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="time after which no case starts"
+    )
     parser.add_argument("--seed", type=int, help="seed of the first case; the next ones follow")
     parser.add_argument("--case", type=int, help="run the case of this seed only")
     parser.add_argument("--workers", type=int, default=2, help="number of parallel cases")
