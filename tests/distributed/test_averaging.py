@@ -90,7 +90,7 @@ def _short_rounds(
 ) -> tuple[float, float, list[float]]:
     """Largest loss over all rounds, largest error of one round, and the last sum.
 
-    The loss is the difference between the exact sum and what was sent plus the error feedback.
+    The loss is the difference of the exact sums from the sent sums plus the error feedback.
     """
     communicators = open_world(1, host_of=HOSTS[hosts])
     route, codec = communicators.route, make_codec(across_dtype, torch.float64, density)

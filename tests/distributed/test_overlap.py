@@ -140,7 +140,7 @@ def _unfrozen() -> list[float]:
 
 
 def test_global_model_of_unfrozen_parameters_starts_from_their_values() -> None:
-    """From 1, by the mean of 0 to 3, then by a block momentum of 0.5, and by the look-ahead."""
+    """The values start at 1. The mean of 0 to 3 is added, then 0.75 and 0.375 by block momentum."""
     for means in run_ranks(_unfrozen, 4):
         assert means == pytest.approx([1 + 1.5 + 0.75 + 0.375] * 2)
 

@@ -108,36 +108,36 @@ class AdamWorker(Worker):
 
     def descend(self, name: str, gradient: Tensor, rules: Rules) -> None:  # type: ignore[override]
         """Apply one step, from the algorithm box of the optimizer."""
-        rule, own, theta = rules.of[name], self.memory[name], self.values()[name]
+        rule, state, theta = rules.of[name], self.memory[name], self.values()[name]
         beta1, beta2 = rule.betas
         if rule.kind == "adamw":
             theta.mul_(1 - rule.lr * rule.weight_decay)
         else:
             gradient = gradient + rule.weight_decay * theta
-        own.k, own.tau = own.k + 1, own.tau + 1
-        own.m = beta1 * own.m + (1 - beta1) * gradient
-        own.v = beta2 * own.v + (1 - beta2) * gradient**2
-        m_hat = own.m / (1 - beta1**own.k)
-        v_hat = own.v / (1 - beta2**own.k)
+        state.k, state.tau = state.k + 1, state.tau + 1
+        state.m = beta1 * state.m + (1 - beta1) * gradient
+        state.v = beta2 * state.v + (1 - beta2) * gradient**2
+        m_hat = state.m / (1 - beta1**state.k)
+        v_hat = state.v / (1 - beta2**state.k)
         if rule.kind == "nadam":
-            mu, following = rule.mu(own.k), rule.mu(own.k + 1)
-            own.product *= mu
-            m_hat = following * own.m / (1 - own.product * following)
-            m_hat = m_hat + (1 - mu) * gradient / (1 - own.product)
+            mu, next_mu = rule.mu(state.k), rule.mu(state.k + 1)
+            state.product *= mu
+            m_hat = next_mu * state.m / (1 - state.product * next_mu)
+            m_hat = m_hat + (1 - mu) * gradient / (1 - state.product)
         if rule.kind == "radam":
-            theta.sub_(rule.lr * _rectified(m_hat, own, rule))
+            theta.sub_(rule.lr * _rectified(m_hat, state, rule))
         else:
             theta.sub_(rule.lr * m_hat / (v_hat.sqrt() + rule.eps))
 
 
-def _rectified(m_hat: Tensor, own: Memory, rule: Rule) -> Tensor:
+def _rectified(m_hat: Tensor, state: Memory, rule: Rule) -> Tensor:
     beta2 = rule.betas[1]
     longest = 2 / (1 - beta2) - 1
-    length = longest - 2 * own.k * beta2**own.k / (1 - beta2**own.k)
+    length = longest - 2 * state.k * beta2**state.k / (1 - beta2**state.k)
     if length <= 5:
         return m_hat
     r = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return m_hat * r**0.5 * (1 - beta2**own.k) ** 0.5 / (own.v.sqrt() + rule.eps)
+    return m_hat * r**0.5 * (1 - beta2**state.k) ** 0.5 / (state.v.sqrt() + rule.eps)
 
 
 class AdamTwin(Twin):

@@ -43,14 +43,14 @@ class LateAdamWorker(AdamWorker):
 
     def begin_from(self, name: str, start: Memory, rule: Rule) -> None:
         """Take other moments, and apply the gradients since the send to them again."""
-        own = start.copied()
+        state = start.copied()
         beta1, beta2 = rule.betas
         for gradient in self.since[name]:
-            own.k, own.tau = own.k + 1, own.tau + 1
-            own.m = beta1 * own.m + (1 - beta1) * gradient
-            own.v = beta2 * own.v + (1 - beta2) * gradient**2
-            own.product *= rule.mu(own.k) if rule.kind == "nadam" else 1.0
-        self.memory[name] = own
+            state.k, state.tau = state.k + 1, state.tau + 1
+            state.m = beta1 * state.m + (1 - beta1) * gradient
+            state.v = beta2 * state.v + (1 - beta2) * gradient**2
+            state.product *= rule.mu(state.k) if rule.kind == "nadam" else 1.0
+        self.memory[name] = state
 
 
 Groups = Sequence[tuple[LateAdamWorker, float]]

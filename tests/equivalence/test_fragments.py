@@ -159,8 +159,8 @@ def test_schedule_of_a_block() -> None:
 def test_every_fragment_is_sent_and_applied_once_in_a_block(n: int, delay: int) -> None:
     due = [Schedule(10, fragments=n, delay=delay).due(step) for step in range(1, 11)]
     for kind in ("applies", "sends"):
-        found = [getattr(own, kind) for own in due]
-        assert sorted(own for own in found if own is not None) == list(range(n))
+        fragments = [getattr(own, kind) for own in due]
+        assert sorted(own for own in fragments if own is not None) == list(range(n))
 
 
 def test_twins_of_the_two_ways_to_delay_a_block_agree() -> None:

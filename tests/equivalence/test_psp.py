@@ -70,8 +70,8 @@ def train(
     return models[0]
 
 
-def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(trained: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for one, other in zip(trained, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -86,16 +86,16 @@ SGD = [
 def test_all_pushes_and_all_blocks_are_synchronous_sgd_at_n_times_the_rate(
     settings: dict[str, Any],
 ) -> None:
-    found = train(lambda p: optim.SGD(p, lr=0.01, **settings))
+    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings))
     rule = Sgd(lr=0.01 * WORKERS, **settings)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 @pytest.mark.parametrize("settings", SGD)
 def test_without_linear_scaling_the_rate_stays(settings: dict[str, Any]) -> None:
-    found = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
+    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
     rule = Sgd(lr=0.01, **settings)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -106,13 +106,13 @@ def test_adam_is_one_adam_on_the_summed_gradients(weight_decay: float) -> None:
     N eta (N m) / (sqrt(N^2 v) + N eps): an Adam on S with the rate N eta, with N eps, and with N
     times the decay, which is added to the gradient. The test uses a large eps, so that it matters.
     """
-    found = train(lambda p: optim.Adam(p, lr=0.005, eps=1e-2, weight_decay=weight_decay))
+    trained = train(lambda p: optim.Adam(p, lr=0.005, eps=1e-2, weight_decay=weight_decay))
     rule = Adam(lr=0.005 * WORKERS, eps=1e-2 * WORKERS, weight_decay=weight_decay * WORKERS)
-    assert_same(found, summed(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, summed(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 def test_warm_up_is_the_mean_at_the_unscaled_rate_for_any_settings() -> None:
-    found = train(
+    trained = train(
         lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
         weather=Weather(compute_s=[0.1, 0.1, 0.1, 3.0]),
         min_pushes=1,
@@ -120,7 +120,7 @@ def test_warm_up_is_the_mean_at_the_unscaled_rate_for_any_settings() -> None:
         warmup_steps=STEPS,
     )
     rule = Sgd(lr=0.05, momentum=0.9)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 def test_a_rendezvous_changes_nothing() -> None:
@@ -148,7 +148,7 @@ def test_partial_pushes_follow_the_twin() -> None:
     2), and at 5 (late again). The servers use its gradients only after the others have ended.
     """
     weather = Weather(latency_s=(0.0, 0.0), compute_s=[1.0, 1.0, 2.5])
-    found = train(
+    trained = train(
         lambda p: optim.SGD(p, lr=0.02, momentum=0.9),
         weather=weather,
         workers=3,
@@ -159,13 +159,13 @@ def test_partial_pushes_follow_the_twin() -> None:
     # The gradients of worker 2 with versions 0 and 2 are dropped. Afterwards, it is alone.
     alone = [[Push(2, 2, 4)], [Push(2, 3, 5)]]
     rule = Sgd(lr=0.02, momentum=0.9)
-    assert_same(found, partial(start(), loss_gradients, rule, both + alone))
+    assert_same(trained, partial(start(), loss_gradients, rule, both + alone))
 
 
 def test_a_server_with_a_push_timeout_takes_the_late_gradient() -> None:
     """tau_1 is 1.6 s after the first two pushes. The third arrives 1.5 s later in every round."""
     weather = Weather(latency_s=(0.0, 0.0), compute_s=[1.0, 1.0, 2.5])
-    found = train(
+    trained = train(
         lambda p: optim.SGD(p, lr=0.02),
         weather=weather,
         workers=3,
@@ -173,4 +173,4 @@ def test_a_server_with_a_push_timeout_takes_the_late_gradient() -> None:
         push_timeout_s=1.6,
     )
     rule = Sgd(lr=0.02 * 3)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))

@@ -87,9 +87,9 @@ def test_models_of_ranks_that_join_are_those_of_the_twin(
             for (batch, values), its in zip(own.local.items(), twin.local, strict=True):
                 mine = {name: values[name] for name in its}
                 assert difference(mine, its) < TOLERANCE, f"rank {rank}, batch {batch}"
-        for looks in (own.epoch_ends, own.validated):
-            for look, its in zip(looks.values(), twin.epoch_ends, strict=True):
-                assert difference(look, its) < TOLERANCE
+        for records in (own.epoch_ends, own.validated):
+            for seen, its in zip(records.values(), twin.epoch_ends, strict=True):
+                assert difference(seen, its) < TOLERANCE
         assert difference(own.final, twin.epoch_ends[-1]) < TOLERANCE
         assert own.steps == twin.steps
     for other in others:

@@ -57,10 +57,10 @@ def _quorums(
     )
     settings = lh.TorchFT("http://127.0.0.1:29510", group, 2, min_groups=2)
     limit = timedelta(seconds=3 * THIRD_S)
-    made = Quorums(settings, own, limit=limit, log=log, position=lambda: (0, 0), required={})
-    made._address = "127.0.0.1:1"
-    made._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
-    return made
+    result = Quorums(settings, own, limit=limit, log=log, position=lambda: (0, 0), required={})
+    result._address = "127.0.0.1:1"
+    result._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
+    return result
 
 
 def _ended() -> str:
@@ -96,16 +96,16 @@ def test_waiting_and_refused_groups_are_logged_once() -> None:
 def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
     """The error names only the innermost cause of torchft's nested message."""
     lines: list[str] = []
-    made = object.__new__(Lighthouse)
-    made._address, made._log = "http://host:1", lines.append
+    client = object.__new__(Lighthouse)
+    client._address, client._log = "http://host:1", lines.append
 
     def request(timeout: timedelta) -> None:
         raise RuntimeError("failed to connect: transport error: Connection refused (os error 111)")
 
     problem = "http://host:1 cannot be reached (Connection refused (os error 111)): start it with"
-    with pytest.raises(PeerError, match="check the address and its port") as found:
-        made._until_answered(request, time.monotonic() + 0.6)
-    assert problem in str(found.value)
+    with pytest.raises(PeerError, match="check the address and its port") as raised:
+        client._until_answered(request, time.monotonic() + 0.6)
+    assert problem in str(raised.value)
     assert [problem in line for line in lines] == [True]
 
 
@@ -122,10 +122,10 @@ def test_a_former_process_of_a_group_is_ignored(phase: Phase) -> None:
         others = [former] if len(asked) == 1 else [replace(own, group=1, waited=True)]
         return Quorum(f"7.{len(asked)}", 100.0, [*others, own])
 
-    found = _quorums(0, answer).start()
-    assert found is not None
-    assert found.identifier == "7.2"
-    assert [entry.group for entry in found.entries] == [1, 0]
+    quorum = _quorums(0, answer).start()
+    assert quorum is not None
+    assert quorum.identifier == "7.2"
+    assert [entry.group for entry in quorum.entries] == [1, 0]
 
 
 @pytest.mark.usefixtures("clock")
@@ -137,11 +137,11 @@ def test_two_jobs_with_one_number() -> None:
         other = replace(own, phase="block", address=f"127.0.0.1:{alive.port}")
         return Quorum("7.1", 100.0, [other, own])
 
-    made = _quorums(1, answer)
+    of_group = _quorums(1, answer)
     with pytest.raises(ValueError, match="two jobs take part as group 1"):
-        made.start()
+        of_group.start()
     with pytest.raises(PeerError, match="two jobs take part as group 1"):
-        made.gathered("block")
+        of_group.gathered("block")
 
 
 def test_a_group_that_joins_waits_less_than_its_other_ranks(
@@ -181,9 +181,9 @@ def test_a_lighthouse_that_has_restarted_gets_no_more_time(
         limits.append(timeout.total_seconds())
         return answers[len(limits) - 1]
 
-    made = object.__new__(Lighthouse)
-    made._last = 5, {"1:a"}
-    made._request = request  # type: ignore[method-assign]
-    made.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
+    client = object.__new__(Lighthouse)
+    client._last = 5, {"1:a"}
+    client._request = request  # type: ignore[method-assign]
+    client.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
     assert len(limits) == 2
     assert limits[1] <= 9.0 - 0.2
