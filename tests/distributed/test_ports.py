@@ -185,7 +185,7 @@ def test_last_messages_arrive_after_the_sender_has_closed() -> None:
         ports.close()
         received = heard(other.server)
         assert received.message.kind == Kind.PUSH
-        wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the farewell")
+        wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the BYE message")
         assert other.watch.left() == {0} and not other.watch.lost()
 
 
@@ -196,7 +196,7 @@ def test_messages_of_a_rank_that_has_left_are_received_and_none_are_sent_to_it()
         received = heard(other.server)
         other.server.send(received.address, Message(Kind.FINAL, payload=torch.zeros(_LARGE)))
         leaving.send(0, Message(Kind.BYE))
-        wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the farewell")
+        wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the BYE message")
         assert not client.send(1, Message(Kind.PUSH))
         last = heard(client)
         assert last.message.kind == Kind.FINAL

@@ -127,10 +127,10 @@ def test_rank_that_has_sent_bye_has_left_and_is_not_lost() -> None:
         with Serving(ports):
             for peer in (0, 2):
                 assert client.send(peer, Message(Kind.BYE))
-            wait_until(ports.watch.left, "the farewell")
+            wait_until(ports.watch.left, "the BYE message")
             leaving.close()
             dying.close()
-            wait_until(ports.watch.lost, "the loss of the rank that has sent nothing")
+            wait_until(ports.watch.lost, "the loss of the rank that has sent no BYE")
         assert list(ports.watch.lost()) == [2]
         assert ports.watch.left() == {1}
 
@@ -161,7 +161,7 @@ def test_bye_behind_slow_messages_is_read_before_a_rank_is_lost() -> None:
         leaving.close()
         server_loop = ServerLoop(ports.server, ports.watch, [_Slow()])
         server_loop.start()
-        wait_until(server_loop.gone, "the farewell")
+        wait_until(server_loop.gone, "the BYE message")
         server_loop.stop()
         assert ports.watch.left() == {1} and not ports.watch.lost()
 

@@ -43,7 +43,7 @@ def test_malformed_message_of_a_rank_is_dropped(frames: Sequence[bytes]) -> None
         assert ports.refusals() == {"malformed": 1}
 
 
-def test_frame_far_beyond_the_limit_is_not_even_read() -> None:
+def test_frame_far_beyond_the_limit_is_not_read() -> None:
     """ZeroMQ closes the connection, and then connects again."""
     limits = Limits(payload_bytes=1000, facts_bytes=1000)
     with opened(2, limits=limits) as [ports, other], Serving(ports) as serving:

@@ -83,7 +83,7 @@ def test_no_encryption_is_refused_between_hosts() -> None:
 
 
 def test_no_token_is_refused_inside_a_host() -> None:
-    """:func:`test_who_sends` tests all names that are refused."""
+    """:func:`test_sender_of_a_routing_id` tests all names that are refused."""
     name = b"0123456789abcdef0123456789abcdef/1/main"
     with opened(2) as [ports, other], Serving(ports) as serving:
         with _stranger(ports._register.own.ipc, name) as dealer:
@@ -93,7 +93,7 @@ def test_no_token_is_refused_inside_a_host() -> None:
         assert ports.refusals() == {"stranger": 1}
 
 
-def test_server_with_another_key_gets_nothing() -> None:
+def test_server_with_another_key_receives_nothing() -> None:
     """A process that takes over the address of a server cannot read messages to it."""
     with opened(2, tcp=True) as [ports, other], zmq.Context() as context:
         endpoint = other._register.own.tcp
@@ -187,7 +187,9 @@ _REGISTER = Register(0, [Contact(rank, "ab"[rank // 2], _TOKEN, f"k{rank}") for 
         ("", None, "stranger"),
     ],
 )
-def test_who_sends(address: str, authenticated: str | None, outcome: int | str) -> None:
+def test_sender_of_a_routing_id(
+    address: str, authenticated: str | None, outcome: int | str
+) -> None:
     name = address.encode("latin-1")
     if isinstance(outcome, int):
         assert _REGISTER.sender(name, authenticated) == outcome

@@ -61,6 +61,6 @@ def _returned() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_residuals_wait_for_a_step_that_counts_and_uses_them(ranks: int) -> None:
+def test_residuals_are_added_in_the_next_exact_step_that_uses_them(ranks: int) -> None:
     """All gradients are exact: in a group of one rank, and because all tensors are small."""
     run_ranks(_returned, ranks)

@@ -96,7 +96,7 @@ def test_no_gradient_is_lost_or_counted_twice(
     assert sum(pushed) == 80 * world_size
 
 
-def test_killed_device_loses_whole_gradients_and_nobody_elses() -> None:
+def test_killed_device_loses_only_its_own_whole_gradients() -> None:
     """The device is killed at an arbitrary time, possibly during an addition.
 
     In this case, its sum is discarded with all gradients that the node has not taken yet. These are
