@@ -1,4 +1,4 @@
-"""Blocks of the ranks of `tests.ranks`, without a Trainer."""
+"""Model blocks on the ranks of a test, without a Trainer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_blocks(
     sync: BlockSync,
     trained: Collection[nn.Parameter] | None = None,
 ) -> list[ModelBlock]:
-    """One for each child of the module, with an optimizer of its own."""
+    """One block for each child of the module, with its own optimizer."""
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
     members = divide(
         module,
@@ -51,14 +51,14 @@ def make_blocks(
 
 
 def agree(reading: ModelHealth, groups: int = 4) -> Participation:
-    """Find all groups healthy. A collective of the world."""
+    """Participation of all groups, without an exclusion. A collective of the world."""
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
     return Participation(float(squares) / groups, groups)
 
 
 def end_block(block: ModelBlock, groups: int = 4) -> BlockReport:
-    """End a block of one step, as a schedule with one fragment and a delay of 0 or of a block."""
+    """End a block of one step, as a schedule with one fragment and a delay of 0 or a block does."""
     block.count_step()
     report = block.synchronise(DueFragments(0, 0), agree(block.read(0), groups), delay=50)
     return report or BlockReport(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Ranks of which the one that is named fails, and the others never come to an end."""
+"""A program whose given rank fails, and whose other ranks do not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model behind DDP with our hook, and the gradients that each rank had for itself."""
+"""A small model under DDP with the package's hook, and the gradients of each rank alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ CPU = torch.device("cpu")
 def open_world(
     group_size: int | None = None, *, timeout_s: float = 60.0, host_of: Sequence[int] | None = None
 ) -> Communicators:
-    """Process groups of this rank, one of all ranks by default; may be called more than once."""
+    """Create the process groups of this rank. By default, one group contains all ranks.
+
+    This function may be called more than once.
+    """
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=timeout)
@@ -40,7 +43,7 @@ def open_world(
 
 
 class Tower(nn.Module):
-    """Layers that are used in another order than they were made, so that DDP forms new buckets."""
+    """Layers that are not used in the order of their creation, so that DDP rebuilds its buckets."""
 
     def __init__(self, layers: int = 4, width: int = 6) -> None:
         super().__init__()
@@ -55,11 +58,17 @@ class Tower(nn.Module):
 
 @dataclass
 class Run:
-    """A model under DDP, and what went through its hook.
+    """A model under DDP, and records of its hook.
 
-    `buckets` holds, for every step and call of the hook, the names of the parameters in the bucket;
-    `sent` and `had` are sums over the steps: the mean gradient times the group's size, and this
-    rank's own gradient.
+    Attributes:
+        communicators: process groups of this rank.
+        model: the model under DDP.
+        worker: state of this rank.
+        hook: the hook of the package.
+        buckets: for every step and call of the hook, names of the parameters in the bucket.
+        sent: sum over the steps of the mean gradient times the group size.
+        had: sum over the steps of this rank's own gradient.
+
     """
 
     communicators: Communicators
@@ -71,7 +80,7 @@ class Run:
     had: dict[str, Tensor] = field(default_factory=dict)
 
     def step(self, inputs: Tensor, *, factor: float = 1.0, counted: bool = True) -> None:
-        """Forward and backward; the weights stay as they are."""
+        """Run forward and backward, without an update of the weights."""
         own = self.own_gradients(inputs, factor)
         self.model.zero_grad()
         (self.model(inputs).square().sum() * factor).backward()
@@ -88,26 +97,26 @@ class Run:
         module = self.model.module
         loss = module(inputs).square().sum() * factor
         parameters = dict(module.named_parameters())
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         return {
             name: parameter.detach() * 0 if gradient is None else gradient
-            for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
         }
 
     def residual(self, name: str) -> Tensor:
-        """This rank's residual of a parameter; zeros where it keeps none."""
+        """This rank's residual of a parameter, or zeros if it has none."""
         parameter = dict(self.model.module.named_parameters())[name]
         memory = self.worker.memory.tensors.get(parameter)
         return parameter.detach() * 0 if memory is None else memory.residual.view_as(parameter)
 
     def loss_of_gradient(self) -> dict[str, float]:
-        """For each parameter the largest |sent + residuals - gradients|, summed over the group."""
-        found = {}
+        """Largest error of sent + residuals - gradients over the group, for each parameter."""
+        losses = {}
         for name in self.had:
             missing = self.had[name] - self.residual(name)
             dist.all_reduce(missing, group=self.communicators.group.group)
-            found[name] = float((self.sent[name] - missing).abs().max())
-        return found
+            losses[name] = float((self.sent[name] - missing).abs().max())
+        return losses
 
 
 def start(
@@ -119,7 +128,7 @@ def start(
     grad_scale: Callable[[], float] = lambda: 1.0,
     find_unused: bool = False,
 ) -> Run:
-    """Put `module` under DDP in this rank's group, with the hook for `config`."""
+    """Wrap a module in DDP in this rank's group, with the hook for ``config``."""
     communicators = open_world(group_size)
     worker = Worker()
     hook = GradientHook(
@@ -147,7 +156,7 @@ def start(
 
 
 class Branches(nn.Module):
-    """Uses the branches that it is told to."""
+    """A module that uses the branches in ``used``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,12 +168,12 @@ class Branches(nn.Module):
 
 
 def inputs(step: int, width: int = 6, rows: int = 3) -> Tensor:
-    """Different for every rank and step, in float64."""
+    """Inputs in float64 that differ between ranks and steps."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(rows, width, dtype=torch.float64, generator=generator)
 
 
 def tower(layers: int = 4, width: int = 6) -> Tower:
-    """The same on every rank, in float64."""
+    """A tower in float64, equal on every rank."""
     torch.manual_seed(7)
     return Tower(layers, width).double()

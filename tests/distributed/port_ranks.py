@@ -1,4 +1,4 @@
-"""Ports opened for tests: by real ranks, or by all ranks of a job inside one process."""
+"""Ports of parameter servers for tests, on real ranks or for all ranks of a job in one process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.waiting import WAIT_S, wait_until
 
 
 def apart(rank: int) -> Any:
-    """Let this process take itself for a host of its own, so that it speaks over tcp."""
+    """Give this process its own host identity, so that it connects over TCP."""
     return mock.patch.object(addresses, "host_identity", lambda: f"host {rank}")
 
 
 def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
-    """This rank's ports in a job of `run_ranks`; with `tcp` every rank is a host of its own."""
+    """Open this rank's ports in a job of `run_ranks`. With ``tcp``, every rank is its own host."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank, traffic = dist.get_rank(), Traffic()
@@ -49,7 +49,7 @@ def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
 
 
 class Serving:
-    """A thread that polls a rank's server and watch, and answers by `reply` where there is one."""
+    """A thread that polls a rank's server and watch, and calls ``reply`` for each message."""
 
     def __init__(self, ports: Ports, reply: Callable[[Received], Any] | None = None) -> None:
         self.received: list[Received] = []
@@ -59,7 +59,7 @@ class Serving:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def senders(self, kind: Kind) -> set[int]:
-        """The ranks that a message of this kind has come from."""
+        """Ranks from which a message of this kind has been received."""
         return {r.sender for r in list(self.received) if r.message.kind == kind}
 
     def __enter__(self) -> Serving:
@@ -82,14 +82,14 @@ class Serving:
 
 
 def heard(port: ServerPort | ClientPort) -> Received:
-    """The next message, which must come."""
+    """Receive the next message, and fail if there is none."""
     received = port.receive(WAIT_S)
     assert received is not None
     return received
 
 
 def poll_until_lost(watch: Watch, *, unread: bool = False) -> None:
-    """Do what a server_loop does until a rank is lost."""
+    """Poll the watch, as a server loop does, until a rank is lost."""
 
     def poll() -> bool:
         watch.poll(unread=unread)
@@ -99,12 +99,12 @@ def poll_until_lost(watch: Watch, *, unread: bool = False) -> None:
 
 
 def counted(ports: Ports, reason: str, at_least: int = 1) -> None:
-    """Wait until a rank has refused something for a reason."""
+    """Wait until a rank has counted refusals with this reason."""
     wait_until(lambda: ports.refusals().get(reason, 0) >= at_least, f"{reason} to be counted")
 
 
 class _Table:
-    """The process group of ranks that are threads."""
+    """An all-gather of ranks that are threads."""
 
     def __init__(self, world_size: int) -> None:
         self._barrier = threading.Barrier(world_size, timeout=WAIT_S)
@@ -122,9 +122,9 @@ class _Table:
 def opened(
     world_size: int, *, tcp: bool = False, ranks_per_host: int = 1, **settings: Any
 ) -> Iterator[list[Ports]]:
-    """The ports of all ranks of a job, in this process, closed at the end.
+    """Open the ports of all ranks of a job in this process, and close them at the end.
 
-    With `tcp` they take themselves for ranks of several hosts, so many on each.
+    With ``tcp``, the ranks are on several hosts, with ``ranks_per_host`` on each.
     """
     table = _Table(world_size)
     names = threading.local()
@@ -147,7 +147,7 @@ def opened(
                 mock.patch.object(addresses, "host_identity", lambda: str(names.host))
             )
         with ThreadPoolExecutor(world_size) as pool:
-            found = list(pool.map(open_one, range(world_size)))
-        for ports in found:
+            all_ports = list(pool.map(open_one, range(world_size)))
+        for ports in all_ports:
             stack.callback(ports.close)
-        yield found
+        yield all_ports

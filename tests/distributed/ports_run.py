@@ -1,4 +1,4 @@
-"""One rank of the test of ports between emulated hosts; torchrun starts it."""
+"""One rank of the test of ports between emulated hosts, which torchrun starts."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ _CPU = torch.device("cpu")
 
 
 def main(folder: Path) -> None:
-    """Speak with everybody, on the interface that was named."""
+    """Exchange messages with all ranks over the given interface, with short and long cuts."""
     with joined():
         _run(folder)
 
 
 def _run(folder: Path) -> None:
     assert os.environ["GLOO_SOCKET_IFNAME"] == _LINK
-    report = _speak_with_everybody()
-    _cut_that_is_forgiven()
-    _cut_that_is_not(folder)
+    report = _exchange_with_all()
+    _cut_within_grace()
+    _cut_beyond_grace(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
 
 
-def _speak_with_everybody() -> dict[str, Any]:
-    """Where this rank serves, and by which way it reaches each of the others."""
+def _exchange_with_all() -> dict[str, Any]:
+    """Address of this rank's server, and transport of its connection to each rank."""
     ports, _ = open_rank()
     rank = dist.get_rank()
     client = ports.open_client("main")
     with Serving(ports) as serving:
         for peer in range(4):
             assert client.send(peer, Message(Kind.PUSH, payload=torch.full((100_000,), rank)))
-        wait_until(lambda: len(serving.received) == 4, "a push of everybody")
+        wait_until(lambda: len(serving.received) == 4, "a push of every rank")
         for received in serving.received:
             assert received.message.payload[-1] == received.sender
         assert serving.senders(Kind.PUSH) == {0, 1, 2, 3}
         assert not ports.refusals()
         served_at = _only_at_the_job_s_address(ports)
-        gather_json("all have looked", _CPU)
+        gather_json("all have checked", _CPU)
     assert not ports.watch.lost()
     endpoints = [client._sockets[peer].get_string(zmq.LAST_ENDPOINT) for peer in range(4)]
     ports.close()
-    return {"served_at": served_at, "ways": [text.partition(":")[0] for text in endpoints]}
+    return {"served_at": served_at, "transports": [text.partition(":")[0] for text in endpoints]}
 
 
 def _far() -> tuple[int, int]:
@@ -77,7 +77,7 @@ def _only_at_the_job_s_address(ports: Ports) -> str:
     raise AssertionError("the server can be reached at the loopback")
 
 
-def _cut_that_is_forgiven() -> None:
+def _cut_within_grace() -> None:
     ports, _ = open_rank(heartbeat_s=0.1, grace_s=WAIT_S)
     client = ports.open_client("main")
     with Serving(ports) as serving:
@@ -90,26 +90,26 @@ def _cut_that_is_forgiven() -> None:
             assert client.send(peer, Message(Kind.PUSH, payload=torch.zeros(100_000)))
         if dist.get_rank() == 2:
             _link("up")
-        wait_until(lambda: serving.senders(Kind.PUSH) == set(_far()), "what was sent meanwhile")
-        gather_json("all have heard", _CPU)
+        wait_until(lambda: serving.senders(Kind.PUSH) == set(_far()), "the messages during the cut")
+        gather_json("all have received", _CPU)
     assert not ports.watch.lost()
     ports.close()
 
 
-def _cut_that_is_not(folder: Path) -> None:
+def _cut_beyond_grace(folder: Path) -> None:
     ports, _ = open_rank(heartbeat_s=1.0, grace_s=3.0)
     rank = dist.get_rank()
     near = rank ^ 1
     client = ports.open_client("main")
     with Serving(ports) as serving:
-        # The hosts have one file system, which the cut does not part.
+        # The hosts share a file system, which the cut does not affect.
         leave_mark(folder, f"there{rank}")
         wait_for_marks(folder, *(f"there{each}" for each in range(4)))
         if rank == 2:
             _link("down")
         wait_until(lambda: set(ports.watch.lost()) == set(_far()), "the loss of the other host")
         assert client.send(near, Message(Kind.PUSH))
-        wait_until(lambda: serving.senders(Kind.PUSH) == {near}, "the rank of this host")
+        wait_until(lambda: serving.senders(Kind.PUSH) == {near}, "a push of this host's rank")
         leave_mark(folder, f"noticed{rank}")
         if rank == 2:
             wait_for_marks(folder, *(f"noticed{each}" for each in range(4)))

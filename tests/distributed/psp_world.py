@@ -22,7 +22,7 @@ def psp_world(
     timeout_s: float = 20.0,
     **settings: Any,
 ) -> AbstractContextManager[World[PSPEngine]]:
-    """Train by `PSPSettings`."""
+    """Start training with PSP-SGD on this rank, with settings of :class:`PSPSettings`."""
     world_size = int(os.environ["WORLD_SIZE"])
     chosen = PSPSettings(timeout_s=timeout_s, **settings)
 

@@ -20,8 +20,8 @@ from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 
-# A rank that is killed breaks its connections at once. A heartbeat that finds frozen ranks as fast
-# would take one for lost that waits for its turn on a busy machine.
+# The connections of a killed rank break at once. With a shorter heartbeat, a rank that waits for
+# the processor of a busy machine would be considered lost.
 HEARTBEAT_S = 1.0
 GRACE_S = 1.5
 _CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ E = TypeVar("E", bound=Engine)
 
 @dataclass
 class World(Generic[E]):
-    """What a rank's test works with."""
+    """Objects of a rank for its test."""
 
     rank: int
     engine: E
@@ -47,13 +47,13 @@ def server_world(
     group_size: int = 1,
     before: Callable[[E], Any] = lambda engine: None,
 ) -> Iterator[World[E]]:
-    """Start training on this rank; wait for the others at the end, unless there was an error.
+    """Start training on this rank. At the end, wait for the others unless there was an error.
 
     Args:
-        build: makes the engine of a rank.
+        build: creates the engine of a rank.
         timeout_s: limit of a wait.
-        group_size: ranks of a group, by which traffic is counted.
-        before: what to do with the engine before any rank trains.
+        group_size: number of ranks in a group, for the tiers of traffic.
+        before: called with the engine before any rank trains.
 
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -80,7 +80,7 @@ def server_world(
     server_loop.start()
     try:
         yield World(rank, engine, channel, traffic)
-        # Ranks may have died on purpose, so the process group is of no use any more.
+        # Ranks may have died on purpose, so collectives of the process group would hang.
         collectives.all_gather()
         for peer in set(range(world_size)) - channel.gone():
             channel.send(peer, Message(Kind.BYE))
@@ -91,5 +91,5 @@ def server_world(
 
 
 def exchange(value: Any) -> list[Any]:
-    """Every rank's value, in order of rank."""
+    """All-gather a value, in order of rank."""
     return gather_json(value, _CPU)

@@ -1,4 +1,4 @@
-"""What all ranks compare costs a hash for each of them, and its text only where they differ."""
+"""Ranks compare settings by a hash, and broadcast their text only if they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 
 
 def _compare() -> tuple[int, int, str]:
-    """Bytes that are broadcast if settings are equal, and if one differs, and the error then."""
+    """Bytes broadcast for equal settings, bytes for different settings, and the error."""
     dist.init_process_group("gloo")
     module: Any = dist
     broadcast, rows = dist.broadcast, []

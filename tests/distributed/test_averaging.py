@@ -1,4 +1,4 @@
-"""Sums over the groups: exact, and quantised or sparse with error feedback."""
+"""Sums over groups: exact sums, and quantised or sparse sums with error feedback."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ NUMEL = 2 * CHUNK + 700
 def _on_ranks(
     function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]
 ) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Every case with what the function returns for it on each rank. Ranks start once."""
-    found = run_ranks(_each, 4, function, cases)
-    return [(case, list(own)) for case, own in zip(cases, zip(*found, strict=True), strict=True)]
+    """Each case with the results of the function on all ranks, which start once."""
+    by_rank = run_ranks(_each, 4, function, cases)
+    by_case = zip(*by_rank, strict=True)
+    return [(case, list(results)) for case, results in zip(cases, by_case, strict=True)]
 
 
 def _each(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -62,13 +63,13 @@ def _exact(hosts: str, numel: int) -> tuple[float, list[float], int]:
 
 
 def test_exact_sums_are_the_same_on_all_ranks() -> None:
-    """Two hosts of two ranks: the first rank of each sends half of 2 (2 - 1) / 2 models."""
-    for (hosts, numel), found in _on_ranks(_exact, [(hosts, NUMEL) for hosts in HOSTS]):
-        for error, values, _ in found:
+    """On two hosts of two ranks, the first rank of each sends 2 (2 - 1) / 2 = 1 model."""
+    for (hosts, numel), results in _on_ranks(_exact, [(hosts, NUMEL) for hosts in HOSTS]):
+        for error, values, _ in results:
             assert error < 1e-14, hosts
-            assert values == found[0][1], hosts
+            assert values == results[0][1], hosts
         if hosts == "two":
-            assert [sent for *_, sent in found] == [8 * numel, 0, 8 * numel, 0]
+            assert [sent for *_, sent in results] == [8 * numel, 0, 8 * numel, 0]
 
 
 def _of_dtype(dtype: torch.dtype) -> float:
@@ -78,16 +79,19 @@ def _of_dtype(dtype: torch.dtype) -> float:
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
 
 
-def test_every_dtype_of_a_model_goes_host_by_host() -> None:
+def test_exact_sums_of_every_dtype() -> None:
     dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-    for case, found in _on_ranks(_of_dtype, [(dtype,) for dtype in dtypes]):
-        assert found == [0.0] * 4, case
+    for case, errors in _on_ranks(_of_dtype, [(dtype,) for dtype in dtypes]):
+        assert errors == [0.0] * 4, case
 
 
 def _short_rounds(
     hosts: str, across_dtype: AcrossDtype, numel: int, rounds: int, density: float = 1.0
 ) -> tuple[float, float, list[float]]:
-    """Largest loss, largest error of one round, and the last sum."""
+    """Largest loss over all rounds, largest error of one round, and the last sum.
+
+    The loss is the difference of the exact sums from the sent sums plus the error feedback.
+    """
     communicators = open_world(1, host_of=HOSTS[hosts])
     route, codec = communicators.route, make_codec(across_dtype, torch.float64, density)
     assert codec is not None
@@ -98,7 +102,7 @@ def _short_rounds(
         sums=density == 1.0,
         like=torch.zeros(1).double(),
     )
-    said, meant = torch.zeros(numel).double(), torch.zeros(numel).double()
+    sent, expected = torch.zeros(numel).double(), torch.zeros(numel).double()
     worst, values = 0.0, torch.zeros(0)
 
     def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
@@ -108,54 +112,56 @@ def _short_rounds(
 
     for number in range(rounds):
         values = _own(number, numel)
-        meant += _sum(values)
-        looked = values.clone()
-        Pipeline(work(looked, place, keep=False) for place in _places(numel)).run()
+        expected += _sum(values)
+        evaluated = values.clone()
+        Pipeline(work(evaluated, place, keep=False) for place in _places(numel)).run()
         exact = _sum(values)
         Pipeline(work(values, place, keep=True) for place in _places(numel)).run()
-        assert torch.equal(looked, values), "evaluation gives the same bits as the end of the block"
-        said += values
+        assert torch.equal(evaluated, values), "evaluation and end of the block are bit-equal"
+        sent += values
         worst = max(worst, float((values - exact).abs().max()))
-    left = _left_over(error_feedback, communicators, numel)
-    return float((said + left - meant).abs().max()), worst, values.tolist()
+    total = sent + _total_feedback(error_feedback, communicators, numel)
+    return float((total - expected).abs().max()), worst, values.tolist()
 
 
-def _left_over(error_feedback: ErrorFeedback, communicators: Communicators, numel: int) -> Tensor:
-    """What all ranks have left over together, by element."""
-    route, left = communicators.route, torch.zeros(numel, dtype=torch.float64)
+def _total_feedback(
+    error_feedback: ErrorFeedback, communicators: Communicators, numel: int
+) -> Tensor:
+    """Sum of the error feedback of all ranks by element."""
+    route, own = communicators.route, torch.zeros(numel, dtype=torch.float64)
     if route.between is not None:
         for place in _places(numel):
-            own = error_feedback.of(place, keep=True)
-            left[place] += own.own[: place.stop - place.start]
-            first = place.start + route.between.position * own.sums.numel()
-            mine = left[first : min(first + own.sums.numel(), place.stop)]
-            mine += own.sums[: mine.numel()]
-    return _sum(left)
+            feedback = error_feedback.of(place, keep=True)
+            own[place] += feedback.own[: place.stop - place.start]
+            first = place.start + route.between.position * feedback.sums.numel()
+            part = own[first : min(first + feedback.sums.numel(), place.stop)]
+            part += feedback.sums[: part.numel()]
+    return _sum(own)
 
 
-def test_short_forms_lose_nothing_over_many_rounds() -> None:
-    """What was said, and what is left over, is what was meant; rounding alone is 1e-12 of it."""
+def test_quantised_sums_lose_nothing_over_many_rounds() -> None:
+    """Sent sums and error feedback add up to the exact sums, up to a rounding of 1e-12."""
     cases = [(hosts, dtype, NUMEL, 12) for hosts, dtype in product(HOSTS, SHORT)]
-    for case, found in _on_ranks(_short_rounds, cases):
+    for case, results in _on_ranks(_short_rounds, cases):
         most = 3.0 if case[1] == "int4" else 0.5
-        for loss, error, values in found:
+        for loss, error, values in results:
             assert loss < 1e-11, case
-            assert 1e-4 < error < most, f"{case}: short, but not by much"
-            assert values == found[0][2], f"{case}: all ranks have the same bits"
+            assert 1e-4 < error < most, f"{case}: the sum is rounded, with a small error"
+            assert values == results[0][2], f"{case}: sums are bit-equal on all ranks"
 
 
 def test_sparse_sums_lose_nothing_over_many_rounds() -> None:
-    """What was sent, and what is left, is what was meant; all ranks have the same bits."""
+    """Sent sums and error feedback add up to the exact sums. All ranks are bit-equal."""
     cases = [(hosts, dtype, NUMEL + 1, 12, 0.05) for hosts, dtype in product(HOSTS, SPARSE)]
-    for case, found in _on_ranks(_short_rounds, cases):
-        for loss, error, values in found:
+    for case, results in _on_ranks(_short_rounds, cases):
+        for loss, error, values in results:
             assert loss < 1e-11, case
-            assert error > 1.0, f"{case}: sparse"
-            assert values == found[0][2], case
+            assert error > 1.0, f"{case}: the sum is sparse"
+            assert values == results[0][2], case
 
 
 def _sparse_of_dtype(dtype: torch.dtype) -> tuple[list[float], float]:
-    """The sum, and the largest error of what was sent and what is left, of 16-bit values."""
+    """The sparse sum, and the largest loss of sum and error feedback."""
     communicators = open_world(1, host_of=HOSTS["one host"])
     route, codec = communicators.route, make_codec("int8", dtype, 0.25)
     assert codec is not None
@@ -168,8 +174,8 @@ def _sparse_of_dtype(dtype: torch.dtype) -> tuple[list[float], float]:
 
 def test_sparse_sums_of_short_numbers_are_computed_in_float32() -> None:
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
-    for (dtype,), found in _on_ranks(_sparse_of_dtype, [(dtype,) for dtype in dtypes]):
-        for values, loss in found:
-            # Of a sum of four, which is rounded once.
+    for (dtype,), results in _on_ranks(_sparse_of_dtype, [(dtype,) for dtype in dtypes]):
+        for values, loss in results:
+            # The sum of four values is rounded once.
             assert loss <= 8 * torch.finfo(dtype).eps, dtype
-            assert values == found[0][0], dtype
+            assert values == results[0][0], dtype

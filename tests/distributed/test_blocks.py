@@ -1,4 +1,4 @@
-"""What a block's end makes of groups that are alone, or of which the first is left out."""
+"""End of a block with a single group, and with an excluded first group."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ class _Counting(nn.Module):
 
 @torch.no_grad()
 def _counts() -> list[int]:
-    """A buffer that is kept equal, after a block and after an evaluation."""
+    """An integer buffer after a block and after an evaluation without the first group."""
     groups = dist.get_rank() // 2
 
     def without_the_first(reading: ModelHealth) -> Participation:
         participation = agree(reading, groups=1)
         return replace(participation, excluded=(0,), takes_part=groups == 1, first=1)
 
-    found = []
-    for looks in (False, True):
+    counts = []
+    for evaluates in (False, True):
         module = nn.ModuleList([_Counting()])
         (block,) = make_blocks(
             module, open_world(2, host_of=ONE_HOST), ModelAveraging(block_size=50)
         )
         block.count_step()
-        if looks:
+        if evaluates:
             block.write_global_model(without_the_first(block.read()))
         else:
             block.synchronise(DueFragments(0, 0), without_the_first(block.read(0)))
-        found.append(int(module.get_buffer("0.count")))
-    return found
+        counts.append(int(module.get_buffer("0.count")))
+    return counts
 
 
 @torch.no_grad()
 def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
-    """Weights of one group before and after a synchronisation."""
+    """Parameters of a single group before and after the end of a block."""
     module = nn.ModuleList([nn.Linear(70, 9)])
     sync = ModelAveraging(block_size=50, across_dtype=across_dtype)
     (block,) = make_blocks(module, open_world(4, host_of=ONE_HOST), sync)
@@ -71,7 +71,7 @@ def _both() -> tuple[list[int], list[list[tuple[Tensor, Tensor]]]]:
     return _counts(), [_moved("int8"), _moved("bfloat16")]
 
 
-def test_kept_equal_buffers_are_those_of_a_healthy_group_and_one_group_stays_as_it_is() -> None:
+def test_integer_buffers_are_those_of_a_finite_group_and_a_single_group_does_not_change() -> None:
     for counts, moved in run_ranks(_both, 4):
         assert counts == [2, 2]
         for own in moved:

@@ -1,4 +1,4 @@
-"""Channels do what they say and count what goes over the wire, at little cost (promise 10)."""
+"""Collectives of a channel, their byte counts, and the cost of counting (promise 10)."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def _collectives() -> dict[str, tuple[int, int, int]]:
 
 def test_collectives_and_their_bytes() -> None:
     for rank, counts in enumerate(run_ranks(_collectives, 4)):
-        assert counts["a"][:2] == (2 * 100 * 4 // 2, 1)  # 2 (P - 1) / P of it in a ring
+        assert counts["a"][:2] == (2 * 100 * 4 // 2, 1)  # a ring sends 2 (P - 1) / P of the tensor
         assert counts["b"][:2] == (3 * 4, 1)  # to each of the others
-        assert counts["c"][:2] == ((80 if rank == 2 else 0), 1)  # the source alone sends
+        assert counts["c"][:2] == ((80 if rank == 2 else 0), 1)  # only the source sends
         assert counts["d"][:2] == (8 * 4, 1)
-        assert counts["e"][:2] == ((4 * 16 if rank == 0 else 16), 1)  # the first sends all rows on
+        assert counts["e"][:2] == ((4 * 16 if rank == 0 else 16), 1)  # rank 0 broadcasts all rows
 
 
 def _mixed_broadcast() -> list[list[float]]:
@@ -100,13 +100,13 @@ def test_broadcast_of_every_dtype_in_place() -> None:
     assert all(other == first for other in others)
 
 
-# A small message: a bucket of DDP is up to 25 MB, and the larger it is the less counting weighs. On
-# a machine whose cores others take away in between, the few microseconds of counting grow tenfold.
+# A small message: a bucket of DDP has up to 25 MB, and counting matters less the larger it is. On a
+# machine with busy cores, the few microseconds of counting can become ten times as long.
 _ELEMENTS = 1_000_000
 
 
 def seconds_of(calls: int) -> tuple[float, float]:
-    """Median seconds of one collective and of counting it, measured in turn."""
+    """Median seconds of a collective and of counting it, measured alternately."""
     dist.init_process_group("gloo")
     traffic = Traffic()
     tensor = torch.zeros(_ELEMENTS)

@@ -1,4 +1,4 @@
-"""Other people's communication hooks stay inside the group."""
+"""Communication hooks of DDP and of users reduce gradients inside the group only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def _one_step(config: Any) -> tuple[Gradients, Gradients, int, int]:
-    """Own gradients, gradients after the hook, and the bytes of both tiers."""
+    """Gradients of this rank, gradients after the hook, and the bytes of both tiers."""
     run = start(config, tower(), group_size=2)
     batch = inputs(0)
     own = run.own_gradients(batch)
@@ -51,8 +51,8 @@ def test_gradients_are_the_mean_of_the_group(
                 torch.testing.assert_close(reduced[name], mean, rtol=rtol, atol=rtol)
                 assert across == 0
                 assert in_group == bytes_per_element * sum(g.numel() for g in reduced.values())
-    apart = results[0][1]["layers.0.weight"] - results[2][1]["layers.0.weight"]
-    assert apart.abs().max() > 0.01
+    between_groups = results[0][1]["layers.0.weight"] - results[2][1]["layers.0.weight"]
+    assert between_groups.abs().max() > 0.01
 
 
 def _power_sgd() -> tuple[torch.Tensor, bool]:

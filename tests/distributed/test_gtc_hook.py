@@ -1,4 +1,4 @@
-"""Threshold compression through real DDP: nothing is lost, whatever the loss scale; exactness."""
+"""Threshold compression under DDP: conservation of gradients, exact steps, bytes and loss scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.distributed.gradients import Branches, inputs, start, tower
 from tests.ranks import run_ranks
 from tests.signs import select_words
 
-SMALL_BUCKETS_MB = 0.0002  # one weight each
+SMALL_BUCKETS_MB = 0.0002  # a bucket for each weight
 
 
 def _conserve(config: lh.GTC, steps: int) -> tuple[float, list[list[list[str]]], float]:
@@ -28,7 +28,7 @@ def _conserve(config: lh.GTC, steps: int) -> tuple[float, list[list[list[str]]],
 def _check_conservation(config: lh.GTC) -> None:
     for error, buckets, left in run_ranks(_conserve, 2, config, 12):
         assert error < 1e-12
-        assert left > 0.0  # something was held back, or nothing has been tested
+        assert left > 0.0  # otherwise, nothing was compressed
         first, second, *others = [[name for bucket in step for name in bucket] for step in buckets]
         assert first != second, "DDP did not form new buckets after the first step"
         assert sorted(first) == sorted(second)
@@ -64,7 +64,7 @@ def test_small_tensors_and_the_first_step_are_the_exact_mean() -> None:
 
 
 def _one_tensor(threshold: float) -> tuple[int, int, int]:
-    """Bytes of one step of a single tensor of 400 elements, beside what they should be."""
+    """Bytes and words of one step of a tensor of 400 elements, and bytes across groups."""
     torch.manual_seed(3)
     run = start(lh.GTC(threshold=threshold, dense_below=0), torch.nn.Linear(20, 20, bias=False))
     batch = inputs(0, width=20).float()
@@ -100,14 +100,14 @@ def _unused_branches() -> float:
     run = start(lh.GTC(density=0.1, dense_below=0), module, find_unused=True)
     rank = dist.get_rank()
     for step in range(9):
-        # One branch for all, one for a single rank, and one for nobody, in turns.
+        # In every step, all ranks use one branch, one rank uses another, and none uses the third.
         module.used = {step % 3} | ({(step + 1) % 3} if rank == 1 else set())
-        nobody = (step + 2) % 3
-        before = [run.residual(f"branches.{nobody}.{n}").clone() for n in ("weight", "bias")]
+        unused = (step + 2) % 3
+        before = [run.residual(f"branches.{unused}.{n}").clone() for n in ("weight", "bias")]
         run.step(inputs(step))
-        after = [run.residual(f"branches.{nobody}.{n}") for n in ("weight", "bias")]
+        after = [run.residual(f"branches.{unused}.{n}") for n in ("weight", "bias")]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        assert module.branches[nobody].weight.grad is None
+        assert module.branches[unused].weight.grad is None
     return max(run.loss_of_gradient().values())
 
 
@@ -118,7 +118,7 @@ def test_parameters_that_some_or_all_ranks_leave_unused_lose_nothing() -> None:
 def _many_buckets() -> tuple[float, int]:
     run = start(lh.GTC(density=0.1, dense_below=7), tower(8), bucket_cap_mb=SMALL_BUCKETS_MB)
     for step in range(30):
-        time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # nobody leads for long
+        time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # the slowest rank changes
         run.step(inputs(step))
     return max(run.loss_of_gradient().values()), len(run.buckets[-1])
 
@@ -130,7 +130,7 @@ def test_many_buckets_on_ranks_of_changing_pace_do_not_deadlock() -> None:
 
 
 class _WithNothing(torch.nn.Linear):
-    """Has a parameter without elements beside its weight."""
+    """A layer with a parameter without elements."""
 
     def __init__(self) -> None:
         super().__init__(6, 6)
@@ -163,15 +163,15 @@ def _too_small_threshold() -> list[str]:
 
 
 def test_threshold_under_which_residuals_grow_for_ever_is_warned_of_once() -> None:
-    for said in run_ranks(_too_small_threshold, 2):
-        assert len(said) == 1
-        assert "threshold=0.0001" in said[0]
-        assert "Raise the threshold, or use threshold='auto'" in said[0]
+    for messages in run_ranks(_too_small_threshold, 2):
+        assert len(messages) == 1
+        assert "threshold=0.0001" in messages[0]
+        assert "Raise the threshold, or use threshold='auto'" in messages[0]
 
 
 def _large_tensor() -> list[torch.Tensor]:
-    """Gradients and residuals of a tensor of several chunks, in words and bitmaps."""
-    found = []
+    """Gradients and residuals of a tensor of several chunks, coded as words and as bitmaps."""
+    tensors = []
     torch.manual_seed(2)
     run = start(lh.GTC(density=0.02, dense_below=0), torch.nn.Linear(520, 520, bias=False))
     memory = run.worker.memory.tensors
@@ -179,8 +179,8 @@ def _large_tensor() -> list[torch.Tensor]:
         if threshold is not None:
             memory[run.model.module.weight].threshold = threshold
         run.step(inputs(step, width=520).float())
-        found += [run.model.module.weight.grad.clone(), run.residual("weight").clone()]
-    return found
+        tensors += [run.model.module.weight.grad.clone(), run.residual("weight").clone()]
+    return tensors
 
 
 def test_large_tensor_has_the_same_bits_with_and_without_a_compiler() -> None:
@@ -207,7 +207,7 @@ def _run(scales: list[float]) -> tuple[list[Tensor], list[Tensor], list[float | 
 
 
 def test_residuals_and_thresholds_are_independent_of_the_scale() -> None:
-    """Powers of two, so that the numbers must be equal and not only close."""
+    """The scales are powers of two, so that the numbers must be bit-equal."""
     unscaled = run_ranks(_run, 2, [1.0] * 10)
     scaled = run_ranks(_run, 2, [65536.0] * 3 + [131072.0] * 3 + [1024.0] * 4)
     for plain, other in zip(unscaled, scaled, strict=True):

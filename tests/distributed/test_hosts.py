@@ -1,4 +1,4 @@
-"""Emulated hosts: ranks on them come to an end, and nothing is left behind."""
+"""Emulated hosts: their resources are removed, and failed or hanging ranks are ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_nothing_is_left_after_an_exception() -> None:
 @pytest.mark.needs_netns
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
-    # A shell that runs the tests in the background has them, and what they start, ignore SIGINT.
+    # Processes that a shell runs in the background ignore SIGINT, and so do their children.
     code = (
         "import signal, sys, time; from pathlib import Path; from benchmarks.hosts import hosts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -59,15 +59,15 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_means_ranks_share_the_loopback(
+def test_without_root_ranks_share_the_loopback(
     users_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(on_hosts, "missing_requirement", lambda: "no root")
     on_hosts.main(["--hosts", "2", "mine", "--epochs", "3"])
     assert [(users_folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["--epochs 3"] * 2
-    said = capfd.readouterr()
-    assert "host 0" in said.out and "host 1" not in said.out
-    assert said.err.startswith("no emulated hosts: no root; ranks share the loopback")
+    output = capfd.readouterr()
+    assert "host 0" in output.out and "host 1" not in output.out
+    assert output.err.startswith("no emulated hosts: no root; ranks share the loopback")
 
 
 @pytest.mark.needs_netns
@@ -81,11 +81,11 @@ _MODULE = "tests.distributed.failing_run"
 
 
 def test_first_failure_ends_the_others_too(tmp_path: Path) -> None:
-    """Otherwise, rank 0 would wait until the limit, which is a TimeoutError."""
+    """Otherwise, rank 0 would run until the limit, which raises TimeoutError."""
     with pytest.raises(RuntimeError, match="OSError: on purpose"):
         run_module(loopback_hosts(2), 1, _MODULE, "1", folder=tmp_path, limit_s=LIMIT_S)
 
 
-def test_ranks_that_come_to_no_end_are_ended_at_the_limit(tmp_path: Path) -> None:
+def test_ranks_that_do_not_end_are_ended_at_the_limit(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"not complete within 1 s\nhost0.log"):
         run_module(loopback_hosts(2), 1, _MODULE, "none", folder=tmp_path, limit_s=1.0)

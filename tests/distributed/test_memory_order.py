@@ -1,4 +1,4 @@
-"""Flat gradients outside DDP have the order of those in its buckets."""
+"""Flat gradients outside DDP have the same element order as those in DDP's buckets."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.ranks import run_ranks
 
 
 class _Net(nn.Module):
-    """Parameters of every kind of order in memory."""
+    """A module whose parameters have different memory orders."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.picture = nn.Conv2d(3, 4, (2, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.turned = Parameter(torch.randn(5, 4).t())
-        self.distribute = Parameter(torch.randn(4, 6)[:, ::2])
-        self.number = Parameter(torch.randn(()))
+        self.channels_last = nn.Conv2d(3, 4, (2, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.transposed = Parameter(torch.randn(5, 4).t())
+        self.strided = Parameter(torch.randn(4, 6)[:, ::2])
+        self.scalar = Parameter(torch.randn(()))
 
     def forward(self, batch: Tensor) -> Tensor:
-        means = self.picture(batch).mean((2, 3))
-        return (means @ self.turned).sum() * self.number + (means @ self.distribute).square().sum()
+        means = self.channels_last(batch).mean((2, 3))
+        return (means @ self.transposed).sum() * self.scalar + (means @ self.strided).square().sum()
 
 
 def _orders() -> None:
@@ -38,17 +38,17 @@ def _orders() -> None:
     seen: list[GradientBucket] = []
     reduce = run.hook.reducer.reduce
 
-    def noting(bucket: GradientBucket) -> torch.futures.Future[Tensor]:
+    def recording(bucket: GradientBucket) -> torch.futures.Future[Tensor]:
         seen.append(bucket)
         return reduce(bucket)
 
-    run.hook.reducer.reduce = noting  # type: ignore[method-assign]
+    run.hook.reducer.reduce = recording  # type: ignore[method-assign]
     run.model(batch).backward()
-    turns = WorkerGradients(own, run.hook.reducer, run.hook.reached)
-    with turns.of(0):
+    of_workers = WorkerGradients(own, run.hook.reducer, run.hook.reached)
+    with of_workers.of(0):
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
-    turns.reduce([0])
+    of_workers.reduce([0])
     ddp, ours = seen
     for bucket in (ddp, ours):
         assert set(bucket.parameters) == set(own)
@@ -57,8 +57,9 @@ def _orders() -> None:
             assert torch.equal(shaped(piece, parameter), gradients[parameter])
     for parameter, gradient in gradients.items():
         assert torch.equal(parameter.grad, gradient)
-    assert module.picture.weight.grad.stride() == module.picture.weight.stride()
+    weight = module.channels_last.weight
+    assert weight.grad.stride() == weight.stride()
 
 
-def test_all_have_the_order_of_the_parameter_in_memory() -> None:
+def test_flat_gradients_have_the_memory_order_of_their_parameters() -> None:
     run_ranks(_orders, 1)

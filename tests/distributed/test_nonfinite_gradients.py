@@ -1,4 +1,4 @@
-"""One NaN or inf on one rank: NaN for all, residuals untouched, and training goes on."""
+"""A NaN or inf in a gradient of one rank gives NaN on all ranks and does not change residuals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _poisoned(bad: float, place: str, dense_below: int) -> None:
     module = tower()
     run = start(lh.GTC(density=0.1, dense_below=dense_below), module, bucket_cap_mb=0.0002)
     for step in range(10):
-        if step not in (0, 4):  # before there is a threshold, and after
+        if step not in (0, 4):  # step 0 has no threshold yet, step 4 has one
             run.step(inputs(step))
             assert all(p.grad.isfinite().all() for p in module.parameters())
             continue
@@ -40,9 +40,9 @@ def _poisoned(bad: float, place: str, dense_below: int) -> None:
         if handle is not None:
             handle.remove()
         assert all(p.grad.isnan().all() for p in module.parameters())
-        for (old, threshold), (new, kept) in zip(before, _state(run), strict=False):
+        for (old, threshold), (new, new_threshold) in zip(before, _state(run), strict=False):
             assert torch.equal(old, new)
-            assert threshold == kept
+            assert threshold == new_threshold
     assert max(run.loss_of_gradient().values()) < 1e-12
     assert math.isfinite(run.worker.memory.residual_norm())
 
@@ -61,7 +61,7 @@ def test_bad_gradient_stays_out_of_residuals(bad: float, place: str, dense_below
 
 
 def _left_over(dense_below: int) -> None:
-    """Two branches with an optimizer each, which empties its own gradients alone."""
+    """Train two branches with separate optimizers, which only clear their own gradients."""
     torch.manual_seed(5)
     module = Branches().double()
     run = start(lh.GTC(density=0.2, dense_below=dense_below), module, find_unused=True)
@@ -75,14 +75,14 @@ def _left_over(dense_below: int) -> None:
     def sound(branch: torch.nn.Module) -> bool:
         return all(bool(own.grad.isfinite().all()) for own in branch.parameters())
 
-    for _ in range(3):  # with thresholds and without
+    for _ in range(3):  # the first round has no thresholds
         first.zero_grad()
         backward({0}, math.inf if rank == 1 else 1.0)
         assert not sound(first)
         second.zero_grad()
         backward({1})
         assert sound(second)
-        assert not sound(first)  # untouched
+        assert not sound(first)  # the step of the other optimizer has not changed it
         first.zero_grad()
         backward({0})
         assert sound(first)

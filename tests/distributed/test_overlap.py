@@ -1,4 +1,4 @@
-"""Overlapped synchronisation: order and start of collectives, first parameters, distances."""
+"""Overlapped synchronisation: order and start of collectives, unfreezing, and model distances."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = 1
 
 
 class _Net(nn.Module):
-    """Of two dtypes, with a buffer of a third."""
+    """A module with parameters of two dtypes and a buffer of a third."""
 
     mean: Tensor
 
@@ -38,7 +38,7 @@ class _Net(nn.Module):
 
 
 def _sync(across_dtype: Any) -> BMUF:
-    """With a dtype, or "sparse"."""
+    """BMUF with overlap and an ``across_dtype``, or with "sparse" updates."""
     settings: Any = {"across_dtype": across_dtype}
     if across_dtype == "sparse":
         settings = {"across_dtype": "int8", "across_density": 0.3}
@@ -46,7 +46,7 @@ def _sync(across_dtype: Any) -> BMUF:
 
 
 def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
-    """Move a model to where no other group's goes."""
+    """Add random values to a model, which differ between groups and turns."""
     generator = torch.Generator().manual_seed(100 * turn + dist.get_rank() // group)
     with torch.no_grad():
         for own in tensors:
@@ -55,8 +55,8 @@ def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
 
 @torch.no_grad()
 def _started() -> list[int]:
-    """How many collectives of models have begun when the end of a block returns."""
-    found = []
+    """Number of collectives of models that have started when the end of a block returns."""
+    counts = []
     for across_dtype in ("same", "int8", "sparse"):
         module = nn.ModuleList([nn.Linear(3, 3)])
         (block,) = make_blocks(module, open_world(1, host_of=[0, 0, 0, 0]), _sync(across_dtype))
@@ -64,12 +64,12 @@ def _started() -> list[int]:
             Channel, "_starting", autospec=True, side_effect=Channel._starting
         ) as start:
             end_block(block)
-        found.append([call.args[1] for call in start.call_args_list].count("models"))
-    return found
+        counts.append([call.args[1] for call in start.call_args_list].count("models"))
+    return counts
 
 
 def test_overlapped_mean_starts_at_the_end_of_its_block() -> None:
-    """A quantised mean has then begun the first of its two collectives."""
+    """A quantised mean has then started the first of its two collectives."""
     for started in run_ranks(_started, 4):
         assert started == [1, 1, 1]
 
@@ -78,22 +78,22 @@ Order = list[tuple[str, str]]
 
 
 def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Tensor]:
-    """Every collective of this rank in a run, and the model after it."""
+    """All collectives of this rank in a run, and the final model."""
     order: Order = []
     start = Channel._starting
 
-    def noted(channel: Channel, kind: str, payload_bytes: float) -> Any:
+    def recorded(channel: Channel, kind: str, payload_bytes: float) -> Any:
         order.append((channel.tier, kind))
         return start(channel, kind, payload_bytes)
 
     model = Net()
     sync = replace(_sync(across_dtype), block_size=4, across="sharded", block_momentum="auto")
     strategy = HierarchicalStrategy(group_size=group_size, block_sync=sync, warmup_steps=1)
-    nothing = mock.patch.object(dist.Work, "is_completed", lambda work: False)
+    never_complete = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
-        mock.patch.object(Channel, "_starting", noted),
+        mock.patch.object(Channel, "_starting", recorded),
         mock.patch.object(shard, "CHUNK", 4),
-        nothing if late else nullcontext(),
+        never_complete if late else nullcontext(),
     ):
         fit(strategy, 14, model)
     return order, weights(model)
@@ -107,13 +107,13 @@ def _orders(late_rank: int) -> list[tuple[Order, Tensor]]:
 
 
 def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> None:
-    """Models among gradients, on two hosts: one rank finds nothing complete before it waits."""
+    """Models and gradients on two hosts. On one rank, no collective is complete before a wait."""
     late, prompt = (run_ranks(_orders, 4, rank, ranks_per_node=2) for rank in (SLOW, -1))
     for number in range(6):
         for rank in range(4):
             order, model = late[rank][number]
             assert sum(kind.startswith("models") for _, kind in order) > 20
-            # The rank at the same position on the other host has the same part in everything.
+            # The rank at the same position on the other host takes part in the same collectives.
             for own in (prompt[rank], late[(rank + 2) % 4]):
                 assert own[number][0] == order
                 assert torch.equal(own[number][1], model)
@@ -122,7 +122,7 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
 
 @torch.no_grad()
 def _unfrozen() -> list[float]:
-    """Values of an optimizer that had nothing to train in its first block, after three more."""
+    """Parameters of an optimizer that are frozen in its first block, after three more blocks."""
     module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     trained = set(module[0].parameters())
     communicators = open_world(1, host_of=[0, 0, 0, 0])
@@ -139,14 +139,14 @@ def _unfrozen() -> list[float]:
     return [float(own.mean()) for own in block.members.parameters]
 
 
-def test_an_optimizer_whose_first_parameters_are_unfrozen_begins_there() -> None:
-    """From 1 by the mean of 0 to 3, then by block momentum of a half, and that much ahead."""
-    for found in run_ranks(_unfrozen, 4):
-        assert found == pytest.approx([1 + 1.5 + 0.75 + 0.375] * 2)
+def test_global_model_of_unfrozen_parameters_starts_from_their_values() -> None:
+    """The values start at 1. The mean of 0 to 3 is added, then 0.75 and 0.375 by block momentum."""
+    for means in run_ranks(_unfrozen, 4):
+        assert means == pytest.approx([1 + 1.5 + 0.75 + 0.375] * 2)
 
 
-def _apart(tensors: Sequence[Tensor]) -> float:
-    """Mean over the ranks of the squared distance from their mean."""
+def _squared_distance(tensors: Sequence[Tensor]) -> float:
+    """Mean squared distance of the ranks' tensors from their mean."""
     own = torch.cat([torch.view_as_real(t + 0j).double().reshape(-1) for t in tensors])
     mean = own.clone()
     dist.all_reduce(mean)
@@ -157,28 +157,28 @@ def _apart(tensors: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def _distances(group: int) -> list[tuple[float, float]]:
-    """Of each block but the last: what the report of the next one says, and what it is."""
+    """Distance that the next block reports, and expected distance, of all blocks but the last."""
     module = nn.ModuleList([_Net()])
     module[0].mean.fill_(10.0)
     (block,) = make_blocks(module, open_world(group, host_of=[0, 0, 0, 0]), _sync("same"))
-    said, expected = [], []
+    reported, expected = [], []
     for turn in range(4):
         before = [own.clone() for own in block.members.parameters]
         _train_(block.members.tensors, turn, group)
         moved = [own - old for own, old in zip(block.members.parameters, before, strict=True)]
-        expected.append(_apart([*moved, *block.members.float_buffers]) ** 0.5)
-        said.append(end_block(block, groups=4 // group).model_distance)
-    assert said[0] == 0.0
-    return list(zip(said[1:], expected[:-1], strict=True))
+        expected.append(_squared_distance([*moved, *block.members.float_buffers]) ** 0.5)
+        reported.append(end_block(block, groups=4 // group).model_distance)
+    assert reported[0] == 0.0
+    return list(zip(reported[1:], expected[:-1], strict=True))
 
 
 def _of_groups() -> list[tuple[float, float]]:
     return [*_distances(1), *_distances(2)]
 
 
-def test_distance_of_models_is_that_of_the_block_that_has_arrived() -> None:
-    """Parameters and averaged buffers of one and the same block."""
-    for found in run_ranks(_of_groups, 4):
-        assert len(found) == 6
-        for said, expected in found:
-            assert said == pytest.approx(expected, rel=1e-6)
+def test_reported_distance_is_that_of_the_block_whose_update_is_applied() -> None:
+    """The distance is that of parameters and averaged buffers of the same block."""
+    for distances in run_ranks(_of_groups, 4):
+        assert len(distances) == 6
+        for reported, expected in distances:
+            assert reported == pytest.approx(expected, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Ports between real ranks, and what is promised of memory, counts and closing."""
+"""Ports of parameter servers: messages between ranks, byte counts, memory, queues and closing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _everyone_to_everyone(tcp: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
 def test_everyone_to_everyone(tcp: bool) -> None:
-    """And what is counted is what leaves the rank: nothing for the message to itself."""
+    """The counts contain the messages to other ranks, and not that to the rank itself."""
     facts = len(b'{"from": 0}')
     for counts in run_ranks(_everyone_to_everyone, 3, tcp):
         assert counts["hier/across/push/payload_bytes"] == 2 * (4 * _LARGE + facts)
@@ -71,8 +71,8 @@ def test_everyone_to_everyone(tcp: bool) -> None:
         assert counts["hier/across/push/calls"] == counts["hier/across/block/calls"] == 2
 
 
-def test_rank_alone_speaks_to_itself_without_a_copy(tmp_path: Path) -> None:
-    """In one part, whatever its size. Nobody reads the payload, so it uses no memory."""
+def test_message_of_a_rank_to_itself_is_not_copied(tmp_path: Path) -> None:
+    """The message has one part for any size. The test does not read the sparse file's payload."""
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2**32 + 40)
     payload = torch.from_file(file.name, shared=True, size=2**30 + 10)
@@ -82,7 +82,7 @@ def test_rank_alone_speaks_to_itself_without_a_copy(tmp_path: Path) -> None:
         received = heard(ports.server)
         assert received.message.payload.shape == payload.shape
         assert received.message.payload.data_ptr() == payload.data_ptr()
-        # The memory is free for the next message, however long the receiver keeps this one.
+        # The next message can be sent while the receiver keeps this one.
         assert client.send(0, Message(Kind.PUSH, payload=payload))
         del received
 
@@ -98,32 +98,31 @@ def test_sent_memory_is_released_and_received_memory_lives_as_long_as_its_payloa
         assert client.send(1, Message(Kind.PUSH, payload=payload))
         del payload
         received = heard(other.server)
-        taken = received.message.payload
+        received_payload = received.message.payload
         del received
         gc.collect()
-        assert torch.equal(taken, torch.arange(_LARGE))
+        assert torch.equal(received_payload, torch.arange(_LARGE))
         wait_until(lambda: storage() is None, "the sender's memory")
 
 
-def test_ranks_of_one_host_speak_over_ipc_and_those_of_two_over_tcp() -> None:
-    with opened(4, tcp=True, ranks_per_host=2) as found:
-        for rank, ports in enumerate(found):
+def test_ranks_of_one_host_connect_over_ipc_and_those_of_two_over_tcp() -> None:
+    with opened(4, tcp=True, ranks_per_host=2) as of_ranks:
+        for rank, ports in enumerate(of_ranks):
             client = ports.open_client("main")
             for peer in range(4):
                 assert client.send(peer, Message(Kind.PUSH, timestamp=rank))
-        for rank, ports in enumerate(found):
-            got = [ports.server.receive(WAIT_S) for _ in range(4)]
-            assert sorted(r.message.timestamp for r in got if r is not None) == [0, 1, 2, 3]
-            ways = [
-                _way(client_socket) for client_socket in ports._clients["main"]._sockets.values()
-            ]
+        for rank, ports in enumerate(of_ranks):
+            messages = [ports.server.receive(WAIT_S) for _ in range(4)]
+            assert sorted(r.message.timestamp for r in messages if r is not None) == [0, 1, 2, 3]
+            sockets = ports._clients["main"]._sockets.values()
+            transports = [_transport(client_socket) for client_socket in sockets]
             near = rank ^ 1
             expected = ["inproc" if p == rank else "ipc" if p == near else "tcp" for p in range(4)]
-            assert ways == expected
+            assert transports == expected
             assert not ports.refusals()
 
 
-def _way(client_socket: zmq.Socket) -> str:
+def _transport(client_socket: zmq.Socket) -> str:
     return client_socket.get_string(zmq.LAST_ENDPOINT).partition(":")[0]
 
 
@@ -150,7 +149,10 @@ def test_each_client_of_a_rank_gets_its_own_replies() -> None:
 
 
 def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
-    """By bytes for payloads and by number for the rest; nothing blocks, and it goes on after."""
+    """Payloads are limited by bytes, other messages by number. Sends never block.
+
+    After the peer has read, further messages can be sent.
+    """
     payload = torch.zeros(_LARGE, dtype=torch.uint8)
     limits = Limits(queued_bytes=5 * payload.nbytes, queued_messages=50)
     with opened(2, limits=limits) as [ports, other]:
@@ -173,35 +175,35 @@ def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
         assert small >= 1
 
 
-def test_last_words_arrive_after_the_sender_has_closed() -> None:
+def test_last_messages_arrive_after_the_sender_has_closed() -> None:
     with opened(2) as [ports, other]:
         client = ports.open_client("main")
         client.send(1, Message(Kind.CONTRIBUTION))
-        heard(other.server)  # so they are connected
+        heard(other.server)  # so that they are connected
         client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
         client.send(1, Message(Kind.BYE))
         ports.close()
         received = heard(other.server)
         assert received.message.kind == Kind.PUSH
-        wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the farewell")
+        wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the BYE message")
         assert other.watch.left() == {0} and not other.watch.lost()
 
 
-def test_who_has_left_is_not_spoken_to_but_still_heard() -> None:
+def test_messages_of_a_rank_that_has_left_are_received_and_none_are_sent_to_it() -> None:
     with opened(2) as [ports, other]:
         client, leaving = ports.open_client("main"), other.open_client("main")
         client.send(1, Message(Kind.PUSH))
         received = heard(other.server)
         other.server.send(received.address, Message(Kind.FINAL, payload=torch.zeros(_LARGE)))
         leaving.send(0, Message(Kind.BYE))
-        wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the farewell")
+        wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the BYE message")
         assert not client.send(1, Message(Kind.PUSH))
         last = heard(client)
         assert last.message.kind == Kind.FINAL
 
 
 def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
-    """It ends with messages in every queue; the wait for ZeroMQ is a limited one."""
+    """Ports close with messages in every queue, after a limited wait for ZeroMQ."""
     with opened(3) as [ports, *_]:
         client = ports.open_client("main")
         for peer in range(3):
@@ -217,19 +219,19 @@ def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
 def test_sockets_have_no_name_once_the_ports_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even in a folder whose path is too long for the address of a socket."""
+    """This includes a temporary folder whose path is too long for the address of a socket."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     modes: list[int] = []
     bind = Transport.bind
 
-    def bind_and_look(transport: Transport, *arguments: Any) -> Contact:
+    def bind_and_record(transport: Transport, *arguments: Any) -> Contact:
         contact = bind(transport, *arguments)
         modes.append(Path(str(contact.ipc)).parent.stat().st_mode & 0o777)
         return contact
 
-    monkeypatch.setattr(Transport, "bind", bind_and_look)
+    monkeypatch.setattr(Transport, "bind", bind_and_record)
     with opened(2) as [ports, other]:
         assert not list(deep.iterdir())
         ports.open_client("main").send(1, Message(Kind.PUSH))
@@ -255,7 +257,7 @@ def _open_and_close(times: int) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_ports_opened_again_and_again_leave_nothing_open() -> None:
+def test_ports_opened_repeatedly_leave_no_open_files() -> None:
     assert run_ranks(_open_and_close, 2, 8) == pytest.approx(
         run_ranks(_open_and_close, 2, 2), abs=2
     )

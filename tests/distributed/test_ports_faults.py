@@ -1,4 +1,4 @@
-"""Ranks that die, freeze, come back or leave, as the others see them through their ports."""
+"""Ranks that die, freeze, recover or leave, and the loss that the ports of the others report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _killed_rank(tcp: bool) -> dict[str, Any]:
     with Serving(ports) as serving:
         wait_until(lambda: client.send(1, Message(Kind.PUSH, payload=payload)), "room")
         if rank == 1:
-            wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of everybody")
+            wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of every rank")
             os.kill(os.getpid(), signal.SIGKILL)
         sends = 0
         while 1 not in ports.watch.lost():
@@ -46,7 +46,7 @@ def _killed_rank(tcp: bool) -> dict[str, Any]:
             time.sleep(0.005)
             assert sends < 10_000
         assert not client.send(1, Message(Kind.PUSH))
-        assert client.send(2 - rank, Message(Kind.PUSH))  # the other one that lives
+        assert client.send(2 - rank, Message(Kind.PUSH))  # to the other surviving rank
         wait_until(lambda: any(r.sender == 2 - rank for r in serving.received), "the other's push")
         lost = ports.watch.lost()
     ports.close()
@@ -60,14 +60,14 @@ def test_killed_rank_is_lost_and_nobody_blocks(tcp: bool) -> None:
     for survivor in (outcomes[0], outcomes[2]):
         assert survivor.error is None, survivor.traceback
         lost = survivor.result["lost"]
-        # At once: nobody waits for grace_s.
+        # The loss is detected at once, without a wait for grace_s.
         assert lost == {1: "its process has ended: connections to it are refused"}
-        # A send that waits for a dead peer would be the only one.
+        # If sends waited for the dead peer, there would be a single send.
         assert survivor.result["sends"] > 10
 
 
 def _frozen_rank(settings: dict[str, float], frozen_s: float) -> tuple[set[int], set[int]]:
-    """Rank 1 stops for a while; returns whom this rank has lost, meanwhile and at the end."""
+    """Stop rank 1 for a while, and return the lost ranks, during the stop and at the end."""
     ports, _ = open_rank(**settings)
     rank = dist.get_rank()
     pids = gather_json(os.getpid(), torch.device("cpu"))
@@ -75,7 +75,7 @@ def _frozen_rank(settings: dict[str, float], frozen_s: float) -> tuple[set[int],
         client = ports.open_client("main")
         client.send(1, Message(Kind.ABSTAIN))
         if rank == 1:
-            wait_until(lambda: len(serving.senders(Kind.ABSTAIN)) == 3, "a word of everybody")
+            wait_until(lambda: len(serving.senders(Kind.ABSTAIN)) == 3, "a message of every rank")
         gather_json("all are connected", torch.device("cpu"))
         meanwhile: set[int] = set()
         if rank == 0:
@@ -88,31 +88,31 @@ def _frozen_rank(settings: dict[str, float], frozen_s: float) -> tuple[set[int],
                 meanwhile = set(ports.watch.lost())
             finally:
                 os.kill(pids[1], signal.SIGCONT)
-        gather_json("the frozen one goes on", torch.device("cpu"))
+        gather_json("the frozen rank continues", torch.device("cpu"))
         if frozen_s:
             assert client.send(1, Message(Kind.PUSH))
             if rank == 1:
-                wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of everybody")
+                wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of every rank")
             time.sleep(5 * settings["heartbeat_s"])
-        gather_json("all have looked", torch.device("cpu"))
+        gather_json("all have checked", torch.device("cpu"))
     lost = set(ports.watch.lost())
     ports.close()
     return meanwhile, lost
 
 
 def test_frozen_rank_is_lost_and_does_not_take_the_others_for_lost() -> None:
-    (meanwhile, at_end), (_, of_frozen), _ = run_ranks(_frozen_rank, 3, _QUICK, 0.0)
+    (meanwhile, at_end), (_, lost_by_frozen), _ = run_ranks(_frozen_rank, 3, _QUICK, 0.0)
     assert meanwhile == at_end == {1}
-    assert of_frozen == set()
+    assert lost_by_frozen == set()
 
 
-def test_rank_that_comes_back_within_grace_is_not_lost() -> None:
-    """It is frozen for ten heartbeats, so that its connections have been given up meanwhile."""
+def test_rank_that_recovers_within_grace_is_not_lost() -> None:
+    """The rank is frozen for ten heartbeats, so that its connections time out."""
     for meanwhile, at_end in run_ranks(_frozen_rank, 3, _PATIENT, 1.0):
         assert meanwhile == at_end == set()
 
 
-def test_rank_that_was_never_there_is_lost(tmp_path: Path) -> None:
+def test_rank_that_has_never_connected_is_lost(tmp_path: Path) -> None:
     with zmq.Context() as context:
         unconnected = Unconnected(context.socket(zmq.DEALER), f"ipc://{tmp_path}/none")
         watch = Watch(context, {3: unconnected}, **_QUICK)
@@ -121,16 +121,16 @@ def test_rank_that_was_never_there_is_lost(tmp_path: Path) -> None:
         watch.close()
 
 
-def test_who_has_said_farewell_has_left_and_is_not_lost() -> None:
+def test_rank_that_has_sent_bye_has_left_and_is_not_lost() -> None:
     with opened(3, **_QUICK) as [ports, leaving, dying]:
         client = leaving.open_client("main")
         with Serving(ports):
             for peer in (0, 2):
                 assert client.send(peer, Message(Kind.BYE))
-            wait_until(ports.watch.left, "the farewell")
+            wait_until(ports.watch.left, "the BYE message")
             leaving.close()
             dying.close()
-            wait_until(ports.watch.lost, "the loss of the one that said nothing")
+            wait_until(ports.watch.lost, "the loss of the rank that has sent no BYE")
         assert list(ports.watch.lost()) == [2]
         assert ports.watch.left() == {1}
 
@@ -150,23 +150,23 @@ class _Slow:
         pass
 
 
-def test_farewell_behind_what_takes_long_is_read_before_a_rank_is_lost() -> None:
+def test_bye_behind_slow_messages_is_read_before_a_rank_is_lost() -> None:
     with opened(2, heartbeat_s=0.1, grace_s=WAIT_S) as [ports, leaving]:
         client = leaving.open_client("main")
         wait_until(lambda: client.send(0, Message(Kind.ABSTAIN)), "room")
-        heard(ports.server)  # so they are connected
+        heard(ports.server)  # so that they are connected
         for _ in range(5):
             assert client.send(0, Message(Kind.PUSH))
         assert client.send(0, Message(Kind.BYE))
         leaving.close()
         server_loop = ServerLoop(ports.server, ports.watch, [_Slow()])
         server_loop.start()
-        wait_until(server_loop.gone, "the farewell")
+        wait_until(server_loop.gone, "the BYE message")
         server_loop.stop()
         assert ports.watch.left() == {1} and not ports.watch.lost()
 
 
-def test_words_of_a_rank_that_is_lost_are_still_read() -> None:
+def test_messages_of_a_lost_rank_are_still_read() -> None:
     with opened(2, **_QUICK) as [ports, other]:
         client = ports.open_client("main")
         client.send(1, Message(Kind.PUSH))
@@ -192,7 +192,7 @@ def test_reply_to_a_rank_that_is_gone_is_not_sent() -> None:
 
 
 def test_pause_of_the_poller_is_not_held_against_others(tmp_path: Path) -> None:
-    """Peers that do not answer when it goes on have the whole ``grace_s`` from then on."""
+    """After a pause, peers that do not respond have the whole ``grace_s`` again."""
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(str(tmp_path / "silent"))
     silent.listen()
@@ -210,7 +210,7 @@ def test_pause_of_the_poller_is_not_held_against_others(tmp_path: Path) -> None:
 
 def test_rank_whose_process_has_ended_is_lost_also_in_a_flood_of_messages(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as ended:
-        ended.bind(str(tmp_path / "ended"))  # from now on, connections to it are refused
+        ended.bind(str(tmp_path / "ended"))  # it does not listen, so connections are refused
     with zmq.Context() as context:
         unconnected = Unconnected(context.socket(zmq.DEALER), f"ipc://{tmp_path}/ended")
         watch = Watch(context, {1: unconnected}, heartbeat_s=0.02, grace_s=2 * WAIT_S)

@@ -1,4 +1,4 @@
-"""Ports between emulated hosts: tcp with CURVE over links of their own, which are cut."""
+"""Ports between emulated hosts: TCP with CURVE over links that are cut for a while."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from benchmarks.launch import run_module
 
 @pytest.mark.needs_netns
 def test_ports_between_hosts(tmp_path: Path) -> None:
-    """Two hosts of two ranks; what is said, and what cuts do, is asserted in `ports_run`."""
-    with hosts(2) as found:
-        run_module(found, 2, "tests.distributed.ports_run", str(tmp_path), folder=tmp_path)
+    """Two hosts of two ranks. ``ports_run`` checks the messages and the effects of cuts."""
+    with hosts(2) as emulated:
+        run_module(emulated, 2, "tests.distributed.ports_run", str(tmp_path), folder=tmp_path)
         for rank in range(4):
             report = json.loads((tmp_path / f"rank{rank}.json").read_text())
-            assert report["served_at"] == found[rank // 2].address
-            for peer, way in enumerate(report["ways"]):
+            assert report["served_at"] == emulated[rank // 2].address
+            for peer, transport in enumerate(report["transports"]):
                 near = "ipc" if peer // 2 == rank // 2 else "tcp"
-                assert way == ("inproc" if peer == rank else near)
+                assert transport == ("inproc" if peer == rank else near)

@@ -1,4 +1,4 @@
-"""Connections that must not come in: strangers, impostors, and nonsense."""
+"""Connections that are refused: unknown keys, impostors, missing tokens, and noise."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from lightning_hier.parameter_server.wire import encode
 from tests.distributed.port_ranks import Serving, counted, opened
 from tests.waiting import WAIT_S, wait_until
 
-_WORD = [bytes(frame) for frame in encode(Message(Kind.PUSH), 1, Limits())[0]]
+_PUSH = [bytes(frame) for frame in encode(Message(Kind.PUSH), 1, Limits())[0]]
 
 
 @contextmanager
 def _stranger(
     endpoint: str | None, name: bytes, keys: Credentials | None = None, server_key: str = ""
 ) -> Iterator[zmq.Socket]:
-    """A socket of somebody's own, in a context of its own."""
+    """A socket that does not belong to the job, in its own context."""
     assert endpoint is not None
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -46,7 +46,7 @@ def _stranger(
 
 
 def _still_serves(ports: Ports, serving: Serving, name: str = "honest") -> None:
-    """A rank's own message arrives, as the only one."""
+    """Check that a message of a rank arrives, and that no other has arrived."""
     assert ports.open_client(name).send(0, Message(Kind.ARRIVE))
     wait_until(lambda: serving.received, "an honest message")
     assert [r.message.kind for r in serving.received] == [Kind.ARRIVE]
@@ -57,7 +57,7 @@ def test_key_that_is_no_rank_s_is_refused() -> None:
         own = ports._register.own
         name = routing_id(other._register.own, "false")
         with _stranger(own.tcp, name, Credentials.make(), own.public_key) as dealer:
-            dealer.send_multipart(_WORD)
+            dealer.send_multipart(_PUSH)
             counted(ports, "unknown_key")
         _still_serves(other, serving)
 
@@ -67,7 +67,7 @@ def test_one_rank_s_key_with_another_s_name_is_refused() -> None:
         own = ports._register.own
         name = routing_id(other._register.own, "false")
         with _stranger(own.tcp, name, third._transport.credentials, own.public_key) as dealer:
-            dealer.send_multipart(_WORD)
+            dealer.send_multipart(_PUSH)
             counted(ports, "impostor")
         _still_serves(other, serving)
         assert ports.refusals() == {"impostor": 1}
@@ -77,24 +77,24 @@ def test_no_encryption_is_refused_between_hosts() -> None:
     with opened(2, tcp=True) as [ports, other], Serving(ports) as serving:
         name = routing_id(other._register.own, "false")
         with _stranger(ports._register.own.tcp, name) as dealer:
-            dealer.send_multipart(_WORD)
+            dealer.send_multipart(_PUSH)
             counted(ports, "handshake")
         _still_serves(other, serving)
 
 
 def test_no_token_is_refused_inside_a_host() -> None:
-    """All names that are refused: below."""
+    """:func:`test_sender_of_a_routing_id` tests all names that are refused."""
     name = b"0123456789abcdef0123456789abcdef/1/main"
     with opened(2) as [ports, other], Serving(ports) as serving:
         with _stranger(ports._register.own.ipc, name) as dealer:
-            dealer.send_multipart(_WORD)
+            dealer.send_multipart(_PUSH)
             counted(ports, "stranger")
         _still_serves(other, serving)
         assert ports.refusals() == {"stranger": 1}
 
 
-def test_server_with_another_key_gets_nothing() -> None:
-    """Whoever takes over the address of a server can't read what is sent there."""
+def test_server_with_another_key_receives_nothing() -> None:
+    """A process that takes over the address of a server cannot read messages to it."""
     with opened(2, tcp=True) as [ports, other], zmq.Context() as context:
         endpoint = other._register.own.tcp
         assert endpoint is not None
@@ -177,7 +177,7 @@ _REGISTER = Register(0, [Contact(rank, "ab"[rank // 2], _TOKEN, f"k{rank}") for 
     [
         (f"{_TOKEN}/1/main", None, 1),
         (f"{_TOKEN}/2/main", "2", 2),
-        (f"{_TOKEN}/2/main", None, "impostor"),  # of the other host, inside this one
+        (f"{_TOKEN}/2/main", None, "impostor"),  # a rank of the other host without its key
         (f"{_TOKEN}/1/main", "2", "impostor"),
         (f"{_TOKEN}/4/main", None, "stranger"),
         (f"{_TOKEN}/-1/main", None, "stranger"),
@@ -187,7 +187,9 @@ _REGISTER = Register(0, [Contact(rank, "ab"[rank // 2], _TOKEN, f"k{rank}") for 
         ("", None, "stranger"),
     ],
 )
-def test_who_sends(address: str, authenticated: str | None, outcome: int | str) -> None:
+def test_sender_of_a_routing_id(
+    address: str, authenticated: str | None, outcome: int | str
+) -> None:
     name = address.encode("latin-1")
     if isinstance(outcome, int):
         assert _REGISTER.sender(name, authenticated) == outcome
@@ -197,6 +199,6 @@ def test_who_sends(address: str, authenticated: str | None, outcome: int | str) 
         assert refused.value.reason == outcome
 
 
-def test_secret_key_does_not_show() -> None:
+def test_repr_does_not_contain_the_secret_key() -> None:
     keys = Credentials.make()
     assert keys.secret_key not in repr(keys)

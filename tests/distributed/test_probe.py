@@ -1,4 +1,4 @@
-"""Links are timed by all ranks, and everybody gets what the slowest ones take."""
+"""All ranks measure the links, and every rank gets the results of the slowest links."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _links(group_size: int) -> tuple[Link | None, Link | None, float | None]:
     return measure_links(open_world(group_size=group_size))
 
 
-def test_links_are_known_to_all() -> None:
+def test_all_ranks_have_the_same_links() -> None:
     for ranks, group_size in ((4, 2), (2, 1), (2, 2)):
-        found = run_ranks(_links, ranks, group_size)
-        assert all(links == found[0] for links in found)
-        within, between, socket_rate = found[0]
+        by_rank = run_ranks(_links, ranks, group_size)
+        assert all(links == by_rank[0] for links in by_rank)
+        within, between, socket_rate = by_rank[0]
         assert (within is None) == (group_size == 1) and (between is None) == (group_size == ranks)
         assert socket_rate is not None and socket_rate > 0
 
 
 def _late_answers() -> tuple[Link | None, int]:
-    """Rank 1 is late in every all-reduce; also how many it took part in."""
+    """Link and number of all-reduces on this rank, with a rank 1 that is late in each of them."""
     communicators = open_world(group_size=1)
     channel = communicators.across
     start, answers = channel.all_reduce_, 0
@@ -47,11 +47,11 @@ def _late_answers() -> tuple[Link | None, int]:
     return measure_links(communicators)[1], answers
 
 
-def test_a_slow_link_is_seen_and_repeated_less_often() -> None:
-    (found, _), (_, answers) = run_ranks(_late_answers, 2)
-    assert found is not None
-    assert 2 * found.latency_s + 64 / found.bytes_per_second >= LATE_S / 3
-    # Two that do not count, then as many as the budget holds; of each of two sizes.
+def test_a_slow_link_is_measured_with_fewer_repeats() -> None:
+    (link, _), (_, answers) = run_ranks(_late_answers, 2)
+    assert link is not None
+    assert 2 * link.latency_s + 64 / link.bytes_per_second >= LATE_S / 3
+    # For each of two sizes, two that are not measured, then as many as the time limit allows.
     assert answers <= 2 * (2 + 0.2 / LATE_S)
 
 

@@ -1,4 +1,4 @@
-"""The state of servers, on its way through real sockets and as one rank asks for it."""
+"""Snapshots of the state of servers, over real sockets and on real ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMEL = 500_000
 
 
 def test_state_that_is_larger_than_the_queue_is_saved() -> None:
-    """Values and two moments of a block; the queue takes one of them at a time."""
+    """A block has values and two moments. The queue only holds one of these tensors at a time."""
     limits = Limits(queued_bytes=NUMEL)
     moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(NUMEL), "exp_avg_sq": None}
     with opened(2, limits=limits) as ranks, ExitStack() as stack:
@@ -53,7 +53,7 @@ def test_state_that_is_larger_than_the_queue_is_saved() -> None:
             assert torch.equal(state["exp_avg_sq"], torch.full((NUMEL,), 2.0))
 
 
-def test_what_is_queued_is_known_until_it_has_left() -> None:
+def test_server_is_sending_a_message_until_it_has_left_the_queue() -> None:
     payload = torch.zeros(2_000_000)
     with opened(2) as [ports, other]:
         client = other.open_client("main")
@@ -71,7 +71,7 @@ def test_what_is_queued_is_known_until_it_has_left() -> None:
         wait_until(lambda: not is_sending(Kind.STATE, 7), "the end of the queue")
 
 
-def test_one_rank_takes_a_snapshot_and_the_others_go_on() -> None:
+def test_one_rank_takes_a_snapshot_while_the_others_train() -> None:
     (values, states, at), *_ = run_ranks(_snapshot, 4)
     assert all(torch.equal(one, other) for one, other in zip(values, at, strict=True))
     own = [Parameter(value) for value in values]
@@ -81,20 +81,23 @@ def test_one_rank_takes_a_snapshot_and_the_others_go_on() -> None:
 
 
 def _snapshot() -> tuple[list[Tensor], dict[int, Any], list[Tensor]]:
-    """No server has moved since this rank's last step, as none can without it."""
+    """Snapshot of rank 0, and its parameters then.
+
+    Servers cannot apply an update without rank 0, so both must be equal.
+    """
     rank = int(os.environ["RANK"])
     own = [Parameter(value) for value in start()]
     optimizer = optim.SGD(own, lr=0.01, momentum=0.9)
-    found: tuple[list[Tensor], dict[int, Any], list[Tensor]] = ([], {}, [])
+    result: tuple[list[Tensor], dict[int, Any], list[Tensor]] = ([], {}, [])
     with psp_world([optimizer]) as world:
         for step in range(8):
             if rank == 0 and step == 5:
                 snapshot = world.engine.snapshot()
                 values = [snapshot.values[one] for one in own]
                 at = [one.detach().clone() for one in own]
-                found = values, dict(snapshot.optimizer_states[0]), at
+                result = values, dict(snapshot.optimizer_states[0]), at
             for parameter, gradient in zip(own, loss_gradients(rank, step, own), strict=True):
                 parameter.grad = gradient
             world.engine.workers[0].step()
         world.engine.rendezvous()
-    return found
+    return result

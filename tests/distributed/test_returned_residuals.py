@@ -1,4 +1,4 @@
-"""Gradients that are exact get back what was left of compressed ones, and lose none of it."""
+"""Steps with exact gradients add the residuals of earlier compressed steps, and lose none."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def _returned() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_residuals_wait_for_a_step_that_counts_and_uses_them(ranks: int) -> None:
-    """In a group of one rank nothing is compressed, and in others no tensor of so few elements."""
+def test_residuals_are_added_in_the_next_exact_step_that_uses_them(ranks: int) -> None:
+    """All gradients are exact: in a group of one rank, and because all tensors are small."""
     run_ranks(_returned, ranks)

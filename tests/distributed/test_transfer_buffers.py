@@ -1,4 +1,4 @@
-"""Transfer buffers on an accelerator are freed between synchronisations, here on the CPU."""
+"""Transfer buffers of an accelerator are freed between synchronisations, emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[Any, str]] = {
 
 
 class _Counting(Watched):
-    """With BatchNorm, and the number of transfer buffers after every step."""
+    """Records the number of allocated transfer buffers after every step."""
 
     def __init__(self, optimizer: str) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Every gradient reaches the master once, while real processes race: whole numbers, exact sums."""
+"""With concurrent processes, every gradient reaches the master of two-stage ASGD exactly once.
+
+Gradients are whole numbers, so that their sums are exact.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SEGMENT = 50_000
 
 
 def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
-    """On rank 0: add up all that the master applies, and the number of gradients behind it."""
+    """On rank 0, add up all pushes that the master applies, and their numbers of gradients."""
     if engine._master is None:
         return
 
@@ -37,7 +40,7 @@ def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
 
 
 def _value(step: int, rank: int) -> float:
-    """Every element of that step's gradient on that rank."""
+    """Value of all elements of a rank's gradient in a step."""
     return float((7 * step + rank) % 5 + 1)
 
 
@@ -86,19 +89,19 @@ def test_no_gradient_is_lost_or_counted_twice(
     for segment, (_, _, total) in zip(_segments(seen), results, strict=True):
         assert torch.equal(segment, torch.full_like(segment, total))
     assert seen[-1] == 80 * world_size
-    # Several pushes, while devices went on adding: they did race, however slow the exchange is.
+    # Nodes have pushed several times, so that devices have added gradients during pushes.
     assert metrics["hier/two_stage/master/version"] > world_size
     nodes = range(0, world_size, group_size)
     pushed = [results[node][1]["hier/two_stage/node/gradients"] for node in nodes]
     assert sum(pushed) == 80 * world_size
 
 
-def test_killed_device_loses_whole_gradients_and_nobody_elses() -> None:
-    """It is killed somewhere in its steps, perhaps in the middle of an addition.
+def test_killed_device_loses_only_its_own_whole_gradients() -> None:
+    """The device is killed at an arbitrary time, possibly during an addition.
 
-    Its sum is thrown away then, with as many of its last gradients as the node has not taken yet:
-    none if it dies between two steps, many if the node's push took long. Each is either with the
-    master or counted as lost.
+    In this case, its sum is discarded with all gradients that the node has not taken yet. These are
+    none if the device dies between two steps, and many if the push of the node takes long. Each
+    gradient is either applied by the master or counted as lost.
     """
     steps, victim = 80, 1
     outcomes = rank_outcomes(_race, 3, steps, 3, victim, {"push_period": 2})
@@ -111,6 +114,6 @@ def test_killed_device_loses_whole_gradients_and_nobody_elses() -> None:
         assert torch.equal(segments[rank], torch.full_like(segments[rank], total))
     arrived = int(seen[-1]) - 2 * steps
     assert arrived > 0
-    expected = sum(_value(step, victim) for step in range(arrived))  # the first ones, whole
+    expected = sum(_value(step, victim) for step in range(arrived))  # the first gradients
     assert torch.equal(segments[victim], torch.full_like(segments[victim], expected))
     assert steps // 2 <= arrived + metrics["hier/two_stage/node/lost"] <= steps

@@ -1,4 +1,4 @@
-"""The engine of two-stage ASGD on real ranks: several optimizers, snapshots, resuming, counts."""
+"""The engine of two-stage ASGD on real ranks: two optimizers, snapshots, loading and counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _two_optimizers() -> dict[str, Any]:
         for step in range(STEPS):
             for index, optimizer in enumerate(optimizers):
                 if step % 3 == 2 and index == 1:
-                    continue  # the second is stepped less often
+                    continue  # the second optimizer steps less often
                 for group in optimizer.param_groups:
                     for parameter in group["params"]:
                         parameter.grad = parameter.detach().clone()
@@ -82,11 +82,11 @@ def test_every_optimizer_has_its_own_replica_and_counts() -> None:
     momentum, moments = first["snapshot"]
     assert sorted(momentum) == [0, 1] and list(moments) == [0]
     updates = first["metrics"]["hier/two_stage/1/master/version"]
-    assert moments[0]["step"] == 100 + updates  # it went on from what was loaded
+    assert moments[0]["step"] == 100 + updates  # the loaded state has 100 steps
     assert first["shapes"] == [[3, 2]] * STEPS
     assert all(
         "must be taken on rank 0, which holds the master's model" in one["refusal"]
         for one in results[1:]
     )
-    # Only the second node's first rank has a master on another node to push to.
+    # Only the first rank of the second node pushes to a master on another node.
     assert results[2]["bytes"] > 0

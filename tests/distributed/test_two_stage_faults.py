@@ -1,6 +1,6 @@
-"""Ranks of two-stage ASGD that stand still or are slow, and what a killed job leaves behind.
+"""Ranks of two-stage ASGD that stop or are slow, and the shared memory of a killed job.
 
-Who goes on without a rank that dies: tests/trainer/test_two_stage.py.
+tests/trainer/test_two_stage.py tests that training continues without a dead rank.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def _train(
     group_size: int = 2,
     folder: Path | None = None,
 ) -> Tensor:
-    """Train on this rank; the victim is killed, or stands still until the others are where it says.
+    """Train on this rank. In the middle, the victim is killed or waits for the others.
 
-    They have made all their steps, and left a mark in the folder, or they have given up.
+    With a folder, it waits until rank 0 has completed its steps and has left a mark there.
+    Otherwise, it waits until the others have ended with an error.
     """
     rank = int(os.environ["RANK"])
     parameter = nn.Parameter(torch.ones(100))
@@ -61,20 +62,24 @@ def _all_ended_alike(outcomes: list[RankOutcome]) -> None:
     assert models[0].isfinite().all() and models[0].max() < 1.0
 
 
-def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None:
+def test_node_that_stops_is_named_by_all_that_wait_for_its_turn() -> None:
     outcomes = rank_outcomes(_train, 3, 1, "stands still", {"timeout_s": 3.0}, group_size=1)
     for rank in (0, 2):
         error = outcomes[rank].error
         assert error is not None and error.startswith("PeerError")
-        # A node waits for its turn, and at the epoch's end for all: either limit can pass first.
+        # A node waits for its turn, and for all nodes at the end of the epoch. Either of the two
+        # limits may pass first.
         named = "for the push of a node, for rank 1", "at the end of an epoch, for rank 1"
         assert ("see the log of rank 1" in error and any(text in error for text in named)) or (
-            rank == 2 and "rank 0" in error  # the master's own node was told first
+            rank == 2 and "rank 0" in error  # the node of the master has ended first
         )
 
 
-def test_slow_node_holds_up_none_without_an_order(tmp_path: Path) -> None:
-    """It goes on when the other one has made all its steps, which waits for it at the end."""
+def test_without_order_locking_no_node_waits_for_a_slow_one(tmp_path: Path) -> None:
+    """The slow node continues after the other one has completed its steps.
+
+    The other node waits for it at the end of the epoch.
+    """
     settings = {"order_locking": False}
     outcomes = rank_outcomes(_train, 2, 1, "slow", settings, group_size=1, folder=tmp_path)
     _all_ended_alike(outcomes)

@@ -1,6 +1,6 @@
-"""Two-stage ASGD on real ranks against float64 twins.
+"""Two-stage ASGD with two nodes on real ranks equals float64 twins.
 
-One node of one device: tests/unit/test_two_stage_device.py.
+tests/unit/test_two_stage_device.py tests one node of one device.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _train(
         }
 
 
-def test_two_nodes_in_the_order_that_was_locked() -> None:
-    """Two epochs of unequal lengths; the rate changes between them, as by a scheduler."""
+def test_two_nodes_with_order_locking() -> None:
+    """There are two epochs of unequal lengths, with different learning rates."""
     epochs, rates = [{0: 11, 1: 6}, {0: 5, 1: 9}], [0.1, 0.05]
     results = run_ranks(_train, 2, epochs, rates, {"push_period": 4})
     order = results[0]["order"]

@@ -23,7 +23,15 @@ def two_stage_world(
     before: Callable[[TwoStageASGD], Any] = lambda engine: None,
     **settings: Any,
 ) -> AbstractContextManager[World[TwoStageASGD]]:
-    """Train by `TwoStageSettings`, in groups; `before` gets the engine before any rank trains."""
+    """Start two-stage ASGD on this rank, with settings of :class:`TwoStageSettings`.
+
+    Args:
+        optimizers: the optimizers.
+        group_size: number of ranks in a group.
+        before: called with the engine before any rank trains.
+        settings: fields of :class:`TwoStageSettings`.
+
+    """
     chosen = TwoStageSettings(**{"timeout_s": 20.0} | settings)
 
     def build(rank: int, ports: Ports, channel: RequestChannel) -> TwoStageASGD:

@@ -1,1 +1,1 @@
-"""The strategies do what their equations say, and equal each other where they should."""
+"""Trained models equal float64 twins of the equations, and each other where theory says so."""

@@ -1,4 +1,4 @@
-"""A training run with Adam."""
+"""Training runs with Adam, AdamW, NAdam or RAdam, and their twins."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CLASSES: dict[Kind, type[Optimizer]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AdamCase(Case):
-    """A run with one of the Adams.
+    """A run with an optimizer of the Adam family.
 
     Attributes:
-        rule: for every parameter.
-        biases: for biases, if another.
+        rule: settings of the optimizer for every parameter.
+        biases: settings for biases, if they are different.
         options: further arguments of the optimizer.
         frozen_too: whether the optimizer holds frozen parameters as well.
 
@@ -44,8 +44,8 @@ class AdamCase(Case):
     @staticmethod
     def recipe_of(strategy: Callable[[], Any], world: int) -> AdamRecipe:
         sync = strategy().block_sync
-        own = {"corrected": sync.moments == "corrected", "every": sync.moments_every}
-        return AdamRecipe(**symbols_of(strategy, world), **own)
+        moments = {"corrected": sync.moments == "corrected", "every": sync.moments_every}
+        return AdamRecipe(**symbols_of(strategy, world), **moments)
 
     def optimizer(self, net: nn.Module) -> Optimizer:
         held = {n: p for n, p in net.named_parameters() if p.requires_grad or self.frozen_too}

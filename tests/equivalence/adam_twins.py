@@ -1,6 +1,7 @@
-"""Float64 twins of BMUF-Adam: Adam from its papers' boxes, moments by eq. 18 as it is printed.
+"""Float64 twins of BMUF-Adam.
 
-The model itself, its groups and blocks are those of :mod:`tests.equivalence.twins`.
+The optimizers follow the algorithm boxes of their papers, and the moments eq. 18 as printed. Model,
+groups and blocks are those of :mod:`tests.equivalence.twins`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ Kind = Literal["adam", "adamw", "nadam", "radam"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdamRecipe(Recipe):
-    """`corrected`: moments by eq. 18; False averages them (eq. 13). `every`: blocks between."""
+    """A recipe with Adam's moments.
+
+    Attributes:
+        corrected: whether moments follow eq. 18. Otherwise they are averaged (eq. 13).
+        every: number of blocks between two exchanges of moments.
+
+    """
 
     corrected: bool = True
     every: int = 1
@@ -30,7 +37,10 @@ class AdamRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """An optimizer's settings for one parameter, in the boxes' symbols; psi is NAdam's."""
+    """Settings of an optimizer for one parameter, in the symbols of the papers.
+
+    Only NAdam uses ``psi``.
+    """
 
     kind: Kind = "adam"
     lr: float = 0.01
@@ -40,11 +50,14 @@ class Rule:
     psi: float = 4e-3
 
     def mu(self, t: float) -> float:
-        """NAdam's weight of the momentum at step t."""
+        """NAdam's momentum weight at step t."""
         return self.betas[0] * (1 - 0.5 * 0.96 ** (t * self.psi))
 
     def product(self, k: float, steps: float) -> float:
-        """Of NAdam's mu after step k; a part of a step counts as the root of its mu."""
+        """Product of NAdam's mu over ``steps`` steps after step k.
+
+        A fraction of a step contributes its mu to the power of this fraction.
+        """
         if self.kind != "nadam":
             return 1.0
         result = 1.0
@@ -55,19 +68,22 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One optimizer: the rule of each of its parameters."""
+    """One optimizer: the settings of each of its parameters."""
 
     of: dict[str, Rule]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters."""
+        """Names of the parameters."""
         return tuple(self.of)
 
 
 @dataclass
 class Memory:
-    """Adam's state of one parameter: m, v, k and NAdam's product of mu; tau counts local steps."""
+    """Adam's state of one parameter: m, v, k and NAdam's product of mu.
+
+    ``tau`` counts the steps since the start of the block.
+    """
 
     m: Tensor
     v: Tensor
@@ -76,12 +92,12 @@ class Memory:
     tau: int = 0
 
     def copied(self) -> Memory:
-        """Another one with the same values, at the start of a block."""
+        """A copy with the same values, at the start of a block."""
         return replace(self, m=self.m.clone(), v=self.v.clone(), tau=0)
 
 
 class AdamWorker(Worker):
-    """A worker with one of the Adams."""
+    """A worker with an optimizer of the Adam family."""
 
     def __init__(self, model: Module) -> None:
         super().__init__(model)
@@ -91,46 +107,46 @@ class AdamWorker(Worker):
         }
 
     def descend(self, name: str, gradient: Tensor, rules: Rules) -> None:  # type: ignore[override]
-        """One step, by the box of the optimizer."""
-        rule, own, theta = rules.of[name], self.memory[name], self.values()[name]
+        """Apply one step, from the algorithm box of the optimizer."""
+        rule, state, theta = rules.of[name], self.memory[name], self.values()[name]
         beta1, beta2 = rule.betas
         if rule.kind == "adamw":
             theta.mul_(1 - rule.lr * rule.weight_decay)
         else:
             gradient = gradient + rule.weight_decay * theta
-        own.k, own.tau = own.k + 1, own.tau + 1
-        own.m = beta1 * own.m + (1 - beta1) * gradient
-        own.v = beta2 * own.v + (1 - beta2) * gradient**2
-        m_hat = own.m / (1 - beta1**own.k)
-        v_hat = own.v / (1 - beta2**own.k)
+        state.k, state.tau = state.k + 1, state.tau + 1
+        state.m = beta1 * state.m + (1 - beta1) * gradient
+        state.v = beta2 * state.v + (1 - beta2) * gradient**2
+        m_hat = state.m / (1 - beta1**state.k)
+        v_hat = state.v / (1 - beta2**state.k)
         if rule.kind == "nadam":
-            mu, following = rule.mu(own.k), rule.mu(own.k + 1)
-            own.product *= mu
-            m_hat = following * own.m / (1 - own.product * following)
-            m_hat = m_hat + (1 - mu) * gradient / (1 - own.product)
+            mu, next_mu = rule.mu(state.k), rule.mu(state.k + 1)
+            state.product *= mu
+            m_hat = next_mu * state.m / (1 - state.product * next_mu)
+            m_hat = m_hat + (1 - mu) * gradient / (1 - state.product)
         if rule.kind == "radam":
-            theta.sub_(rule.lr * _rectified(m_hat, own, rule))
+            theta.sub_(rule.lr * _rectified(m_hat, state, rule))
         else:
             theta.sub_(rule.lr * m_hat / (v_hat.sqrt() + rule.eps))
 
 
-def _rectified(m_hat: Tensor, own: Memory, rule: Rule) -> Tensor:
+def _rectified(m_hat: Tensor, state: Memory, rule: Rule) -> Tensor:
     beta2 = rule.betas[1]
     longest = 2 / (1 - beta2) - 1
-    length = longest - 2 * own.k * beta2**own.k / (1 - beta2**own.k)
+    length = longest - 2 * state.k * beta2**state.k / (1 - beta2**state.k)
     if length <= 5:
         return m_hat
     r = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return m_hat * r**0.5 * (1 - beta2**own.k) ** 0.5 / (own.v.sqrt() + rule.eps)
+    return m_hat * r**0.5 * (1 - beta2**state.k) ** 0.5 / (state.v.sqrt() + rule.eps)
 
 
 class AdamTwin(Twin):
-    """N workers with an Adam each, whose moments follow the model (bmuf_adam, Algorithm 1)."""
+    """N workers with an Adam each, whose moments are synchronised (bmuf_adam, Algorithm 1)."""
 
     workers: list[AdamWorker]  # type: ignore[assignment]
 
     def __init__(self, model: Module, recipe: AdamRecipe, optimizers: Sequence[Rules]) -> None:
-        """Start all workers from ``model``, with empty moments."""
+        """Start all workers from ``model``, with moments of zero."""
         super().__init__(model, recipe, optimizers)
         self.workers = [AdamWorker(deepcopy(model).double()) for _ in range(recipe.world)]
         self._corrected = recipe.corrected
@@ -158,14 +174,17 @@ class AdamTwin(Twin):
         super()._end_block(index)
 
     def _count(self, name: str) -> None:
-        """Rho counts the steps of each block, whether moments are exchanged or not."""
+        """Update rho by the steps of the block. This does not depend on an exchange of moments."""
         ends = [worker.memory[name].tau for worker in self.leaders]
         tau = self._mean_over(ends)
         self._rho[name] = self.recipe.eta * self._rho[name] + tau - self._counted[name]
         self._counted[name] = tau
 
     def _next(self, name: str, rule: Rule) -> Memory:
-        """What all workers start the next block from; an unused parameter's state stays."""
+        """State from which all workers start the next block.
+
+        The state of a parameter that no worker has used does not change.
+        """
         ends = [worker.memory[name] for worker in self.leaders]
         begin, eta, rho = self._begin[name], self.recipe.eta, self._rho[name]
         tau = self._mean_over([end.tau for end in ends])

@@ -1,4 +1,4 @@
-"""One training run told twice: to a Trainer on real ranks, and to a twin."""
+"""Training runs in two forms: for a Trainer on real ranks, and for a twin."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ StrategyMaker = Callable[[], Strategy | str]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run.
+    """A training run.
 
     Attributes:
-        name: for the test report.
-        strategy: makes a new strategy; a Trainer can't share one.
-        recipe: the same in the papers' symbols.
+        name: name in the test report.
+        strategy: makes a new strategy, because two Trainers cannot share one.
+        recipe: settings of the strategy in the papers' symbols.
         net: a key of ``NETS``.
-        batches: of each rank, in one epoch.
-        epochs: passes over the same batches.
-        accumulate: batches that make a step.
+        batches: number of batches of each rank in one epoch.
+        epochs: number of passes over the same batches.
+        accumulate: number of batches in a step.
         lr: learning rate.
-        momentum: of the SGD.
+        momentum: momentum of SGD.
         compiled: whether the module is compiled.
         trainer: further arguments of the Trainer.
-        faults: of some workers.
-        counts: batches of each rank in one epoch, where they differ.
-        unknown: whether nobody knows how many there are.
-        tolerance: of every comparison with the twin.
+        faults: faults of some workers.
+        counts: number of batches of each rank in one epoch, if ranks differ.
+        unknown: whether the dataset has no length.
+        tolerance: largest difference from the twin.
 
     """
 
@@ -75,16 +75,16 @@ class Case:
 
     @staticmethod
     def recipe_of(strategy: Callable[[], Any], world: int) -> Recipe:
-        """The same as the strategy in the papers' symbols."""
+        """Settings of a strategy in the papers' symbols."""
         return Recipe(**symbols_of(strategy, world))
 
     def optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Of what can be trained of a network."""
+        """The optimizer of the trainable parameters of a network."""
         trainable = [p for p in net.parameters() if p.requires_grad]
         return torch.optim.SGD(trainable, lr=self.lr, momentum=self.momentum)
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """The twin, with an optimizer for each of some lists of parameters."""
+        """The twin, with one optimizer for each list of parameter names."""
         sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
         return (FaultyTwin if self.faults else Twin)(net, self.recipe, sgds)
 
@@ -101,54 +101,54 @@ def case(
     world: int = 4,
     **settings: Any,
 ) -> Any:
-    """A run of a strategy without warm-up, its recipe from the same settings.
+    """A run of a strategy without warm-up, with the recipe of the same settings.
 
     Args:
-        name: for the test report.
-        strategy: a preset, or `HierarchicalStrategy`, whose `sync` and GTC are made of the settings
-            that they have.
-        kind: of the case; it gets the settings that it has.
+        name: name in the test report.
+        strategy: a preset, or `HierarchicalStrategy` with a `sync` and a GTC. Those are created
+            from the settings that are fields of their classes.
+        kind: class of the case. It takes the settings that are its fields.
         sync: class of the block synchronisation.
-        world: workers.
-        settings: all others are the strategy's.
+        world: number of workers.
+        settings: the remaining settings are arguments of the strategy.
 
     """
-    own = _taken(settings, kind)
+    of_case = _taken(settings, kind)
     if strategy is HierarchicalStrategy:
         gtc = _taken(settings, GTC)
         settings["gradient_sync"] = GTC(**gtc) if gtc else None
         settings["block_sync"] = sync(**_taken(settings, sync))
-    made = partial(strategy, **{"warmup_steps": 0, **settings})
-    return kind(name=name, strategy=made, recipe=kind.recipe_of(made, world), **own)
+    make = partial(strategy, **{"warmup_steps": 0, **settings})
+    return kind(name=name, strategy=make, recipe=kind.recipe_of(make, world), **of_case)
 
 
 def changed(base: AnyCase, name: str, **settings: Any) -> AnyCase:
-    """The same run with other settings of its strategy, and under another name."""
+    """The same run with another name and other settings of its strategy."""
     strategy: Any = base.strategy
     sync = strategy.keywords.get("block_sync")
     if sync is not None:
         settings["block_sync"] = replace(sync, **_taken(settings, type(sync)))
-    made = partial(strategy, **settings)
-    recipe = base.recipe_of(made, base.recipe.world)
-    return replace(base, name=name, strategy=made, recipe=recipe)
+    make = partial(strategy, **settings)
+    recipe = base.recipe_of(make, base.recipe.world)
+    return replace(base, name=name, strategy=make, recipe=recipe)
 
 
 def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """The settings that a dataclass has; they are removed."""
-    return {own.name: settings.pop(own.name) for own in fields(kind) if own.name in settings}
+    """Remove the settings that are fields of a dataclass, and return them."""
+    return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
 
 
 def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
-    """The settings of a strategy in the papers' symbols."""
-    made = strategy()
-    sync, gtc = made.block_sync, made.gradient_sync
-    group = world if made.group_size == "world" else made.group_size
-    found = {"world": world, "group": group, "warmup": made.warmup_steps}
+    """Arguments of a recipe from the settings of a strategy."""
+    instance = strategy()
+    sync, gtc = instance.block_sync, instance.gradient_sync
+    group = world if instance.group_size == "world" else instance.group_size
+    symbols = {"world": world, "group": group, "warmup": instance.warmup_steps}
     if isinstance(gtc, GTC) and gtc.threshold != "auto":
-        found |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below}
+        symbols |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below}
     if sync is not None:
         eta = getattr(sync, "block_momentum", 0.0)
-        found |= {
+        symbols |= {
             "tau": sync.block_size,
             "eta": 1 - group / world if eta == "auto" else eta,  # N of eta is the number of groups
             "zeta": getattr(sync, "block_lr", 1.0),
@@ -157,11 +157,11 @@ def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
             "local_momentum": getattr(sync, "local_momentum", "keep"),
             "overlap": getattr(sync, "overlap", False),
         }
-    return found
+    return symbols
 
 
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
-    """A quiet Trainer on all ranks of the job."""
+    """A Trainer on all ranks of the job, without output."""
     settings: dict[str, Any] = {
         "precision": "64-true",
         "max_epochs": case.epochs,
@@ -173,7 +173,7 @@ def make_trainer(case: Case, **more: Any) -> pl.Trainer:
 
 
 def make_module(case: Case, seed: int = 0) -> Regression:
-    """The module of a case; every rank may draw other weights, since rank 0's count."""
+    """The module of a case. Ranks may have different seeds, because rank 0's weights are used."""
     net = make_net(case.net, seed)
     kinds: Any = (Regression, TwoOptimizers)
     if case.faults:
@@ -184,7 +184,7 @@ def make_module(case: Case, seed: int = 0) -> Regression:
 
 
 def fit(case: Case, **more: Any) -> Values:
-    """Train on this rank; the network's state after ``fit``."""
+    """Train on this rank, and return the state of the network after ``fit``."""
     pl.seed_everything(rank_number(), verbose=False)
     module = make_module(case, seed=rank_number())
     trainer = make_trainer(case, **more)
@@ -196,18 +196,21 @@ def fit(case: Case, **more: Any) -> Values:
 
 
 def fit_all(cases: Sequence[Case]) -> dict[str, Values]:
-    """Train one case after the other on this rank."""
+    """Train the cases one after the other on this rank."""
     return {case.name: fit(case) for case in cases}
 
 
 def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
-    """As models of millions of elements travel; a share may end in the middle of a chunk."""
+    """Train the cases with small chunks, as if their models had millions of elements.
+
+    A shard may end in the middle of a chunk.
+    """
     with mock.patch.object(shard, "CHUNK", elements):
         return fit_all(cases)
 
 
 def state_of(net: nn.Module) -> Values:
-    """A copy of the state."""
+    """A copy of the state of a network."""
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
@@ -230,7 +233,15 @@ def run_twin(case: Case) -> Twin:
 def train_batch(
     case: Case, twin: Twin, count: int, *, batch_of: Callable[[int, int], Batch] = batch_of
 ) -> None:
-    """Train the twin on one more batch, ``count`` batches into the run, with its faults."""
+    """Train the twin on one more batch, with the faults of this batch.
+
+    Args:
+        case: the run.
+        twin: the twin of the case.
+        count: number of batches that the twin has trained.
+        batch_of: the batch of a rank by its number in the epoch.
+
+    """
     number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
     for fault in case.faults:
@@ -246,7 +257,7 @@ def train_batch(
             twin.step(1)
         return
     twin.backward(losses, accumulate=case.accumulate)
-    # Lightning steps at an epoch's last batch too, however few batches were accumulated.
+    # Lightning also steps at the last batch of an epoch if it has accumulated fewer batches.
     if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
         twin.step()
 
@@ -268,11 +279,11 @@ def difference(one: Values, other: Values) -> float:
     assert one.keys() == other.keys()
     worst = 0.0
     for name, value in one.items():
-        apart = (value - other[name]).abs().max().item()
-        worst = max(worst, apart / max(other[name].abs().max().item(), 1e-300) if apart else 0.0)
+        error = (value - other[name]).abs().max().item()
+        worst = max(worst, error / max(other[name].abs().max().item(), 1e-300) if error else 0.0)
     return worst
 
 
 def identical(one: Values, other: Values) -> bool:
-    """Whether two states agree to the last bit."""
+    """Whether two states are bit-equal."""
     return one.keys() == other.keys() and all(torch.equal(v, other[n]) for n, v in one.items())

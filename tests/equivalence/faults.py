@@ -1,8 +1,9 @@
-"""Workers that diverge on purpose, under a Trainer and in the twins.
+"""Workers with planted faults, under a Trainer and in the twins.
 
-A group whose model, averaged buffers or travelling optimizer state is not finite when its block
-ends is left out: the block is filtered with the mean of the others, and eta, zeta and rho stay
-what they are for all groups. Then it starts from W_g like everybody, and remembers nothing.
+A group is excluded if its model, averaged buffers or exchanged optimizer state are not finite at
+the end of a block. The outer step then uses the mean of the other groups, with eta, zeta and rho of
+all groups. The excluded group starts from W_g as all groups do. Its residuals become zero, and so
+does its momentum unless momentum is averaged.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Where = Literal["loss", "weight", "buffer", "exp_avg", "exp_avg_sq"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """At the start of batch ``batch`` of the run, counted from 0, something of ``rank`` breaks.
+    """A fault of ``rank`` at the start of batch ``batch`` of the run, counted from 0.
 
-    ``loss`` makes the gradient of that batch ``value`` or NaN; the others set one element of the
-    last tensor of their kind.
+    ``"loss"`` multiplies the loss of this batch by ``value``, so that its gradient is not finite.
+    The others set one element of the last tensor of their kind to ``value``.
     """
 
     batch: int
@@ -37,7 +38,7 @@ class Fault:
 
 
 class _Faulty(pl.LightningModule):
-    """Breaks where a rank's faults say; before a module in the order of bases."""
+    """Applies the faults of this rank. It precedes the module in the order of bases."""
 
     faults: Sequence[Fault] = ()
     begun = 0
@@ -60,17 +61,16 @@ class _Faulty(pl.LightningModule):
         return loss
 
     def _present_faults(self) -> list[Fault]:
-        return [
-            one for one in self.faults if (one.rank, one.batch) == (rank_number(), self.begun - 1)
-        ]
+        here = rank_number(), self.begun - 1
+        return [fault for fault in self.faults if (fault.rank, fault.batch) == here]
 
 
 class FaultyRegression(_Faulty, Regression):
-    """Of one optimizer."""
+    """A module with faults and one optimizer."""
 
 
 class FaultyTwoOptimizers(_Faulty, TwoOptimizers):
-    """Of two."""
+    """A module with faults and two optimizers."""
 
 
 def _last_float(tensors: Any) -> Tensor:
@@ -82,10 +82,10 @@ def _break(tensor: Tensor, fault: Fault) -> None:
 
 
 class FaultyTwin(Twin):
-    """Leaves out the groups that are sick when a block ends; counts them in ``excluded``."""
+    """Excludes groups that are not finite at a block's end, and counts them in ``excluded``."""
 
     excluded = 0
-    _index = 0  # of the optimizer whose block is looked at
+    _index = 0  # of the optimizer whose block is checked
     _healthy: list[Worker] | None = None
 
     @property
@@ -94,10 +94,10 @@ class FaultyTwin(Twin):
             return self._healthy
         size = self.recipe.world if self.warming else self.recipe.group
         groups = (self.workers[i : i + size] for i in range(0, self.recipe.world, size))
-        return [group[0] for group in groups if not any(map(self._is_sick, group))]
+        return [group[0] for group in groups if not any(map(self._is_nonfinite, group))]
 
     def strike(self, fault: Fault) -> None:
-        """Break something of a worker; a broken loss is the caller's business."""
+        """Apply a fault to a worker. The caller applies faults of the loss."""
         worker = self.workers[fault.rank]
         if fault.where == "weight":
             _break(_last_float(worker.model.parameters()), fault)
@@ -107,8 +107,11 @@ class FaultyTwin(Twin):
             memory = list(worker.memory.values())[-1]
             _break(memory.m if fault.where == "exp_avg" else memory.v, fault)
 
-    def _is_sick(self, worker: Worker) -> bool:
-        """By what belongs to the block of one optimizer; buffers belong to that of the first."""
+    def _is_nonfinite(self, worker: Worker) -> bool:
+        """Whether tensors of the block of the current optimizer are not finite.
+
+        Buffers belong to the block of the first optimizer.
+        """
         names = self.optimizers[self._index].names
         values = [worker.values()[name] for name in names]
         if self._index == 0:
@@ -124,7 +127,8 @@ class FaultyTwin(Twin):
         for name in sgd.names if self.recipe.threshold is not None else ():
             gradients = [worker.gradients[name] for worker in group if name in worker.gradients]
             if not all(gradient.isfinite().all() for gradient in gradients):
-                # Nobody in the group sends anything of such a step, and residuals stay.
+                # No worker of the group sends gradients of such a step, and residuals do not
+                # change.
                 for worker in group:
                     gradient = worker.gradients.pop(name)
                     worker.descend(name, torch.full_like(gradient, torch.nan), sgd)
@@ -135,11 +139,12 @@ class FaultyTwin(Twin):
         return super()._mean(index)
 
     def _made(self, worker: Worker, index: int) -> Values:
-        """What a sick worker has made of its model is dropped."""
+        """The local update of a worker, zero if its model is not finite."""
         self._index = index
-        made = super()._made(worker, index)
-        sick = self._is_sick(worker)
-        return {name: torch.zeros_like(value) for name, value in made.items()} if sick else made
+        update = super()._made(worker, index)
+        if self._is_nonfinite(worker):
+            return {name: torch.zeros_like(value) for name, value in update.items()}
+        return update
 
     def _mean_buffer(self, name: str) -> Tensor:
         self._index = 0
@@ -163,4 +168,4 @@ class FaultyTwin(Twin):
 
 
 class FaultyAdamTwin(FaultyTwin, AdamTwin):
-    """With one of the Adams; the state of all workers becomes what the healthy agree on."""
+    """The same with Adam. All workers get the moments of the healthy groups."""

@@ -1,4 +1,4 @@
-"""Float64 twins of runs whose models are synchronised in fragments, at once or with a delay."""
+"""Float64 twins of runs that synchronise their models in fragments, with or without a delay."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.equivalence.cases import Case
 from tests.equivalence.twins import Recipe, Sgd, Twin, Values
 
 Outer = Callable[[Values, Sequence[Values]], tuple[Values, Values]]
-"""W and W_g after the mean local updates, from the first W."""
+"""Computes W and W_g from the initial W and all mean local updates."""
 
 
 def outer_sgd(w: Values, updates: Sequence[Values], *, nu: float, mu: float) -> Any:
-    """DiLoCo, algorithm 1, with Nesterov's momentum."""
+    """Outer steps of DiLoCo (algorithm 1) with Nesterov momentum."""
     w = {name: value.clone() for name, value in w.items()}
     for name, value in w.items():
         m = torch.zeros_like(value)
@@ -31,7 +31,7 @@ def outer_sgd(w: Values, updates: Sequence[Values], *, nu: float, mu: float) -> 
 
 
 def block_momentum(w: Values, updates: Sequence[Values], *, eta: float, zeta: float) -> Any:
-    """BMUF, eq. 3, 4 and 6."""
+    """Outer steps of BMUF (eq. 3, 4 and 6)."""
     w, start = {name: value.clone() for name, value in w.items()}, {}
     for name, value in w.items():
         delta = torch.zeros_like(value)
@@ -44,7 +44,18 @@ def block_momentum(w: Values, updates: Sequence[Values], *, eta: float, zeta: fl
 
 @dataclass
 class Part:
-    """A fragment: its first W, all mean updates so far, and what each worker starts from."""
+    """A fragment.
+
+    Attributes:
+        names: names of the parameters.
+        first: the initial W.
+        start: the current start model W_g.
+        begun: for each worker, the weights relative to which its next local update is computed.
+        updates: all mean local updates that have been applied.
+        travelling: the mean local update in flight.
+        steps: number of steps since the last send.
+
+    """
 
     names: tuple[str, ...]
     first: Values
@@ -57,8 +68,15 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """n fragments of blocks of ``tau`` steps, sent ``delay`` steps before, and what becomes of the
-    steps meanwhile."""
+    """Schedule of the fragments.
+
+    Attributes:
+        tau: steps in a block.
+        n: number of fragments.
+        delay: steps between sending a fragment's update and applying it.
+        merge: how the update is merged with the local steps since it was sent.
+
+    """
 
     tau: int
     n: int = 1
@@ -67,17 +85,20 @@ class Timing:
 
 
 def divided(sizes: Mapping[str, int], n: int) -> list[tuple[str, ...]]:
-    """Consecutive names; one is where the middle of its elements lies."""
-    found: list[list[str]] = [[] for _ in range(n)]
+    """Divide consecutive names into n fragments.
+
+    A parameter belongs to the fragment that contains the middle of its elements.
+    """
+    fragments: list[list[str]] = [[] for _ in range(n)]
     before, total = 0, sum(sizes.values())
     for name, size in sizes.items():
-        found[int(n * (2 * before + size) / (2 * total))].append(name)
+        fragments[int(n * (2 * before + size) / (2 * total))].append(name)
         before += size
-    return [tuple(own) for own in found]
+    return [tuple(names) for names in fragments]
 
 
 class FragmentTwin(Twin):
-    """Workers whose models meet fragment by fragment; one optimizer."""
+    """Workers with one optimizer, whose models are averaged fragment by fragment."""
 
     timing: Timing
     outer: Outer
@@ -86,7 +107,7 @@ class FragmentTwin(Twin):
     faults: Mapping[int, int]
 
     def begin(self, timing: Timing, outer: Outer, *, resets: bool) -> None:
-        """Divide the parameters; a parameter is where the middle of its elements lies."""
+        """Set the schedule and the outer step, and divide the parameters into fragments."""
         self.timing, self.outer, self.resets, self.faults = timing, outer, resets, {}
         values = self.workers[0].values()
         self.parts = []
@@ -100,7 +121,7 @@ class FragmentTwin(Twin):
             gradient.fill_(float("nan"))
 
     def step(self, index: int = 0) -> None:
-        """A step of every worker, and what is due after it."""
+        """One step of every worker, and the sends and outer steps that are due after it."""
         if self.faults.get(self.blocks[0].steps) is not None:
             self.strike(self.faults[self.blocks[0].steps])
         super().step(index)
@@ -120,12 +141,15 @@ class FragmentTwin(Twin):
                 self._average_buffers()
 
     def _send(self, part: Part) -> None:
-        """A group that is not finite is left out, and continues from the start of everything."""
-        sick = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
-        part.travelling, part.steps = self._mean_of(part, sick), 0
+        """Send the local updates of a fragment.
+
+        A group that is not finite is excluded. It continues from the start model of all fragments.
+        """
+        excluded = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
+        part.travelling, part.steps = self._mean_of(part, excluded), 0
         if self.timing.merge == "progress":
             part.begun = [self._own(part, worker) for worker in range(len(self.workers))]
-        for number in sick:
+        for number in excluded:
             self.workers[number].momenta.clear()
             for own in self.parts:
                 own.begun = [*own.begun[:number], own.start, *own.begun[number + 1 :]]
@@ -164,20 +188,20 @@ class FragmentTwin(Twin):
             return {name: own[name] - part.begun[worker][name] for name in own}
         return {name: alpha * (own[name] - start[name]) for name in own}
 
-    def _mean_of(self, part: Part, sick: Sequence[int] = ()) -> Values:
-        made = [
+    def _mean_of(self, part: Part, excluded: Sequence[int] = ()) -> Values:
+        updates = [
             None
-            if worker in sick
+            if worker in excluded
             else {name: value - part.begun[worker][name] for name, value in own.items()}
             for worker in range(0, len(self.workers), self.recipe.group)
             for own in [self._own(part, worker)]
         ]
-        return self._average(part, made)
+        return self._average(part, updates)
 
     def _average(self, part: Part, updates: Sequence[Values | None]) -> Values:
-        """Mean of the updates of all groups; None is left out."""
-        made = [own for own in updates if own is not None]
-        return {name: torch.stack([own[name] for own in made]).mean(0) for name in part.names}
+        """Mean of the updates of all groups. None is an excluded group."""
+        finite = [update for update in updates if update is not None]
+        return {name: torch.stack([own[name] for own in finite]).mean(0) for name in part.names}
 
     def _average_buffers(self) -> None:
         mean = deepcopy(self.workers[0].model)
@@ -186,8 +210,8 @@ class FragmentTwin(Twin):
         self._spread_buffers(mean)
 
     def global_model(self) -> Values:
-        """What is in flight arrives, and what has not been sent follows it."""
-        found = super().global_model()
+        """The global model after the update in flight and the local steps that are not sent."""
+        model = super().global_model()
         for part in self.parts:
             updates, pending = list(part.updates), part.steps > 0
             rest = self._mean_of(part)
@@ -201,8 +225,8 @@ class FragmentTwin(Twin):
                 rest = self._average(part, kept)
                 pending = pending and self.timing.merge != 0.0
             w, _ = self.outer(part.first, [*updates, rest] if pending else updates)
-            found.update(w)
-        return found
+            model.update(w)
+        return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +238,7 @@ class FragmentCase(Case):
     resets: bool
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """Its twin."""
+        """The twin of the case."""
         [own] = names
         twin = FragmentTwin(net, self.recipe, [Sgd(names=own, lr=self.lr, momentum=self.momentum)])
         twin.begin(self.timing, self.outer, resets=self.resets)
@@ -225,24 +249,28 @@ class FragmentCase(Case):
 def fragment_case(
     name: str, sync: Any = DiLoCo, *, group: int = 1, run: Any = None, **own: Any
 ) -> Any:
-    """Of a block synchronisation with these settings."""
-    made = sync(**{"block_size": 4, **own})
-    delay = made.delay(made.steps) if group < 4 else 0  # one model has nothing to wait for
-    timing = Timing(tau=made.steps, n=made.fragments, delay=delay, merge=made.merge)
+    """A run with a block synchronisation of class ``sync`` with the settings ``own``."""
+    block_sync = sync(**{"block_size": 4, **own})
+    # A single group has no exchange, and so no delay.
+    delay = block_sync.delay(block_sync.steps) if group < 4 else 0
+    timing = Timing(
+        tau=block_sync.steps, n=block_sync.fragments, delay=delay, merge=block_sync.merge
+    )
     outer: Any = partial(block_momentum, eta=0.0, zeta=1.0)
-    if isinstance(made, BMUF):
-        outer = partial(block_momentum, eta=made.eta(4 // group), zeta=made.block_lr)
-    elif isinstance(made, DiLoCo):
-        outer = partial(outer_sgd, nu=made.outer_lr, mu=made.outer_momentum)
+    if isinstance(block_sync, BMUF):
+        outer = partial(block_momentum, eta=block_sync.eta(4 // group), zeta=block_sync.block_lr)
+    elif isinstance(block_sync, DiLoCo):
+        outer = partial(outer_sgd, nu=block_sync.outer_lr, mu=block_sync.outer_momentum)
     strategy = partial(
         HierarchicalStrategy,
         group_size=group,
-        block_sync=made,
+        block_sync=block_sync,
         warmup_steps=0,
         on_nonfinite="exclude",
         uneven_batches="join" if run and "counts" in run else "error",
     )
-    resets = isinstance(made, (BMUF, ModelAveraging)) and made.local_momentum == "reset"
+    with_momentum = isinstance(block_sync, (BMUF, ModelAveraging))
+    resets = with_momentum and block_sync.local_momentum == "reset"
     settings = {"momentum": 0.8, "lr": 0.05, "batches": 11, **(run or {})}
     return FragmentCase(
         name=name, strategy=strategy, recipe=Recipe(group=group, tau=None, local_momentum="keep"),

@@ -1,7 +1,8 @@
-"""Float64 twin of BMUF-Adam in fragments, at once or late: moments arrive when a fragment does.
+"""Float64 twin of BMUF-Adam in fragments, with or without a delay.
 
-Where they arrive, every worker starts again from the moments at the start model, and all gradients
-since the send are put into them once more. The package computes the same by linearity.
+The moments of a fragment are applied together with its update. Every worker then takes the moments
+at the start model, and applies all gradients since the send to them again. The package computes the
+same by linearity.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.equivalence.twins import Twin
 
 
 class LateAdamWorker(AdamWorker):
-    """Remembers its gradients since the send, and how many steps it is away from its start."""
+    """Stores its gradients since the send, and its distance from the start model in steps."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -32,7 +33,7 @@ class LateAdamWorker(AdamWorker):
         self.position = dict.fromkeys(self.memory, 0.0)
 
     def descend(self, name: str, gradient: Tensor, rules: Rules) -> None:  # type: ignore[override]
-        """One step, by the box of the optimizer."""
+        """Apply one step, from the algorithm box of the optimizer."""
         rule = rules.of[name]
         decays = rule.kind != "adamw"
         decay = rule.weight_decay * self.values()[name] if decays else 0.0
@@ -41,22 +42,22 @@ class LateAdamWorker(AdamWorker):
         super().descend(name, gradient, rules)
 
     def begin_from(self, name: str, start: Memory, rule: Rule) -> None:
-        """Take another start of the block, and the gradients since the send once more."""
-        own = start.copied()
+        """Take other moments, and apply the gradients since the send to them again."""
+        state = start.copied()
         beta1, beta2 = rule.betas
         for gradient in self.since[name]:
-            own.k, own.tau = own.k + 1, own.tau + 1
-            own.m = beta1 * own.m + (1 - beta1) * gradient
-            own.v = beta2 * own.v + (1 - beta2) * gradient**2
-            own.product *= rule.mu(own.k) if rule.kind == "nadam" else 1.0
-        self.memory[name] = own
+            state.k, state.tau = state.k + 1, state.tau + 1
+            state.m = beta1 * state.m + (1 - beta1) * gradient
+            state.v = beta2 * state.v + (1 - beta2) * gradient**2
+            state.product *= rule.mu(state.k) if rule.kind == "nadam" else 1.0
+        self.memory[name] = state
 
 
 Groups = Sequence[tuple[LateAdamWorker, float]]
 
 
 class LateAdamTwin(FragmentTwin):
-    """Fragments with the moments of one optimizer, whose block momentum is Nesterov's, zeta = 1."""
+    """Fragments with Adam's moments, with one optimizer, Nesterov block momentum and zeta = 1."""
 
     workers: list[LateAdamWorker]  # type: ignore[assignment]
 
@@ -73,11 +74,11 @@ class LateAdamTwin(FragmentTwin):
 
     @property
     def _new_start(self) -> float:
-        """Weight of the start model where it is merged."""
+        """Weight of the start model in the merge."""
         return 1.0 if self.timing.merge == "progress" else 1.0 - self.timing.merge
 
     def _send(self, part: Part) -> None:
-        well = [self._finite(part, number) for number in range(len(self.workers))]
+        finite = [self._finite(part, number) for number in range(len(self.workers))]
         groups, eta = self._groups(part)
         for name in part.names:
             self._sends[name] += 1
@@ -89,25 +90,25 @@ class LateAdamTwin(FragmentTwin):
                 if self.timing.merge == "progress":
                     worker.position[name] = 0.0
         super()._send(part)
-        for worker, is_well in zip(self.workers, well, strict=True):
-            for name, begin in self._begin.items() if not is_well else ():
+        for worker, is_finite in zip(self.workers, finite, strict=True):
+            for name, begin in self._begin.items() if not is_finite else ():
                 worker.memory[name], worker.since[name] = begin.copied(), []
                 worker.position[name] = 0.0
 
     def _groups(self, part: Part) -> tuple[Groups, float]:
-        """The groups that are averaged, each with its weight, and eta of this mean."""
+        """The groups that take part, each with its weight in the mean, and eta for this mean."""
         leaders = range(0, len(self.workers), self.recipe.group)
-        well = [self.workers[number] for number in leaders if self._finite(part, number)]
-        return [(worker, 1 / len(well)) for worker in well], self.recipe.eta
+        finite = [self.workers[number] for number in leaders if self._finite(part, number)]
+        return [(worker, 1 / len(finite)) for worker in finite], self.recipe.eta
 
     def _count(self, name: str, groups: Groups, eta: float) -> None:
-        """Rho is the number of steps in Delta: an update counts by how far it goes."""
+        """Update rho, the number of steps in Delta, by the mean distance from the start model."""
         self._update[name] = sum(weight * worker.position[name] for worker, weight in groups)
         self._rho[name] = eta * self._rho[name] + self._update[name]
         self._ahead[name] = eta * self._rho[name]
 
     def _next(self, name: str, groups: Groups) -> Memory:
-        """The moments at the start model, as if all workers had it at the send."""
+        """The moments at the start model, as if all workers had this model at the send."""
         ends = [(worker.memory[name], weight) for worker, weight in groups]
         begin, rule = self._begin[name], self._rules[name]
         tau = sum(weight * end.tau for end, weight in ends)
@@ -139,7 +140,7 @@ class LateAdamTwin(FragmentTwin):
 
 @dataclass(frozen=True, kw_only=True)
 class LateCase(AdamCase):
-    """A run in fragments, with overlap or without.
+    """A run of BMUF-Adam in fragments, with or without overlap.
 
     Attributes:
         twin_kind: class of the twin.
@@ -151,7 +152,7 @@ class LateCase(AdamCase):
     outer: Any = None
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """Its twin."""
+        """The twin of the case."""
         strategy: Any = self.strategy()
         sync, [own] = strategy.block_sync, names
         rules = Rules(of={name: self._rule(name) for name in own})
@@ -161,15 +162,15 @@ class LateCase(AdamCase):
         plain: Any = partial(block_momentum, eta=self.recipe.eta, zeta=1.0)
         twin.begin(timing, self.outer or plain, resets=False)
         twin.faults = {fault.batch: fault.rank for fault in self.faults}
-        made: Twin = twin
-        return made
+        result: Twin = twin
+        return result
 
 
 def late_case(name: str, rule: Rule, *, group: int = 1, **settings: Any) -> LateCase:
-    """Of BMUF-Adam with these settings."""
+    """A run of BMUF-Adam with these settings."""
     own = {"block_size": 4, "block_momentum": 0.6, "local_beta1": "keep", "batches": 19}
     more = {"on_nonfinite": "exclude", "find_unused_parameters": True}
-    made: LateCase = case(
+    result: LateCase = case(
         name,
         kind=LateCase,
         sync=BMUFAdam,
@@ -177,4 +178,4 @@ def late_case(name: str, rule: Rule, *, group: int = 1, **settings: Any) -> Late
         rule=rule,
         **{**own, **more, **settings},
     )
-    return made
+    return result

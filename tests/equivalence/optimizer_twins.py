@@ -1,4 +1,4 @@
-"""Float64 twins of optimizers: what the learning rate multiplies, from their papers' equations."""
+"""Float64 twins of SGD and Adam, from their papers' equations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class Sgd:
-    """Updater(g) of SGD with momentum, nesterov momentum and L2 weight decay."""
+    """Updater(g) of SGD with momentum, Nesterov momentum and L2 weight decay."""
 
     lr: float
     momentum: float = 0.0
@@ -19,7 +19,7 @@ class Sgd:
     _velocities: dict[int, Tensor] = field(default_factory=dict)
 
     def direction(self, index: int, w: Tensor, g: Tensor) -> Tensor:
-        """What the learning rate multiplies, for one parameter."""
+        """The direction of one parameter, which the learning rate multiplies."""
         g = g + self.weight_decay * w
         v = self.momentum * self._velocities.get(index, torch.zeros_like(g)) + g
         self._velocities[index] = v
@@ -38,7 +38,7 @@ class Adam:
     _moments: dict[int, tuple[Tensor, Tensor, int]] = field(default_factory=dict)
 
     def direction(self, index: int, w: Tensor, g: Tensor) -> Tensor:
-        """What the learning rate multiplies, for one parameter."""
+        """The direction of one parameter, which the learning rate multiplies."""
         g = g + self.weight_decay * w
         zero = torch.zeros_like(g)
         m, v, t = self._moments.get(index, (zero, zero, 0))

@@ -20,7 +20,7 @@ ADAMW = partial(torch.optim.AdamW, lr=0.02, betas=(0.6, 0.9), weight_decay=0.1)
 
 
 def sgd_(w: Values, updates: Sequence[Values], *, nu: float, mu: float, nesterov: bool) -> None:
-    """Algorithm 1 of DiLoCo with SGD: one outer step for each mean local update, in place."""
+    """Algorithm 1 of DiLoCo with SGD: apply one outer step per mean local update, in place."""
     for name, value in w.items():
         m = torch.zeros_like(value)
         for g in updates:
@@ -29,7 +29,7 @@ def sgd_(w: Values, updates: Sequence[Values], *, nu: float, mu: float, nesterov
 
 
 def optimizer_(w: Values, updates: Sequence[Values], *, make: Callable[..., Any]) -> None:
-    """The same with an optimizer of torch, in place."""
+    """Apply one step of a torch optimizer per mean local update, in place."""
     parameters = {name: Parameter(value) for name, value in w.items()}
     optimizer = make(list(parameters.values()))
     for g in updates:
@@ -40,14 +40,14 @@ def optimizer_(w: Values, updates: Sequence[Values], *, make: Callable[..., Any]
 
 @dataclass
 class OuterBlock(Block):
-    """A block whose W follows from the first one and from all mean local updates so far."""
+    """A block whose W is computed from the initial W and all mean local updates so far."""
 
     outer_: Any = None
     first: Values = field(default_factory=dict)
     updates: tuple[Values, ...] = ()
 
     def moved(self, g: Values, recipe: Recipe) -> Block:
-        """One outer step further."""
+        """The next block, after one outer step with the mean local update ``g``."""
         first = self.first if self.updates else self.w
         updates = (*self.updates, g)
         w = {name: value.clone() for name, value in first.items()}
@@ -60,12 +60,17 @@ class OuterBlock(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class OuterCase(Case):
-    """A run with an outer optimizer, in this form for the twin."""
+    """A run with an outer optimizer.
+
+    Attributes:
+        outer_: the outer steps of the twin, such as :func:`sgd_`.
+
+    """
 
     outer_: Any = None
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """A twin of such blocks."""
+        """A twin whose blocks apply the outer optimizer."""
         twin = super().twin(net, names)
         twin.blocks = [OuterBlock(b.w, b.start, b.delta, outer_=self.outer_) for b in twin.blocks]
         return twin
@@ -74,22 +79,22 @@ class OuterCase(Case):
 def outer_case(
     name: str, outer_: Any = None, *, group: int = 1, run: Any = None, **sync: Any
 ) -> Any:
-    """With the outer SGD of the settings where no other outer step is given."""
+    """A run of DiLoCo with these settings. Without ``outer_``, the twin applies the outer SGD."""
     settings = {"block_size": 3, **sync}
-    made = DiLoCo(**settings)
+    diloco = DiLoCo(**settings)
     if outer_ is None:
-        nu, mu = made.outer_lr, made.outer_momentum
+        nu, mu = diloco.outer_lr, diloco.outer_momentum
         # N of the automatic momentum is the number of groups.
         eta = 1 - nu * group / 4 if mu == "auto" else mu
-        outer_ = partial(sgd_, nu=nu, mu=eta, nesterov=made.nesterov)
+        outer_ = partial(sgd_, nu=nu, mu=eta, nesterov=diloco.nesterov)
     recipe = Recipe(
-        group=group, tau=made.block_size, local_momentum="keep", overlap=made.overlap,
+        group=group, tau=diloco.block_size, local_momentum="keep", overlap=diloco.overlap,
         warmup=(run or {}).get("warmup", 0),
     )  # fmt: skip
     strategy = partial(
         HierarchicalStrategy,
         group_size=group,
-        block_sync=made,
+        block_sync=diloco,
         warmup_steps=recipe.warmup,
         find_unused_parameters=True,
     )

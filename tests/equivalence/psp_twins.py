@@ -1,7 +1,7 @@
 """Float64 twins of PSP-SGD: servers and workers in one process, from the paper's equations.
 
-A twin shares no code with the package. It knows no time: which gradients a server gets for which
-update is told from outside.
+A twin shares no code with the package. It has no clock: the test lists the gradients of each update
+of the servers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from tests.equivalence.optimizer_twins import Adam, Sgd
 
 Values = list[Tensor]
-# Gradients of the loss of a worker at a step, at given parameters.
+# Gradients of a worker's loss at a step, for given parameters.
 Gradients = Callable[[int, int, Values], Values]
 
 
 def descend(w: Values, g: Sequence[Tensor], rule: Sgd | Adam, factor: float = 1.0) -> Values:
-    """``w - factor eta Updater(g)`` (eq. 3)."""
+    """Return ``w - factor eta Updater(g)`` (eq. 3)."""
     return [
         one - factor * rule.lr * rule.direction(index, one, gradient)
         for index, (one, gradient) in enumerate(zip(w, g, strict=True))
@@ -30,7 +30,7 @@ def descend(w: Values, g: Sequence[Tensor], rule: Sgd | Adam, factor: float = 1.
 def synchronous(
     start: Values, gradients: Gradients, rule: Sgd | Adam, *, workers: int, steps: int
 ) -> Values:
-    """Synchronous SGD (eq. 2 to 5): the mean gradient of all workers at every step."""
+    """Synchronous SGD (eq. 2 to 5) with the mean gradient of all workers at every step."""
     return _together(start, gradients, rule, workers, steps, lambda same: same.mean(0))
 
 
@@ -58,7 +58,7 @@ def _together(
 
 @dataclass(frozen=True)
 class Push:
-    """A gradient that an update gets: of a worker, at one of its steps, with a version."""
+    """A gradient of an update: its worker, the step of the worker, and the model version."""
 
     worker: int
     step: int
@@ -68,7 +68,10 @@ class Push:
 def partial(
     start: Values, gradients: Gradients, rule: Sgd | Adam, updates: Sequence[Sequence[Push]]
 ) -> Values:
-    """Server lines 4 to 14 of Algorithm 1, all servers alike: d eta Updater(g / d)."""
+    """Lines 4 to 14 of the server in Algorithm 1: each update is d eta Updater(g / d).
+
+    All servers apply the same updates.
+    """
     versions = [[value.clone() for value in start]]
     for pushes in updates:
         own = [gradients(push.worker, push.step, versions[push.version]) for push in pushes]

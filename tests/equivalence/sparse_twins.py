@@ -1,4 +1,4 @@
-"""Float64 twins of runs whose groups send the largest elements of their updates alone."""
+"""Float64 twins of runs whose groups send only the largest elements of their updates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.equivalence.twins import Sgd, Twin, Values, Worker
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How updates travel.
+    """Selection of the elements that are sent.
 
     Attributes:
-        density: share of the elements of a piece that is sent.
-        shards: equal parts of the model, one for each rank of a group that sends.
-        piece: elements of which the largest are selected together; None: a whole shard.
-        together: groups whose updates are added before they are sent.
+        density: fraction of the elements of a piece that is sent.
+        shards: number of equal parts of the model, one for each rank of a group that sends.
+        piece: number of elements from which the largest are selected. None is a whole shard.
+        together: number of groups whose updates are added before they are sent.
 
     """
 
@@ -37,7 +37,7 @@ class Cut:
 
 
 class SparseTwin(FaultyTwin):
-    """Workers that send the largest elements, and add the others to their next update."""
+    """Workers that send the largest elements, and add the others to the next update."""
 
     cut: Cut
     errors: dict[tuple[int, int], Tensor]
@@ -60,11 +60,14 @@ class SparseTwin(FaultyTwin):
         return self._sent(index, lambda worker: self._made(worker, index))
 
     def _sent(self, index: int, update_of: Any) -> Values:
-        """Mean over the healthy of what all send; the others send what is left from before."""
+        """Sum of the elements that all groups send, which approximates the mean local update.
+
+        The mean is over the healthy groups. The others only send from their error feedback.
+        """
         healthy, first = self.leaders, self.workers[:: self.recipe.group]
         terms = [
             _flat(update_of(worker)) / len(healthy)
-            if any(worker is own for own in healthy)
+            if any(worker is leader for leader in healthy)
             else torch.zeros_like(_flat(self.blocks[index].w))
             for worker in first
         ]
@@ -96,7 +99,7 @@ def _largest(values: Tensor, density: float) -> Tensor:
 
 
 class SparseFragmentTwin(FragmentTwin):
-    """The same, fragment by fragment."""
+    """The same as :class:`SparseTwin`, fragment by fragment."""
 
     density: float
     errors: dict[tuple[str, int], Tensor]
@@ -118,8 +121,8 @@ class SparseFragmentTwin(FragmentTwin):
             if self._sends:
                 self.errors[part.names[0], number] = whole - sent
         pieces = total.split([part.first[name].numel() for name in part.names])
-        found = zip(part.names, pieces, strict=True)
-        return {name: own.view(part.first[name].shape) for name, own in found}
+        by_name = zip(part.names, pieces, strict=True)
+        return {name: piece.view(part.first[name].shape) for name, piece in by_name}
 
 
 def _less(worker: Worker, start: Values) -> Values:
@@ -132,12 +135,12 @@ def _flat(values: Values) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseCase(Case):
-    """A run whose updates are cut."""
+    """A run with sparse updates."""
 
     cut: Cut
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """Its twin."""
+        """The twin of the case."""
         sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
         twin = SparseTwin(net, self.recipe, sgds)
         twin.cut, twin.errors = self.cut, {}
@@ -147,10 +150,10 @@ class SparseCase(Case):
 def sparse_case(
     name: str, density: float, *, sync: Any = BMUF, group: int = 1, run: Any = None, **own: Any
 ) -> Any:
-    """Of a block synchronisation with these settings."""
+    """A run with sparse updates and a block synchronisation of class ``sync``."""
     settings = dict(run or {})
     cut = {key: settings.pop(key) for key in ("shards", "piece", "together") if key in settings}
-    made = partial(
+    make = partial(
         HierarchicalStrategy,
         group_size=group,
         block_sync=sync(**{"block_size": 3, "across_density": density, **own}),
@@ -158,21 +161,21 @@ def sparse_case(
         on_nonfinite="exclude",
         find_unused_parameters=True,
     )
-    recipe = Case.recipe_of(made, 4)
+    recipe = Case.recipe_of(make, 4)
     run = {"momentum": 0.8, "lr": 0.05, "batches": 11, **settings}
     return SparseCase(
-        name=name, strategy=made, recipe=recipe, cut=Cut(density=density, **cut), **run
+        name=name, strategy=make, recipe=recipe, cut=Cut(density=density, **cut), **run
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseFragmentCase(FragmentCase):
-    """A run in fragments whose updates are cut."""
+    """A run in fragments with sparse updates."""
 
     density: float
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """Its twin."""
+        """The twin of the case."""
         twin = super().twin(net, names)
         twin.__class__ = SparseFragmentTwin
         assert isinstance(twin, SparseFragmentTwin)
@@ -181,7 +184,7 @@ class SparseFragmentCase(FragmentCase):
 
 
 def sparse_fragment_case(name: str, density: float, **own: Any) -> Any:
-    """As :func:`fragment_case`."""
+    """The run of :func:`fragment_case` with sparse updates."""
     dense = fragment_case(name, across_density=density, **own)
     settings = {field.name: getattr(dense, field.name) for field in fields(dense)}
     return SparseFragmentCase(density=density, **settings)

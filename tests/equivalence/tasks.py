@@ -1,4 +1,4 @@
-"""Small problems that a twin and a Trainer solve alike: networks, batches, a loss, a module."""
+"""Networks, batches, a loss and modules that a twin and a Trainer share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(rank: int, number: int, size: int = 8) -> Batch:
-    """Mini-batch of one rank: another for each rank and number, always the same."""
+    """A mini-batch of one rank, which is determined by the rank and its number."""
     generator = torch.Generator().manual_seed(10_000 * (rank + 1) + number)
     x = torch.randn(size, INPUTS, dtype=torch.float64, generator=generator)
     mix = torch.randn(
@@ -49,7 +49,7 @@ class Batches(Dataset[Batch]):
 
 
 def loader(rank: int, count: int) -> DataLoader[Batch]:
-    """The batches of a rank in order, made elsewhere: no sampler to replace."""
+    """The batches of a rank in order, without a sampler that Lightning would replace."""
     return DataLoader(Batches(rank, count), batch_size=None, shuffle=False)
 
 
@@ -58,21 +58,21 @@ def mlp() -> nn.Module:
 
 
 def batch_norm() -> nn.Module:
-    """With float buffers (statistics) and an integer buffer (a count)."""
+    """A network with float buffers (statistics) and an integer buffer (a count)."""
     return nn.Sequential(
         nn.Linear(INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS)
     )
 
 
 def dropout() -> nn.Module:
-    """Draws random numbers at every training step."""
+    """A network that draws random numbers at every training step."""
     return nn.Sequential(
         nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Dropout(0.4), nn.Linear(HIDDEN, OUTPUTS)
     )
 
 
 def wide() -> nn.Module:
-    """With one tensor large enough for a share of 2% to mean something."""
+    """A network with one tensor that is large enough for a density of 2%."""
     return nn.Sequential(
         nn.Linear(INPUTS, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, OUTPUTS)
     )
@@ -95,7 +95,7 @@ class Tied(nn.Module):
 
 
 class Rebinding(nn.Module):
-    """Binds other tensors to its buffers' names at every step, as DINO does with its center."""
+    """Assigns new tensors to its buffers' names at every step, as DINO does with its center."""
 
     center: Tensor
     count: Tensor
@@ -110,12 +110,12 @@ class Rebinding(nn.Module):
         if self.training:
             self.center = 0.7 * self.center + 0.3 * x.detach().mean(0)
             self.count = self.count + 1
-            return self.net(x)  # as BatchNorm, whose statistics count when it is looked at
+            return self.net(x)  # as BatchNorm, which uses its buffers in evaluation only
         return self.net(x - self.center)
 
 
 class PartlyUsed(nn.Module):
-    """A frozen layer, a branch that only some batches use, and one that none does."""
+    """A frozen layer, a branch that only some batches use, and one that no batch uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class PartlyUsed(nn.Module):
 
 
 class Pair(nn.Module):
-    """Two networks for two optimizers; the first normalises by statistics of the batch."""
+    """Two networks for two optimizers. The first has BatchNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_net(name: str, seed: int = 0) -> nn.Module:
-    """A network with weights drawn from a seed."""
+    """A network in float64 with the weights of a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return NETS[name]().double()
@@ -171,7 +171,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Regression(pl.LightningModule):
-    """One network, one optimizer."""
+    """A module with one network and one optimizer."""
 
     def __init__(self, net: nn.Module, make_optimizer: MakeOptimizer) -> None:
         super().__init__()
@@ -188,11 +188,11 @@ class Regression(pl.LightningModule):
 
 
 B_PERIOD = 3
-"""Optimizer b of :class:`TwoOptimizers` steps at every third batch only."""
+"""Optimizer b of :class:`TwoOptimizers` steps at every third batch."""
 
 
 class TwoOptimizers(Regression):
-    """Two networks, two optimizers that step at different frequencies, by hand."""
+    """Two networks and optimizers with different step frequencies, in manual optimization."""
 
     net: Pair
 
@@ -222,5 +222,5 @@ class TwoOptimizers(Regression):
 
 
 def rank_number() -> int:
-    """The number of this rank, 0 outside a job."""
+    """The global rank of this process, 0 outside a job."""
     return int(os.environ.get("RANK", "0"))

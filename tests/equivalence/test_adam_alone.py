@@ -1,4 +1,4 @@
-"""With nothing to average, BMUF-Adam is Adam to the last bit."""
+"""BMUF-Adam is bit-equal to Adam if there is one model, or if all workers are equal."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ EVERY_STEP = partial(
 
 
 def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[Kind, list[Seen]]:
-    """Every optimizer under our strategy and under one of Lightning's."""
-    found = {}
+    """Records of every optimizer under our strategy, and under a strategy of Lightning."""
+    pairs = {}
     for kind in KINDS:
         rule = Rule(kind=kind, lr=0.02, betas=(0.8, 0.98), weight_decay=0.01)
         cases = [
             AdamCase(name=kind, strategy=own, rule=rule) for own in (ours, partial(str, plain))
         ]
-        found[kind] = [watch(own, data_of=data_of) for own in cases]
-    return found
+        pairs[kind] = [watch(own, data_of=data_of) for own in cases]
+    return pairs
 
 
 def _assert_same(ours: Seen, plain: Seen) -> None:
@@ -70,7 +70,10 @@ def test_one_model_is_plain_adam(ranks: int) -> None:
 
 
 def test_mean_of_equal_workers_at_every_step_is_plain_adam() -> None:
-    """NAdam keeps its product in float32, we in float64: its weights agree to that."""
+    """NAdam stores its product of mu in float32, this package in float64.
+
+    NAdam's weights are therefore only close.
+    """
     for own in run_ranks(_pairs, 4, EVERY_STEP, "ddp", 0):
         for kind in ("adam", "adamw", "radam"):
             _assert_same(*own[kind])

@@ -1,4 +1,4 @@
-"""Four ranks under a Trainer arrive where the float64 twins do."""
+"""MA, BMUF, GTC and BMUF-GTC on four ranks under a Trainer: final models equal float64 twins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _bmuf(kind: str, tau: int, **more: Any) -> Case:
 
 
 def _two_tiers(group: int, **more: Any) -> Case:
-    """BMUF_GTC with tau = 3; N of eta is the number of groups."""
+    """BMUF_GTC with tau = 3. N in the automatic eta is the number of groups."""
     settings = {"group_size": group, "threshold": THRESHOLD, "dense_below": 20, "block_size": 3}
     return case(f"BMUF_GTC P={group}", BMUFGTCStrategy, **settings, **more)
 
@@ -55,7 +55,7 @@ def _gtc(exact_below: int) -> Case:
 
 
 def _tiers(name: str, group: int, **settings: Any) -> Case:
-    """With GTC where there is a threshold."""
+    """A run in groups, with GTC if a threshold is given."""
     return case(name, group_size=group, **{"block_size": 3, "block_momentum": 0.5, **settings})
 
 
@@ -75,7 +75,7 @@ def _accumulating(base: Case, batches: int) -> Case:
 
 
 def _pair(group: int, across: str) -> Case:
-    """Optimizer a synchronises after steps 2, 4, ...; b, at a third of the pace, on its own."""
+    """Two optimizers with blocks of their own. Optimizer b takes a third of the steps of a."""
     settings = {"threshold": THRESHOLD, "dense_below": 10, "find_unused_parameters": True}
     run = {"block_size": 2, "net": "pair", "batches": 16, **MOMENTUM}
     return _tiers(f"two optimizers P={group} {across}", group, across=across, **settings, **run)
@@ -105,7 +105,7 @@ def _warming(base: Case, warmup: int) -> Case:
     return changed(base, f"{base.name}, warm-up {warmup}", warmup_steps=warmup)
 
 
-# Ranks of a group, and who exchanges: a group of one has its leader alone.
+# Group size and shard placement. In a group of one rank, this rank is the leader.
 PLACES = ((1, "leader"), (2, "leader"), (2, "sharded"), (4, "sharded"))
 CASES = [
     *(_ma(tau) for tau in (1, 3, 50)),
@@ -158,13 +158,13 @@ CUT = [*_WHOLE, *map(_overlapping, _WHOLE), _with_local_momentum("average", 2)]
 
 @pytest.fixture(scope="module")
 def cut_states() -> list[dict[str, Values]]:
-    """Final states of runs whose models travel in so small chunks, on two hosts of two ranks."""
+    """Final states of runs with chunks of 7 elements, on two hosts of two ranks."""
     return run_ranks(fit_in_chunks, 4, CUT, 7, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_and_hosts_change_nothing(case: Case, cut_states: list[dict[str, Values]]) -> None:
-    """The second host's ranks meet each other first where there are several groups on one."""
+    """With several groups on a host, the groups of a host are averaged first."""
     expected = run_twin(case).global_model()
     assert difference(cut_states[0][case.name], expected) < TOLERANCE
     for rank in (1, 2, 3):
@@ -173,13 +173,13 @@ def test_chunks_and_hosts_change_nothing(case: Case, cut_states: list[dict[str, 
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_all, 4, CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_trainer_arrives_where_the_twin_does(case: Case, states: list[dict[str, Values]]) -> None:
-    """On all ranks. Ranks that never meet would end elsewhere, so the recipe matters."""
+def test_final_model_is_that_of_the_twin(case: Case, states: list[dict[str, Values]]) -> None:
+    """All ranks have the model of the twin. A twin without any average would end elsewhere."""
     expected = run_twin(case).global_model()
     assert difference(states[0][case.name], expected) < TOLERANCE
     for rank in (1, 2, 3):
@@ -188,8 +188,8 @@ def test_trainer_arrives_where_the_twin_does(case: Case, states: list[dict[str, 
     assert case.recipe == Recipe(tau=50) or difference(alone, expected) > 1e-6
 
 
-def test_recipes_are_what_the_settings_mean() -> None:
-    """Written out here, since all others are read off the settings."""
+def test_recipes_are_those_of_the_settings() -> None:
+    """The expected recipes are written out, because all others are computed from the settings."""
     recipes = {own.name: own.recipe for own in CASES}
     assert recipes["MA tau=3"] == Recipe(tau=3)
     assert recipes["BMUF CBM tau=3"] == Recipe(tau=3, eta=0.6, zeta=0.9, look_ahead=False)

@@ -1,4 +1,4 @@
-"""Strategies that should be the same are the same, most of them to the last bit."""
+"""Settings of different strategies that mean the same training give equal models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BMUF = partial(_case, strategy=BMUFStrategy, block_size=3)
 _BMUF_GTC = partial(_case, strategy=BMUFGTCStrategy, block_size=3)
 _ONE_GROUP = partial(HierarchicalStrategy, group_size="world", warmup_steps=0)
 
-# Pairs that agree to the last bit.
+# Pairs whose models are bit-equal.
 IDENTICAL: list[tuple[Case, Case]] = [
     (_BMUF("BMUF, eta = 0", block_momentum=0.0), _MA("MA")),
     (_BMUF("BMUF-CBM, eta = 0", block_momentum=0.0, nesterov=False), _MA("MA again")),
@@ -60,7 +60,7 @@ IDENTICAL: list[tuple[Case, Case]] = [
     ),
 ]
 
-# Pairs that agree up to the order of additions.
+# Pairs whose models are equal up to the order of additions.
 CLOSE: list[tuple[Case, Case]] = [
     (_MA("MA, tau = 1", block_size=1, momentum=0.0), _plain("DDP", momentum=0.0)),
     (
@@ -77,7 +77,7 @@ CLOSE: list[tuple[Case, Case]] = [
     (_across("auto, P = 2", 2, "auto"), _across("sharded again, P = 2", 2, "sharded")),
 ]
 
-# On one rank, with the numbers that are automatic.
+# Pairs on one rank, with automatic settings.
 ALONE: list[tuple[Case, Case]] = [
     (
         Case(name=f"{own.strategy_name} alone, {net}", strategy=own, net=net, epochs=2, **MOMENTUM),
@@ -94,7 +94,7 @@ def _name_of(pair: tuple[Case, Case]) -> str:
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, Values]:
-    """Final states of the runs on four ranks, from rank 0."""
+    """Final states of rank 0 in the runs on four ranks."""
     return run_ranks(fit_all, 4, [own for pair in [*IDENTICAL, *CLOSE] for own in pair])[0]
 
 
@@ -115,14 +115,14 @@ def test_equal_up_to_rounding(pair: tuple[Case, Case], states: dict[str, Values]
 
 
 @pytest.mark.parametrize("pair", ALONE, ids=_name_of)
-def test_on_one_rank_nothing_is_added(
+def test_on_one_rank_training_is_that_of_lightning(
     pair: tuple[Case, Case], lone_states: dict[str, Values]
 ) -> None:
     assert identical(lone_states[pair[0].name], lone_states[pair[1].name])
 
 
 def test_different_strategies_differ(states: dict[str, Values]) -> None:
-    """Equality above is not for want of a difference."""
+    """The tests above would fail if a strategy did not apply its method."""
     names = ["MA", "BMUF", "GTC", "GTC, auto", "DDP, momentum", "leader, P = 2"]
     weights = [next(iter(states[name].values())) for name in names]
     for i, one in enumerate(weights):

@@ -20,7 +20,7 @@ RATES = [0.4, 0.4, 0.3, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05, 
 
 
 class _Net(Net):
-    """With these learning rates, step by step; notes its steps in a block and its blocks."""
+    """A module with a learning rate for each step. Records the blocks and the steps in a block."""
 
     def __init__(self, rates: list[float]) -> None:
         super().__init__(momentum=0.5)
@@ -54,14 +54,14 @@ def _run(sync: Any, rates: list[float], **strategy: Any) -> tuple[list[tuple[int
 
 
 def _expected(least: int, coefficient: float, longest: int) -> list[tuple[int, int]]:
-    found, blocks, step = [], 0, 0
+    places, blocks, step = [], 0, 0
     while step < len(RATES):
         size = min(max(least, int((coefficient / RATES[step]) ** 2 + 1e-9)), longest)
         for place in range(1, size + 1):
             end = place == size
-            found.append((blocks + end, 0 if end else place))
+            places.append((blocks + end, 0 if end else place))
         blocks, step = blocks + 1, step + size
-    return found[: len(RATES)]
+    return places[: len(RATES)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def _expected(least: int, coefficient: float, longest: int) -> list[tuple[int, i
     [{}, {"fragments": 2}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}],
 )
 def test_blocks_have_the_length_of_the_rule_on_all_ranks(settings: dict[str, Any]) -> None:
-    """At 0.4 and 0.3 the least, two steps, at 0.2 four, and then the longest, five."""
+    """Blocks have two steps, the minimum, at 0.4 and 0.3, four at 0.2, then five, the maximum."""
     rule = QSR(coefficient=0.4, max_block_size=5)
     sync = lh.DiLoCo(block_size=2, block_rule=rule, **settings)
     first, second = run_ranks(_run, 2, sync, RATES)

@@ -1,4 +1,4 @@
-"""Four ranks under a Trainer do what the twins of BMUF-Adam do: weights, moments and counts."""
+"""BMUF-Adam on four ranks under a Trainer: weights, moments and step counts equal the twins."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from tests.equivalence.twins import Values
 from tests.equivalence.watching import Seen, twin_seen, watch_all
 from tests.ranks import run_ranks
 
-# Where a count has the precision of float32, 6e-8 of it: fused kernels take no other step count,
-# and NAdam itself keeps its mu_product so until the first block begins.
+# Tolerance for counts in float32, which have a relative precision of 6e-8. Fused kernels only take
+# such step counts, and NAdam stores its mu_product in float32 until the first block begins.
 FLOAT32_COUNTS = 1e-7
 THRESHOLD = 0.02
 # The first batch in which no rank uses the branch of "partly_used" that some batches use.
 UNUSED_BY_ALL = 42
 FAST = Rule(lr=0.02, betas=(0.5, 0.99))
-# A bias in front of a BatchNorm moves nothing, its gradient is rounding. This eps keeps it small.
+# A bias in front of a BatchNorm has no effect, so that its gradient is only rounding. With this
+# eps, its steps are small.
 WITH_BATCH_NORM = {"net": "batch_norm", "rule": replace(FAST, eps=1e-3)}
 ROUNDING = ("0.bias", "a.0.bias")
 
 
 def _case(name: str, rule: Rule = FAST, **settings: Any) -> AdamCase:
-    """Every rank a worker, blocks of 3 steps: of 7 batches the last block has one."""
+    """A run in which every rank is a group. With 7 batches, the last block of 3 steps has one."""
     blocks = {"block_size": 3, "block_momentum": 0.6, "local_beta1": "keep"}
     return case(name, BMUFAdamStrategy, kind=AdamCase, rule=rule, **{**blocks, **settings})
 
 
 def _tiers(name: str, group: int, **settings: Any) -> AdamCase:
-    """With GTC where there is a threshold."""
+    """A run in groups, with GTC if a threshold is given."""
     blocks = {"group_size": group, "block_size": 2, "across": "leader", "local_beta1": "keep"}
     gtc = {"dense_below": 10} if "threshold" in settings else {}
     common = {"kind": AdamCase, "sync": BMUFAdam, "rule": FAST, "find_unused_parameters": True}
@@ -93,18 +94,18 @@ BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Seen]]:
-    """For each rank, what it saw."""
+    """Records of every rank."""
     return run_ranks(watch_all, 4, CASES)
 
 
 @pytest.fixture(scope="module")
 def twins() -> dict[str, list[Seen]]:
-    """For each case, what the twin's workers saw."""
+    """Records of the twin's workers for each case."""
     return {own.name: twin_seen(own) for own in CASES}
 
 
-def _told(values: Values, like: Values, *, moments: bool) -> Values:
-    """Those that the twin has, without moments that are rounding."""
+def _comparable(values: Values, like: Values, *, moments: bool) -> Values:
+    """Values with the names of ``like``, without moments that are only rounding."""
     noise = ROUNDING if moments else ()
     return {name: values[name] for name in like if name not in noise}
 
@@ -117,12 +118,12 @@ def test_weights_and_moments_are_those_of_the_twin_after_every_batch(
         own = runs[rank][case.name]
         assert len(own.local) == len(twin.local) == case.batches * case.epochs
         for batch, expected in twin.local.items():
-            found = _told(own.local[batch], expected, moments=False)
+            actual = _comparable(own.local[batch], expected, moments=False)
             where = f"of rank {rank} after batch {batch}"
-            assert difference(found, expected) < case.tolerance, where
+            assert difference(actual, expected) < case.tolerance, f"weights {where}"
             for kind, its in twin.moments[batch].items():
                 pair = [
-                    _told(values, its, moments=kind != "counts")
+                    _comparable(values, its, moments=kind != "counts")
                     for values in (own.moments[batch][kind], its)
                 ]
                 assert difference(*pair) < case.tolerance, f"{kind} {where}"
@@ -148,14 +149,14 @@ def test_all_ranks_start_a_block_with_the_same_bits(runs: list[dict[str, Seen]])
 
 
 def test_step_count_grows_by_what_the_look_ahead_stands_for(runs: list[dict[str, Seen]]) -> None:
-    """With tau = 3 and eta = 0.6: rho is 3 and 4.8, so k is 3 + 1.8 and then 4.8 + 3 + 2.88."""
+    """With tau = 3 and eta = 0.6, rho is 3 and 4.8, so that k is 3 + 1.8, then 4.8 + 3 + 2.88."""
     for name, ends in (("Adam", (4.8, 10.68)), ("adam averaged", (3.0, 6.0))):
         for batch, k in zip((3, 6), ends, strict=True):
             for counts in runs[0][name].moments[batch]["counts"].values():
                 torch.testing.assert_close(counts[0].item(), k, rtol=1e-12, atol=0.0)
 
 
-def test_what_nobody_used_has_no_steps_and_what_some_used_has_fewer(
+def test_unused_parameters_have_no_steps_and_partly_used_ones_have_fewer(
     runs: list[dict[str, Seen]],
 ) -> None:
     counts = runs[0]["unused"].moments[12]["counts"]
@@ -173,7 +174,7 @@ def test_block_without_a_step_leaves_moments_and_counts(runs: list[dict[str, See
 
 
 def test_leader_and_sharded_are_the_same(runs: list[dict[str, Seen]]) -> None:
-    """Both add in the same order."""
+    """Both placements add in the same order, so that the models are bit-equal."""
     pairs = (("P=2", "P=2, sharded"), ("GTC P=2", "GTC P=2, sharded"), tuple(SHARDED))
     for own in runs:
         for leader, sharded in ((own[one], own[other]) for one, other in pairs):
@@ -185,9 +186,9 @@ def test_leader_and_sharded_are_the_same(runs: list[dict[str, Seen]]) -> None:
 
 
 @BY_NAME
-def test_twin_has_something_to_tell(case: AdamCase, twins: dict[str, list[Seen]]) -> None:
-    """The other treatment of the moments would end elsewhere."""
+def test_treatment_of_moments_matters(case: AdamCase, twins: dict[str, list[Seen]]) -> None:
+    """The twin with the other treatment of the moments has another final model."""
     recipe = replace(case.recipe, corrected=not case.recipe.corrected)
     other = twin_seen(replace(case, recipe=recipe))[0].final
-    apart = difference(other, twins[case.name][0].final)
-    assert apart > 1e-6 or (case.recipe.eta == 0.0 and apart == 0.0)
+    distance = difference(other, twins[case.name][0].final)
+    assert distance > 1e-6 or (case.recipe.eta == 0.0 and distance == 0.0)

@@ -1,4 +1,7 @@
-"""BMUF-Adam in fragments, with overlap and with moments that are exchanged every few blocks."""
+"""BMUF-Adam in fragments, with overlap, and with moments exchanged every few blocks.
+
+Weights, moments and step counts on four ranks equal those of float64 twins.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ CASES = [
     late_case("NAdam, every second block", NADAM, fragments=2, overlap=4, moments_every=2),
     late_case("averages", NADAM, overlap=3, moments="average"),
     late_case("partly used", NADAM, overlap=3, net="partly_used", batches=27),
-    # A rounding error of int8 is up to 1/254 of the largest element, of bfloat16 1/512 of each, and
-    # the following steps amplify it.
+    # A rounding error of int8 is up to 1/254 of the largest element, and one of bfloat16 up to
+    # 1/512 of each element. The following steps amplify them.
     late_case("int8", ADAM, fragments=2, overlap=3, across_dtype="int8", tolerance=0.02),
     late_case("a group is left out", ADAM, overlap=2, faults=LEFT_OUT),
     late_case("left out, two fragments", ADAM, fragments=2, overlap=3, faults=LEFT_OUT),
@@ -52,14 +55,17 @@ CASES = [
 
 
 def _watch_in_chunks(cases: list[LateCase]) -> dict[str, Seen]:
-    """As models of millions of elements are sent: a moment ends in the middle of a chunk."""
+    """Train with small chunks, as if models had millions of elements.
+
+    The moments of a parameter may end in the middle of a chunk.
+    """
     with mock.patch.object(shard, "CHUNK", 29):
         return watch_all(cases)
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Seen]]:
-    """For each rank, what it saw."""
+    """Records of every rank."""
     return run_ranks(_watch_in_chunks, 4, CASES)
 
 
@@ -73,24 +79,27 @@ def test_weights_moments_and_counts_are_those_of_the_twin(
         assert identical(own.final, runs[0][case.name].final)
 
 
-def _looked() -> bool:
+def _is_unchanged() -> bool:
     case = late_case("seen", NADAM, fragments=2, overlap=3, trainer={"val_check_interval": 1})
-    looked, plain = watch(case, looking=True, save_after=range(1, 19)), watch(case)
+    evaluated, plain = watch(case, looking=True, save_after=range(1, 19)), watch(case)
     moments = [
         identical(own, plain.moments[batch][kind])
-        for batch, kinds in looked.moments.items()
+        for batch, kinds in evaluated.moments.items()
         for kind, own in kinds.items()
     ]
-    return all(moments) and identical(looked.final, plain.final) and bool(looked.validated)
+    return all(moments) and identical(evaluated.final, plain.final) and bool(evaluated.validated)
 
 
 def test_evaluation_and_saving_change_nothing() -> None:
-    assert run_ranks(_looked, 4) == [True] * 4
+    assert run_ranks(_is_unchanged, 4) == [True] * 4
 
 
 @pytest.mark.parametrize("merge", ["progress", 0.0, 0.3, 1.0])
 def test_rho_is_the_number_of_steps_in_the_global_update(merge: Any) -> None:
-    """With a constant gradient, a step of Adam has the length of the learning rate."""
+    """With a constant gradient, every step of Adam has the length of the learning rate.
+
+    Delta divided by this length is therefore a number of steps.
+    """
     rule = Rule(lr=0.02, betas=(0.5, 0.99), eps=0.0)
     twin: Any = make_twin(late_case("", rule, overlap=3, merge=merge))
     for _ in range(19):

@@ -1,4 +1,4 @@
-"""DiLoCo on four ranks under a Trainer ends where a float64 twin with an outer optimizer does."""
+"""DiLoCo on four ranks under a Trainer: final models equal twins with an outer optimizer."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ CASES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_all, 4, CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
     expected = run_twin(case).global_model()
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
@@ -55,7 +55,7 @@ def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, V
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_outer_step_matters(case: Any) -> None:
-    """Means of the models alone would end elsewhere."""
+    """A twin that only averages the models has another final model."""
     plain = replace(case, outer_=partial(sgd_, nu=1.0, mu=0.0, nesterov=False))
     assert difference(run_twin(plain).global_model(), run_twin(case).global_model()) > 1e-6
 
@@ -77,13 +77,13 @@ CUT = [
 
 @pytest.fixture(scope="module")
 def cut_states() -> list[dict[str, Values]]:
-    """Final states of runs whose models are exchanged in chunks of 7, validated at every batch."""
+    """Final states of runs with chunks of 7 elements and validation at every batch."""
     return run_ranks(fit_in_chunks, 4, CUT, 7)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_are_stepped_as_one_model(case: Any, cut_states: list[dict[str, Values]]) -> None:
-    """Each chunk has step counts of its own, which an evaluation leaves as they are."""
+    """Each chunk has its own step counts, which an evaluation does not change."""
     expected = run_twin(case).global_model()
     for state in cut_states:
         assert difference(state[case.name], expected) < 1e-10

@@ -1,4 +1,7 @@
-"""Groups that diverge are left out of the mean, and nobody else notices: against float64 twins."""
+"""Groups that diverge are excluded from the mean without an effect on the others.
+
+Weights, moments and evaluated models on four ranks equal those of float64 twins.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ OFTEN = {"val_check_interval": 1}
 
 
 def _case(name: str, *faults: Fault, **settings: Any) -> Any:
-    """In groups, if they are given; eta stays that of all groups where one is left out."""
+    """A run with faults, by default with every rank as a group.
+
+    Excluded groups do not change eta.
+    """
     common = {"block_size": 3, "batches": 10, "on_nonfinite": "exclude", "trainer": OFTEN}
     return case(name, **{**common, "faults": faults, **settings})
 
@@ -104,7 +110,7 @@ CASES: list[Case] = [
         rule=Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05),
         strategy=BMUFAdamStrategy,
     ),
-    # The second optimizer's part of one rank is sick, the first one's is not.
+    # On one rank, parameters of the second optimizer are not finite. Those of the first are.
     _case(
         "two optimizers",
         Fault(batch=4, rank=2, where="weight"),
@@ -122,18 +128,18 @@ Runs = list[dict[str, tuple[Seen, Seen]]]
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
-    """For each rank and case: with looks, and without."""
+    """Records of every rank and case: with validation and saves, and without."""
     return run_ranks(watch_both, 4, CASES)
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[Seen]]:
-    """For each case what the twin's workers see."""
+    """Records of the twin's workers for each case."""
     return {own.name: twin_seen(own, looking=True) for own in CASES}
 
 
 def _assert_close(own: Values, expected: Values, what: str) -> None:
-    """Where one is not finite the other must not be either."""
+    """Compare values. The same elements must not be finite."""
     for name, value in expected.items():
         assert torch.equal(value.isfinite(), own[name].isfinite()), f"{what}: {name}"
     clean = [
@@ -147,40 +153,40 @@ def test_weights_and_moments_are_those_of_the_twin_after_every_batch(
     case: Case, runs: Runs, expected: dict[str, list[Seen]]
 ) -> None:
     for rank, own in enumerate(runs):
-        (told, _), twin = own[case.name], expected[case.name][rank]
-        assert len(told.local) == len(twin.local) == case.batches * case.epochs
+        (seen, _), twin = own[case.name], expected[case.name][rank]
+        assert len(seen.local) == len(twin.local) == case.batches * case.epochs
         for batch, its in twin.local.items():
-            _assert_close(told.local[batch], its, f"rank {rank}, weights after batch {batch}")
+            _assert_close(seen.local[batch], its, f"rank {rank}, weights after batch {batch}")
             for kind in ("exp_avg", "exp_avg_sq") if twin.moments[batch] else ():
-                mine, moments = told.moments[batch][kind], twin.moments[batch][kind]
+                mine, moments = seen.moments[batch][kind], twin.moments[batch][kind]
                 _assert_close(mine, moments, f"rank {rank}, moments after batch {batch}")
-        _assert_close(told.final, twin.final, f"rank {rank}, after fit")
-        assert all(value.isfinite().all() for value in told.final.values())
-        assert told.excluded == twin.excluded > 0 or case.name == "in the last, short block"
+        _assert_close(seen.final, twin.final, f"rank {rank}, after fit")
+        assert all(value.isfinite().all() for value in seen.final.values())
+        assert seen.excluded == twin.excluded > 0 or case.name == "in the last, short block"
 
 
 @BY_NAME
-def test_looks_see_the_mean_of_the_healthy_and_change_nothing(
+def test_evaluation_uses_the_mean_of_finite_groups_and_changes_nothing(
     case: Case, runs: Runs, expected: dict[str, list[Seen]]
 ) -> None:
     for rank, own in enumerate(runs):
-        looking, blind = own[case.name]
+        evaluated, plain = own[case.name]
         twin = expected[case.name][rank]
-        assert looking.validated.keys() == twin.validated.keys()
-        for batch, seen in looking.validated.items():
+        assert evaluated.validated.keys() == twin.validated.keys()
+        for batch, seen in evaluated.validated.items():
             assert all(value.isfinite().all() for value in seen.values())
             _assert_close(seen, twin.validated[batch], f"rank {rank}, seen after batch {batch}")
-        assert not blind.validated
-        assert identical(looking.final, blind.final)
-        for batch, local in looking.local.items():
-            other = blind.local[batch]
+        assert not plain.validated
+        assert identical(evaluated.final, plain.final)
+        for batch, local in evaluated.local.items():
+            other = plain.local[batch]
             assert all(torch.equal(v.nan_to_num(), other[n].nan_to_num()) for n, v in local.items())
 
 
-def test_in_the_last_block_the_count_is_made_at_the_end(
+def test_a_group_is_excluded_at_the_end_of_the_run(
     runs: Runs, expected: dict[str, list[Seen]]
 ) -> None:
-    """The twin's blocks do not end at the run's end."""
+    """The end of the run also ends the last block. It does not end the twin's block."""
     name = "in the last, short block"
     assert expected[name][0].excluded == 0
     assert {own[name][0].excluded for own in runs} == {1}

@@ -1,4 +1,7 @@
-"""A group with NaN restarts from moments that fit its model, whatever is synchronised then."""
+"""An excluded group restarts from moments that belong to its start model.
+
+This also holds if moments are exchanged at other times than the model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _SETTINGS: list[dict[str, Any]] = [
 
 
 class _Net(Net):
-    """Rank 1 has a NaN in its gradients in step 47; notes the longest step of each batch."""
+    """Has NaN gradients on rank 1 in step 47. Records the largest change of a weight per step."""
 
     def __init__(self) -> None:
         super().__init__(optimizer="Adam", lr=_LR)
@@ -61,11 +64,11 @@ def _train(settings: dict[str, Any]) -> tuple[list[float], Tensor]:
 @pytest.mark.parametrize("settings", _SETTINGS, ids=str)
 def test_steps_stay_short_after_an_exclusion(settings: dict[str, Any]) -> None:
     """Moments of zero with a large step count would make steps many times the learning rate."""
-    found = run_ranks(_train, 2, settings)
-    for steps, model in found:
+    results = run_ranks(_train, 2, settings)
+    for steps, model in results:
         ordinary = max(steps[10:46])
         assert all(own < 2 * ordinary for own in steps[60:])
         assert all(own < 2 * ordinary for own in steps[47:] if own == own)
-        assert sum(own != own for own in steps) <= 7 * (steps is found[1][0])
-        assert torch.equal(model, found[0][1])
+        assert sum(own != own for own in steps) <= 7 * (steps is results[1][0])
+        assert torch.equal(model, results[0][1])
         assert bool(model.isfinite().all())

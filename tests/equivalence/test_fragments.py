@@ -1,4 +1,4 @@
-"""Fragments, delays and merges on four ranks under a Trainer end where float64 twins do."""
+"""Fragments, delays and merges on four ranks under a Trainer: final models equal float64 twins."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ CASES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_in_chunks, 4, CASES, 7)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
     expected = run_twin(case).global_model()
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
@@ -103,12 +103,12 @@ UNEVEN: list[Any] = [
 
 
 def _fit_joined(cases: list[Any]) -> dict[str, Values]:
-    found = {}
+    states = {}
     for case in cases:
         module = make_module(case)
         make_trainer(case).fit(module, batches_of(case, rank_number()))
-        found[case.name] = state_of(module.net)
-    return found
+        states[case.name] = state_of(module.net)
+    return states
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +131,18 @@ def test_ranks_without_batches_join(case: Any, joined: list[dict[str, Values]]) 
 
 @pytest.mark.parametrize("merge", [0.0, 0.5, 1.0, "progress"])
 def test_merge_matters(merge: Any) -> None:
-    """The twins of the cases above differ."""
-    own = run_twin(fragment_case("", overlap=2, merge=merge)).global_model()
+    """Twins with different merges have different final models."""
+    model = run_twin(fragment_case("", overlap=2, merge=merge)).global_model()
     for other in {0.0, 0.5, 1.0, "progress"} - {merge}:
-        there = run_twin(fragment_case("", overlap=2, merge=other)).global_model()
-        assert difference(own, there) > 1e-6
+        other_model = run_twin(fragment_case("", overlap=2, merge=other)).global_model()
+        assert difference(model, other_model) > 1e-6
 
 
 def test_schedule_of_a_block() -> None:
-    """At the steps that the documentation names, and sent before them, around the block's end."""
+    """Updates are applied at the steps of the documentation, and sent ``delay`` steps before.
+
+    The send of a fragment may be in the block before.
+    """
     at = [tuple(Schedule(10, fragments=3, delay=4).due(step)) for step in range(1, 11)]
     assert at == [
         (None, None), (None, 1), (0, None), (None, None), (None, None),
@@ -156,11 +159,11 @@ def test_schedule_of_a_block() -> None:
 def test_every_fragment_is_sent_and_applied_once_in_a_block(n: int, delay: int) -> None:
     due = [Schedule(10, fragments=n, delay=delay).due(step) for step in range(1, 11)]
     for kind in ("applies", "sends"):
-        found = [getattr(own, kind) for own in due]
-        assert sorted(own for own in found if own is not None) == list(range(n))
+        fragments = [getattr(own, kind) for own in due]
+        assert sorted(own for own in fragments if own is not None) == list(range(n))
 
 
 def test_twins_of_the_two_ways_to_delay_a_block_agree() -> None:
-    """Of ``overlap=True`` and of as many steps as a block has."""
+    """``overlap=True`` is equal to an overlap of as many steps as a block has."""
     one, other = (run_twin(fragment_case("", overlap=own)).global_model() for own in (True, 4))
     assert all(torch.equal(one[name], other[name]) for name in one)

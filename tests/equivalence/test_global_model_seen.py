@@ -1,7 +1,7 @@
-"""Whoever looks at the model sees the global one, and looking changes nothing.
+"""Validation, callbacks and checkpoints see the global model, and do not change training.
 
 Every case runs twice on four ranks: with validation and checkpoints in the middle of blocks, and
-without. What was seen is compared with the model that the twin would return at that moment.
+without. Every model that was seen is compared with the twin's global model after the same batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOLERANCE = 1e-10
 
 
 def _case(name: str, *args: Any, **settings: Any) -> Case:
-    """Blocks of three steps, if they are not others, with validation after every batch."""
+    """A run with validation after every batch, by default with blocks of three steps."""
     often = {"trainer": {"val_check_interval": 1}}
     return case(name, *args, **{**often, "block_size": 3, "block_momentum": 0.6, **settings})
 
@@ -39,8 +39,8 @@ def _two_tiers(name: str, across: str = "leader", **settings: Any) -> Case:
 
 def _outer(name: str, *args: Any, **settings: Any) -> Case:
     run = {"trainer": {"val_check_interval": 1}}
-    made: Case = outer_case(f"DiLoCo, {name}", *args, run=run, **settings)
-    return made
+    result: Case = outer_case(f"DiLoCo, {name}", *args, run=run, **settings)
+    return result
 
 
 _AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
@@ -55,7 +55,7 @@ CASES = [
     *(_two_tiers(f"{own}, BatchNorm", own, **_AVERAGE) for own in ("leader", "sharded")),
     _two_tiers("accumulating, BatchNorm", accumulate=2, batches=9, **_AVERAGE),
     _two_tiers("rebound buffers", **{**_AVERAGE, "net": "rebinding"}),
-    # Optimizer b stays at the end of a block while a goes on.
+    # Optimizer b is at the end of a block for several steps of a.
     _case("two optimizers", group_size=2, block_size=2, find_unused_parameters=True, net="pair"),
     _case(
         "BMUF_GTC with warm-up",
@@ -77,19 +77,19 @@ Runs = list[dict[str, tuple[Seen, Seen]]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the checkpoints lie, in a folder for each case."""
+    """Folder of the checkpoints, with a subfolder for each case."""
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Runs:
-    """For each rank and case: with looks, and without."""
+    """Records of every rank and case: with validation and saves, and without."""
     return run_ranks(watch_both, 4, [*CASES, DROPOUT], folder)
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, dict[int, Values]]:
-    """For each case the global model after every batch, from the twin."""
+    """The twin's global model after every batch for each case."""
     return {own.name: twin_seen(own, looking=True)[0].validated for own in CASES}
 
 
@@ -128,8 +128,8 @@ def test_checkpoints_hold_it(
         _assert_seen(own[case.name][0].saved, expected[case.name])
     for count in (1, 2, 4, 6):
         checkpoint = torch.load(folder / case.name / f"{count}.ckpt", weights_only=True)
-        held = {n.removeprefix("net."): v for n, v in checkpoint["state_dict"].items()}
-        assert identical(held, runs[0][case.name][0].saved[count])
+        weights = {n.removeprefix("net."): v for n, v in checkpoint["state_dict"].items()}
+        assert identical(weights, runs[0][case.name][0].saved[count])
 
 
 @BY_NAME
@@ -155,29 +155,29 @@ def test_all_ranks_see_the_same_bits(case: Case, runs: Runs) -> None:
 @pytest.mark.parametrize("case", [*CASES, DROPOUT], ids=lambda case: case.name)
 def test_looking_changes_nothing(case: Case, runs: Runs) -> None:
     for rank, own in enumerate(runs):
-        looking, blind = own[case.name]
-        assert not blind.validated and not blind.saved
-        for count, values in looking.local.items():
-            assert identical(values, blind.local[count]), f"rank {rank} after batch {count}"
-        assert identical(looking.final, blind.final)
+        evaluated, plain = own[case.name]
+        assert not plain.validated and not plain.saved
+        for count, values in evaluated.local.items():
+            assert identical(values, plain.local[count]), f"rank {rank} after batch {count}"
+        assert identical(evaluated.final, plain.final)
 
 
-def test_local_models_were_put_aside(runs: Runs) -> None:
-    """In the middle of a block the ranks train different models while they see the same one."""
+def test_local_models_differ_while_all_ranks_validate_one_model(runs: Runs) -> None:
+    """In the middle of a block, ranks train different models and validate the same model."""
     for name in ("BMUF", "leader, BatchNorm"):
         first, last = runs[0][name][0], runs[3][name][0]
         assert not identical(first.local[2], last.local[2])
         assert identical(first.validated[2], last.validated[2])
 
 
-def test_look_ahead_is_never_seen(runs: Runs) -> None:
-    """At a block's end training goes on from W_g, while validation sees W."""
+def test_validation_sees_no_look_ahead(runs: Runs) -> None:
+    """At a block's end, training continues from W_g, and validation uses W."""
     run = runs[0]["BMUF"][0]
     assert difference(run.local[3], run.validated[3]) > 1e-6
 
 
-def test_it_is_the_mean_of_the_local_models(runs: Runs) -> None:
-    """With NBM and zeta = 1, to the last bit (bmuf_adam eq. 8)."""
+def test_global_model_is_the_mean_of_the_local_models(runs: Runs) -> None:
+    """With NBM and zeta = 1, both are bit-equal (bmuf_adam eq. 8)."""
     groups = [runs[rank]["leader, BatchNorm"][0] for rank in (0, 2)]
     parameters = dict(make_net("batch_norm").named_parameters())
     for count in (1, 2, 4, 5):

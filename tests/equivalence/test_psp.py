@@ -1,6 +1,6 @@
-"""PSP-SGD against its twins, on a network with a clock of its own: what it is equal to, and when.
+"""PSP-SGD on a simulated network equals synchronous SGD, Adam, or a twin with partial pushes.
 
-The tolerance of 1e-10 leaves room for one thing only: sums of float64 in another order.
+The tolerance of 1e-10 only allows for sums of float64 in another order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Make = Callable[[list[Parameter]], Optimizer]
 
 
 def start() -> list[Tensor]:
-    """A network of two layers."""
+    """Initial parameters of a network of two layers."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((6, 5), (6,), (2, 6), (2,))
     return [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
 
 
 def loss_gradients(worker: int, step: int, values: Sequence[Tensor]) -> list[Tensor]:
-    """Of a regression on a mini-batch of the worker's own."""
+    """Gradients of a regression on a mini-batch of the worker."""
     generator = torch.Generator().manual_seed(1000 * worker + step)
     x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
     y = torch.randn(8, 2, generator=generator, dtype=torch.float64)
@@ -51,7 +51,7 @@ def train(
     every: int = 0,
     **terms: Any,
 ) -> list[Tensor]:
-    """PSP-SGD from the same start; the model that all ranks have in the end."""
+    """Train with PSP-SGD from the same start, and return the final model of all ranks."""
     run = Cluster(
         workers,
         start(),
@@ -70,8 +70,8 @@ def train(
     return models[0]
 
 
-def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(trained: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for one, other in zip(trained, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -86,33 +86,33 @@ SGD = [
 def test_all_pushes_and_all_blocks_are_synchronous_sgd_at_n_times_the_rate(
     settings: dict[str, Any],
 ) -> None:
-    found = train(lambda p: optim.SGD(p, lr=0.01, **settings))
+    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings))
     rule = Sgd(lr=0.01 * WORKERS, **settings)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 @pytest.mark.parametrize("settings", SGD)
 def test_without_linear_scaling_the_rate_stays(settings: dict[str, Any]) -> None:
-    found = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
+    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
     rule = Sgd(lr=0.01, **settings)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_adam_is_one_adam_on_the_summed_gradients(weight_decay: float) -> None:
-    """Adam does not care for the scale of gradients, but eps and weight decay do.
+    """Adam does not depend on the scale of gradients, except for eps and weight decay.
 
-    With S = N g the moments are N m and N^2 v, so N eta m / (sqrt(v) + eps) is N eta (N m) /
-    (sqrt(N^2 v) + N eps): an Adam on S, at the rate N eta, with N eps, and with N times the decay,
-    which is added to the gradient. eps is large here, to be seen.
+    With S = N g, the moments are N m and N^2 v, so that N eta m / (sqrt(v) + eps) is
+    N eta (N m) / (sqrt(N^2 v) + N eps): an Adam on S with the rate N eta, with N eps, and with N
+    times the decay, which is added to the gradient. The test uses a large eps, so that it matters.
     """
-    found = train(lambda p: optim.Adam(p, lr=0.005, eps=1e-2, weight_decay=weight_decay))
+    trained = train(lambda p: optim.Adam(p, lr=0.005, eps=1e-2, weight_decay=weight_decay))
     rule = Adam(lr=0.005 * WORKERS, eps=1e-2 * WORKERS, weight_decay=weight_decay * WORKERS)
-    assert_same(found, summed(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, summed(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
-def test_warm_up_is_the_mean_at_the_rate_as_it_is_whatever_the_rules() -> None:
-    found = train(
+def test_warm_up_is_the_mean_at_the_unscaled_rate_for_any_settings() -> None:
+    trained = train(
         lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
         weather=Weather(compute_s=[0.1, 0.1, 0.1, 3.0]),
         min_pushes=1,
@@ -120,11 +120,11 @@ def test_warm_up_is_the_mean_at_the_rate_as_it_is_whatever_the_rules() -> None:
         warmup_steps=STEPS,
     )
     rule = Sgd(lr=0.05, momentum=0.9)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
 
 
-def test_looking_at_the_model_changes_nothing() -> None:
-    """A rendezvous in the middle is no step, and does not shorten the warm-up."""
+def test_a_rendezvous_changes_nothing() -> None:
+    """A rendezvous during training is no step, and does not shorten the warm-up."""
     make: Make = lambda p: optim.Adam(p, lr=0.01)  # noqa: E731
     plain = train(make, warmup_steps=5)
     watched = train(make, warmup_steps=5, every=3)
@@ -132,8 +132,8 @@ def test_looking_at_the_model_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_all_pushes_and_all_blocks_give_the_same_bits_however_messages_travel(seed: int) -> None:
-    """As the sum is in order of rank, and not in order of arrival."""
+def test_all_pushes_and_all_blocks_give_the_same_bits_for_any_latency(seed: int) -> None:
+    """Gradients are added in order of rank, and not in order of arrival."""
     make: Make = lambda p: optim.SGD(p, lr=0.02, momentum=0.9)  # noqa: E731
     calm = train(make)
     weather = Weather(latency_s=(0.0, 2.0), ordered=False, compute_s=[0.1, 0.5, 0.2, 1.0])
@@ -142,13 +142,13 @@ def test_all_pushes_and_all_blocks_give_the_same_bits_however_messages_travel(se
 
 
 def test_partial_pushes_follow_the_twin() -> None:
-    """c = 2 of 3, worker 2 takes 2.5 times as long: every second of its gradients is late.
+    """With c = 2 of 3, worker 2 takes 2.5 times as long, so that its first two gradients are late.
 
-    Times: workers 0 and 1 push at 1, 2, 3, ...; worker 2 at 2.5 (late: the servers have version 2),
-    then at 5 (late again). Its first gradient in time would come only once the others are done.
+    Workers 0 and 1 push at 1, 2, 3 and 4. Worker 2 pushes at 2.5 (late: the servers have version
+    2), and at 5 (late again). The servers use its gradients only after the others have ended.
     """
     weather = Weather(latency_s=(0.0, 0.0), compute_s=[1.0, 1.0, 2.5])
-    found = train(
+    trained = train(
         lambda p: optim.SGD(p, lr=0.02, momentum=0.9),
         weather=weather,
         workers=3,
@@ -156,16 +156,16 @@ def test_partial_pushes_follow_the_twin() -> None:
         min_pushes=2,
     )
     both = [[Push(0, step, step), Push(1, step, step)] for step in range(4)]
-    # Worker 2 has fallen behind (0 at 2.5 is dropped, 2 at 5.0 is dropped), then is alone.
+    # The gradients of worker 2 with versions 0 and 2 are dropped. Afterwards, it is alone.
     alone = [[Push(2, 2, 4)], [Push(2, 3, 5)]]
     rule = Sgd(lr=0.02, momentum=0.9)
-    assert_same(found, partial(start(), loss_gradients, rule, both + alone))
+    assert_same(trained, partial(start(), loss_gradients, rule, both + alone))
 
 
-def test_a_server_that_waits_a_little_longer_takes_the_late_gradient() -> None:
-    """tau_1 = 1.6 s after the first two: the third comes 1.5 s later, in every round."""
+def test_a_server_with_a_push_timeout_takes_the_late_gradient() -> None:
+    """tau_1 is 1.6 s after the first two pushes. The third arrives 1.5 s later in every round."""
     weather = Weather(latency_s=(0.0, 0.0), compute_s=[1.0, 1.0, 2.5])
-    found = train(
+    trained = train(
         lambda p: optim.SGD(p, lr=0.02),
         weather=weather,
         workers=3,
@@ -173,4 +173,4 @@ def test_a_server_that_waits_a_little_longer_takes_the_late_gradient() -> None:
         push_timeout_s=1.6,
     )
     rule = Sgd(lr=0.02 * 3)
-    assert_same(found, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))
+    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))

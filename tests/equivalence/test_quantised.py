@@ -1,4 +1,4 @@
-"""Quantised updates stay close to exact ones, over many blocks, under a Trainer."""
+"""Models of runs with quantised updates stay close to an exact twin over many blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.equivalence.cases import Case, case, difference, fit_all, identical, 
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
-# Largest difference at the end, relative to the largest value of a tensor. It does not grow with
-# the number of blocks, because rounding errors are sent later.
+# Largest difference of the final models, relative to the largest value of a tensor. It does not
+# grow with the number of blocks, because error feedback sends rounding errors later.
 BOUNDS = {"bfloat16": 1e-3, "int8": 5e-3, "int4": 5e-3 * 127 / 7}
 
 
@@ -31,13 +31,13 @@ CASES = [own for dtype in BOUNDS for own in _cases(dtype)]
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_all, 4, CASES)
 
 
 @pytest.mark.parametrize("own", CASES, ids=lambda own: own.name)
-def test_trainer_arrives_near_the_exact_twin(own: Case, states: list[dict[str, Values]]) -> None:
-    found = difference(states[0][own.name], run_twin(own).global_model())
-    assert 1e-6 < found < BOUNDS[own.name.split(",")[0]]
+def test_final_model_is_close_to_the_exact_twin(own: Case, states: list[dict[str, Values]]) -> None:
+    error = difference(states[0][own.name], run_twin(own).global_model())
+    assert 1e-6 < error < BOUNDS[own.name.split(",")[0]]
     for rank in (1, 2, 3):
         assert identical(states[rank][own.name], states[0][own.name]), f"rank {rank}"

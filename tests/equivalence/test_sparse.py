@@ -1,4 +1,4 @@
-"""Sparse updates on four ranks under a Trainer end where float64 twins do."""
+"""Sparse updates on four ranks under a Trainer: final models equal float64 twins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ IN_PIECES: list[Any] = [
     sparse_case("pieces, BatchNorm", 0.2, run={"piece": 14, "together": 2, "net": "batch_norm"}),
     sparse_case("pieces, overlapping", 0.2, overlap=True, run={"piece": 14, "together": 2}),
 ]
-# All elements are sent, so that only the order of additions differs.
+# All elements are sent, so that the result only differs by the order of additions.
 ALL = sparse_case("everything", 0.9999)
 
 
@@ -65,18 +65,18 @@ def _on_hosts() -> dict[str, Values]:
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_all, 4, [*CASES, *IN_FRAGMENTS, ALL])
 
 
 @pytest.fixture(scope="module")
 def states_on_hosts() -> list[dict[str, Values]]:
-    """Those of two hosts of two ranks."""
+    """Final states of every rank, on two hosts of two ranks."""
     return run_ranks(_on_hosts, 4, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("case", [*CASES, *IN_FRAGMENTS, ALL], ids=lambda case: case.name)
-def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
     _compare(case, states)
 
 
@@ -94,9 +94,9 @@ def _compare(case: Any, states: list[dict[str, Values]]) -> None:
 
 
 def test_evaluation_changes_nothing(states: list[dict[str, Values]]) -> None:
-    blind = replace(CASES[4], name="blind", trainer={})
-    found = run_ranks(fit_all, 4, [blind])
-    assert identical(states[0]["seen at every batch"], found[0]["blind"])
+    plain = replace(CASES[4], name="plain", trainer={})
+    plain_states = run_ranks(fit_all, 4, [plain])
+    assert identical(states[0]["seen at every batch"], plain_states[0]["plain"])
 
 
 def test_sending_everything_is_sending_the_models(states: list[dict[str, Values]]) -> None:
@@ -106,6 +106,6 @@ def test_sending_everything_is_sending_the_models(states: list[dict[str, Values]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_density_matters(case: Any) -> None:
-    """Whole updates would end elsewhere."""
+    """A twin that sends whole updates has another final model."""
     dense = replace(case, cut=replace(case.cut, density=1.0))
     assert difference(run_twin(dense).global_model(), run_twin(case).global_model()) > 1e-6

@@ -1,4 +1,4 @@
-"""After which steps models are synchronised, exactly, and who sees them then."""
+"""The exact steps after which models are synchronised, and the models that schedulers see."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Expected:
 
     Attributes:
         case: the run.
-        equal: numbers of batches, counted through all epochs.
-        part: prefix of the parameters that are meant.
+        equal: numbers of these batches, counted through all epochs.
+        part: prefix of the parameters that are compared.
 
     """
 
@@ -61,9 +61,9 @@ RUNS = [
     Expected(_ma("after the warm-up", 3, warmup_steps=2, batches=9), frozenset({1, 2, 5, 8})),
     Expected(_ma("warm-up of one", 2, warmup_steps=1), frozenset({1, 3, 5, 7})),
     Expected(_ma("warm-up to the end", 2, warmup_steps=7), frozenset(range(1, 8))),
-    # Steps after batches 2, 4, 6, 8; before the first one nothing has moved.
+    # Steps after batches 2, 4, 6, 8. Before the first one, all models are the initial one.
     Expected(_ma("accumulating", 2, batches=8, accumulate=2), frozenset({1, 4, 5, 8})),
-    # And after 9, the last batch of an epoch: steps are 2, 4, 6, 8, 9, 11, 13, 15, 17, 18.
+    # The last batch of an epoch also makes a step: after 2, 4, 6, 8, 9, 11, 13, 15, 17, 18.
     Expected(
         _ma("accumulating, short", 5, batches=9, accumulate=2, epochs=2), frozenset({1, 9, 10, 18})
     ),
@@ -76,7 +76,7 @@ CASES = list({run.case.name: run.case for run in RUNS}.values())
 
 @pytest.fixture(scope="module")
 def seen() -> list[dict[str, Seen]]:
-    """What every rank's module held, batch by batch."""
+    """Records of every rank, with the models that schedulers see."""
     return run_ranks(watch_all, 4, CASES, scheduled=True)
 
 
@@ -97,7 +97,7 @@ def test_models_are_equal_after_these_batches(run: Expected, seen: list[dict[str
     "name", ["every third", "blocks run on across epochs", "accumulating", "after the warm-up"]
 )
 def test_schedulers_see_what_training_goes_on_with(name: str, seen: list[dict[str, Seen]]) -> None:
-    """The synchronisation comes first: a scheduler sees the start model of the next block."""
+    """Schedulers step after the synchronisation, and so see the start model of the next block."""
     case = next(own for own in CASES if own.name == name)
     for rank, own in enumerate(seen):
         scheduled = own[name].scheduled

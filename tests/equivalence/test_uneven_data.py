@@ -1,4 +1,7 @@
-"""Ranks that run out of batches join the others: against float64 twins, on two and four ranks."""
+"""Ranks that run out of batches join the synchronisations of the others.
+
+Models and step counts on two and four ranks equal those of float64 twins.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ JOIN: dict[str, Any] = {"uneven_batches": "join"}
 
 
 def _case(name: str, counts: tuple[int, ...], group: int = 1, **settings: Any) -> Case:
-    """BMUF with tau = 3 in exact groups; blocks run on across epochs."""
+    """A run of BMUF with tau = 3, in groups with exact gradients. Blocks continue across epochs."""
     blocks = {"block_size": 3, "block_momentum": 0.6, "block_lr": 0.9, "group_size": group}
     common = {"epochs": 3, "momentum": 0.5, "find_unused_parameters": True}
     return case(name, world=len(counts), counts=counts, **{**JOIN, **common, **blocks, **settings})
@@ -65,16 +68,16 @@ CASES = [*PAIRS, *FOURS]
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, list[Seen]]:
-    """For each case what the ranks saw."""
-    found: dict[str, list[Seen]] = {}
+    """Records of all ranks for each case."""
+    records: dict[str, list[Seen]] = {}
     for cases in (PAIRS, FOURS):
         by_rank = run_ranks(watch_all, len(cases[0].counts), cases, looking=True)
-        found |= {own.name: [rank[own.name] for rank in by_rank] for own in cases}
-    return found
+        records |= {own.name: [rank[own.name] for rank in by_rank] for own in cases}
+    return records
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ranks_that_join_make_the_models_of_the_twin(
+def test_models_of_ranks_that_join_are_those_of_the_twin(
     case: Case, runs: dict[str, list[Seen]]
 ) -> None:
     first, *others = runs[case.name]
@@ -84,9 +87,9 @@ def test_ranks_that_join_make_the_models_of_the_twin(
             for (batch, values), its in zip(own.local.items(), twin.local, strict=True):
                 mine = {name: values[name] for name in its}
                 assert difference(mine, its) < TOLERANCE, f"rank {rank}, batch {batch}"
-        for looks in (own.epoch_ends, own.validated):
-            for look, its in zip(looks.values(), twin.epoch_ends, strict=True):
-                assert difference(look, its) < TOLERANCE
+        for records in (own.epoch_ends, own.validated):
+            for seen, its in zip(records.values(), twin.epoch_ends, strict=True):
+                assert difference(seen, its) < TOLERANCE
         assert difference(own.final, twin.epoch_ends[-1]) < TOLERANCE
         assert own.steps == twin.steps
     for other in others:
@@ -94,8 +97,8 @@ def test_ranks_that_join_make_the_models_of_the_twin(
         assert first.blocks == other.blocks
 
 
-def test_what_was_compared_differs_from_leaving_the_idle_out() -> None:
-    """The control: the twin's mean is over all models, and it matters."""
+def test_number_of_batches_matters() -> None:
+    """A twin with another number of batches on one rank has another final model."""
     bmuf = next(own for own in FOURS if own.name == "BMUF")
     shortest = replace(bmuf, counts=(7, 3, 9, 3))
     assert difference(*(twin_joined(own)[0].epoch_ends[-1] for own in (bmuf, shortest))) > 1e-3

@@ -1,4 +1,4 @@
-"""The same workers on other numbers of ranks, in turns where there are fewer, learn the same."""
+"""Virtual workers: the same workers on fewer ranks train the same model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 WORKERS = 8
 
-# All tensors compressed: Net's are small.
+# All tensors are compressed, because those of Net are small.
 _SPARSE = {"density": 0.1, "dense_below": 0}
 
-# A bias before BatchNorm has no gradient but rounding, of which a small eps would make whole steps.
+# The gradient of a bias before BatchNorm is only rounding. A small eps would make it a full step.
 _EPS = {"eps": 1e-4}
 
 SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
@@ -51,13 +51,14 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-# By the sum of the workers of a rank or host, so the result depends on their number.
+# The largest elements are those of the sum of a rank's or host's workers, so that the result
+# depends on the number of workers.
 SPARSE = {"group_size": 1, "block_sync": lh.BMUF(block_size=3, across_density=0.3)}
 _ALL = {**SYSTEMS, "sparse": ("HierarchicalStrategy", SPARSE, "SGD", {"momentum": 0.9})}
 
 
 class _Net(Net):
-    """With BatchNorm, a buffer that is bound anew, an optimizer of choice and a rate that moves."""
+    """A module with BatchNorm, a buffer that is assigned anew, and a learning-rate scheduler."""
 
     center: Tensor
 
@@ -101,18 +102,18 @@ QUICK = ("bmuf_gtc", "diloco_streaming", "bmuf_adam_streaming")
     "system",
     [own if own in QUICK else pytest.param(own, marks=pytest.mark.slow) for own in SYSTEMS],
 )
-def test_workers_on_fewer_ranks_learn_the_same(system: str) -> None:
-    """Up to the order of additions, in float64, over blocks that end within epochs."""
+def test_workers_on_fewer_ranks_train_the_same_model(system: str) -> None:
+    """Models are equal up to the order of additions in float64. Blocks end within epochs."""
     expected, steps = run_ranks(_trained, WORKERS, system)[0]
     assert steps == 21
     for ranks in (1, 2, 4):
-        for found, taken in run_ranks(_trained, ranks, system):
+        for model, taken in run_ranks(_trained, ranks, system):
             assert taken == steps
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+            torch.testing.assert_close(model, expected, rtol=0, atol=1e-9)
 
 
 def test_a_rank_sends_the_largest_elements_of_the_sum_of_its_workers() -> None:
-    """As a host does with those of its ranks."""
+    """A host sends the largest elements of the sum of its ranks in the same way."""
     expected, _ = run_ranks(_trained, WORKERS, "sparse", ranks_per_node=4)[0]
-    for found, _ in run_ranks(_trained, 2, "sparse", ranks_per_node=1):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    for model, _ in run_ranks(_trained, 2, "sparse", ranks_per_node=1):
+        torch.testing.assert_close(model, expected, rtol=0, atol=1e-9)

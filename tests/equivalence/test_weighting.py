@@ -1,4 +1,4 @@
-"""Groups that count by the samples of their blocks, under a Trainer and in float64 twins."""
+"""Groups that are weighted by the samples of their blocks, compared with float64 twins."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ CASES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
-    """Final states, rank by rank."""
+    """Final states of every rank."""
     return run_ranks(fit_by_samples, 4, [*CASES, *BLOCKS])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
     expected = run_by_samples(case).global_model()
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
@@ -76,7 +76,7 @@ def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, V
 
 @pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case.name)
 def test_momentum_and_optimizers(case: Any, states: list[dict[str, Values]]) -> None:
-    """Momentum is weighed as the model, and each optimizer has its own samples."""
+    """Momentum is weighted as the model is, and each optimizer counts its own samples."""
     twin: Any = make_twin(case)
     for number in range(case.batches):
         twin.count([len(batch(case, rank, number).x) for rank in range(4)])
@@ -86,7 +86,7 @@ def test_momentum_and_optimizers(case: Any, states: list[dict[str, Values]]) -> 
 
 
 class Counted(Net):
-    """Ranks have different numbers of samples."""
+    """A module whose batches have different numbers of samples on different ranks."""
 
     def batch_samples(self, batch: Any) -> int:
         return (1, 9, 3)[rank_number()]
@@ -97,8 +97,8 @@ def _plain_loop(own: Any, world: int) -> Values:
     net = make_net(own.net)
     optimizer = torch.optim.SGD(net.parameters(), lr=own.lr)
     for number in range(own.batches):
-        found = [batch(own, rank, number) for rank in range(world)]
-        union = Batch(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        of_ranks = [batch(own, rank, number) for rank in range(world)]
+        union = Batch(*(torch.cat(parts) for parts in zip(*of_ranks, strict=True)))
         optimizer.zero_grad()
         loss_on(union)(net).backward()
         optimizer.step()
@@ -106,7 +106,7 @@ def _plain_loop(own: Any, world: int) -> Values:
 
 
 def _still(batches: int) -> bool:
-    """Whether a model that does not learn keeps its bits, in float32."""
+    """Whether a float32 model with a learning rate of 0 stays bit-equal."""
     sync = BMUF(block_size=1, weighting="samples", block_momentum=0.5)
     model = Counted(lr=0.0)
     before = weights(model).clone()
@@ -114,8 +114,8 @@ def _still(batches: int) -> bool:
     return torch.equal(weights(model), before)
 
 
-def test_weights_that_are_rounded_do_not_move_a_model() -> None:
-    """The sum of 1/13, 9/13 and 3/13 is not 1 in float32, and a run may have many blocks."""
+def test_rounded_weights_of_groups_do_not_change_a_model() -> None:
+    """The sum of 1/13, 9/13 and 3/13 is not 1 in float32. Errors would add up over the blocks."""
     assert run_ranks(_still, 3, 20) == [True] * 3
 
 
@@ -124,7 +124,7 @@ _SENDS = [{}, {"across_dtype": "int8"}, {"across_density": 0.999}]
 
 @pytest.mark.parametrize(("world", "group"), [(2, 1), (4, 1), (4, 2)])
 def test_blocks_of_a_step_are_steps_with_one_large_batch(world: int, group: int) -> None:
-    """Also where ranks of one host add what they send, quantised and sparse."""
+    """This includes quantised and sparse updates, which are added within a host."""
     settings: dict[str, Any] = {"group": group, "block_size": 1, "run": {"momentum": 0.0}}
     cases = [weighted(str(own), ModelAveraging, **settings, **own) for own in _SENDS]
     expected = _plain_loop(cases[0], world)

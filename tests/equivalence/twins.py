@@ -1,7 +1,7 @@
-"""Float64 twins: N workers simulated in one process, straight from the papers' equations.
+"""Float64 twins: N workers simulated in one process, from the papers' equations.
 
-A twin shares no code with the package. It is slow and plain on purpose: every worker is a copy of
-the model, every tensor is treated by its name, and each equation stands as it is printed.
+A twin shares no code with the package. It is slow and simple on purpose: every worker is a copy of
+the model, tensors are accessed by name, and each equation has the form in which it is printed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Loss = Callable[[Module], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a twin does, in the papers' symbols.
+    """Settings of a twin, in the papers' symbols.
 
     Attributes:
-        world: N, workers.
-        group: P, workers of one group; groups are consecutive.
-        tau: steps of a block; None: there is one group, and no models are averaged.
+        world: N, the number of workers.
+        group: P, the number of workers in a group. Groups are consecutive.
+        tau: steps in a block. None: there is one group, and no models are averaged.
         eta: block momentum.
         zeta: block learning rate.
-        look_ahead: NBM; False is CBM.
-        update_from: where Delta is added: W(t-1), "global", or W_g(t-1), "start".
-        local_momentum: what becomes of the SGD's momentum at a block's start.
-        threshold: T of GTC; None averages exactly.
-        exact_below: tensors of fewer elements are averaged exactly under GTC too.
+        look_ahead: whether block momentum is Nesterov's (NBM). Otherwise it is classical (CBM).
+        update_from: model to which Delta is added: W(t-1), "global", or W_g(t-1), "start".
+        local_momentum: treatment of SGD's momentum at the start of a block.
+        threshold: T of GTC. None: gradients are averaged exactly.
+        exact_below: tensors with fewer elements are averaged exactly under GTC as well.
         warmup: number of first steps in which every optimizer averages over all N workers.
-        overlap: what a block has made of the models is averaged while the next one is trained.
+        overlap: whether the local updates of a block are averaged during the next one.
 
     """
 
@@ -66,7 +66,7 @@ class Sgd:
 class Block:
     """Global state of one optimizer's parameters: W(t-1), W_g(t-1) and Delta(t-1).
 
-    With overlap also the mean of what the last block has made of the models, on its way.
+    With overlap, also the mean local update of the last block, which is in flight.
     """
 
     w: Values
@@ -77,11 +77,11 @@ class Block:
     travelling: Values = field(default_factory=dict)
 
     def advanced(self, mean: Values, recipe: Recipe) -> Block:
-        """One block further, from the mean of the local models (bmuf eq. 2 to 6)."""
+        """The state after one more block, from the mean of the local models (bmuf eq. 2 to 6)."""
         return self.moved({name: mean[name] - self.start[name] for name in self.w}, recipe)
 
     def moved(self, g: Values, recipe: Recipe) -> Block:
-        """One block further, from the mean of what it has made of the models (eq. 3 to 6)."""
+        """The state after one more block, from the mean local update ``g`` (eq. 3 to 6)."""
         w, start, delta = {}, {}, {}
         for name in self.w:
             delta[name] = recipe.eta * self.delta[name] + recipe.zeta * g[name]
@@ -94,7 +94,7 @@ class Block:
 
 @dataclass
 class Worker:
-    """One worker: its model, its summed gradients, and what it remembers."""
+    """One worker: its model, summed gradients, residuals, momenta and block-start weights."""
 
     model: Module
     gradients: Values = field(default_factory=dict)
@@ -103,27 +103,27 @@ class Worker:
     begun_with: Values = field(default_factory=dict)
 
     def values(self) -> Values:
-        """The trainable parameters; tied ones once."""
+        """The trainable parameters. Tied parameters occur once."""
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def add_gradient(self, loss: Loss, scale: float) -> None:
-        """Add the gradient of one mini-batch; a parameter that it does not use has none."""
+        """Add the gradient of one mini-batch. A parameter that it does not use has no gradient."""
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss(self.model) * scale, list(named.values()), allow_unused=True
         )
-        for name, gradient in zip(named, found, strict=True):
+        for name, gradient in zip(named, gradients, strict=True):
             if gradient is not None:
                 self.gradients[name] = self.gradients.get(name, 0.0) + gradient
 
     def descend(self, name: str, gradient: Tensor, sgd: Sgd) -> None:
-        """SGD with classical momentum."""
+        """Apply one step of SGD with classical momentum."""
         velocity = sgd.momentum * self.momenta.get(name, torch.zeros_like(gradient)) + gradient
         self.momenta[name] = velocity
         self.values()[name].sub_(sgd.lr * velocity)
 
     def send(self, name: str, gradient: Tensor, threshold: float) -> Tensor:
-        """GTC: what exceeds the threshold goes, as plus or minus T; the rest stays (2.1)."""
+        """GTC (2.1): send elements above the threshold as plus or minus T, and keep the rest."""
         r = self.residuals.get(name, torch.zeros_like(gradient)) + gradient
         sent = threshold * ((r > threshold).double() - (r < -threshold).double())
         self.residuals[name] = r - sent
@@ -131,7 +131,7 @@ class Worker:
 
 
 class Twin:
-    """N workers that train one model by a recipe."""
+    """N workers that train one model with the settings of a recipe."""
 
     def __init__(self, model: Module, recipe: Recipe, optimizers: Sequence[Sgd]) -> None:
         """Start all workers from ``model``, in float64."""
@@ -150,21 +150,21 @@ class Twin:
 
     @property
     def warming(self) -> bool:
-        """Whether some optimizer has not taken its warm-up steps."""
+        """Whether an optimizer has not completed its warm-up steps."""
         return any(block.steps < self.recipe.warmup for block in self.blocks)
 
     @property
     def leaders(self) -> list[Worker]:
-        """The first worker of every group; during the warm-up all workers are one group."""
+        """The first worker of every group. In the warm-up, all workers are one group."""
         return self.workers[:: self.recipe.world if self.warming else self.recipe.group]
 
     def backward(self, losses: Sequence[Loss], *, accumulate: int = 1) -> None:
-        """One mini-batch on every worker, one of ``accumulate`` that make a step."""
+        """One mini-batch on every worker, one of ``accumulate`` in a step."""
         for worker, loss in zip(self.workers, losses, strict=True):
             worker.add_gradient(loss, 1.0 / accumulate)
 
     def step(self, index: int = 0) -> None:
-        """One step of one optimizer on all workers, and the end of the block if it is the last."""
+        """One step of one optimizer on all workers. The last step of a block also ends it."""
         warming, block = self.warming, self.blocks[index]
         size = self.recipe.world if warming else self.recipe.group
         for first in range(0, self.recipe.world, size):
@@ -179,7 +179,7 @@ class Twin:
                 self._end_block(index)
 
     def global_model(self) -> Values:
-        """W if training ended here, with the buffers that go with it, by name."""
+        """W and the buffers that ``fit`` would return if training ended here, by name."""
         model = deepcopy(self.workers[0].model)
         parameters = dict(model.named_parameters())
         if self.recipe.tau is not None and not self.warming:
@@ -197,16 +197,16 @@ class Twin:
         return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def local_model(self, rank: int) -> Values:
-        """The parameters of one worker, as its next step finds them."""
+        """The parameters of one worker before its next step."""
         return {name: value.clone() for name, value in self.workers[rank].values().items()}
 
     def _step_group(self, group: list[Worker], sgd: Sgd, warming: bool) -> None:
         for name in sgd.names:
-            found = [worker.gradients.pop(name, None) for worker in group]
-            if all(gradient is None for gradient in found):
+            gradients = [worker.gradients.pop(name, None) for worker in group]
+            if all(gradient is None for gradient in gradients):
                 continue
             value = group[0].values()[name]
-            own = [torch.zeros_like(value) if one is None else one for one in found]
+            own = [torch.zeros_like(value) if one is None else one for one in gradients]
             t = self.recipe.threshold
             exact = warming or len(group) == 1 or value.numel() < self.recipe.exact_below
             if t is not None and not exact:
@@ -221,11 +221,11 @@ class Twin:
         return {name: self._mean_over([one[name] for one in values]) for name in names}
 
     def _mean_over(self, own: Sequence[Any]) -> Any:
-        """Mean of what each group has."""
+        """Mean of one value per group."""
         return sum(own) / len(own)
 
     def _mean_buffer(self, name: str) -> Tensor:
-        """Statistics are averaged without block momentum, counts are those of the first worker."""
+        """The mean of a float buffer without block momentum, or an integer buffer of worker 0."""
         own = [worker.model.get_buffer(name) for worker in self.leaders]
         return self._mean_over(own) if own[0].is_floating_point() else own[0]
 
@@ -260,14 +260,14 @@ class Twin:
             self._spread_buffers(mean)
 
     def _end_overlapped(self, index: int) -> None:
-        """What came in moves the start; what was made meanwhile stays, and sets off."""
-        made = [self._made(worker, index) for worker in self.workers]
+        """Apply the update in flight, and send the local updates of the block, which are kept."""
+        updates = [self._made(worker, index) for worker in self.workers]
         travelling = self._mean_made(index)
         block = self.blocks[index] = self._landed(index)
         block.steps_in_block = 0
         block.travelling = travelling
-        for worker, own in zip(self.workers, made, strict=True):
-            for name, value in own.items():
+        for worker, update in zip(self.workers, updates, strict=True):
+            for name, value in update.items():
                 worker.begun_with[name] = block.start[name] + value
                 worker.values()[name].copy_(worker.begun_with[name])
 
@@ -281,11 +281,11 @@ class Twin:
         return {n: worker.values()[n] - worker.begun_with.get(n, first[n]) for n in first}
 
     def _mean_made(self, index: int) -> Values:
-        made = [self._made(worker, index) for worker in self.leaders]
-        return {name: torch.stack([own[name] for own in made]).mean(0) for name in made[0]}
+        updates = [self._made(worker, index) for worker in self.leaders]
+        return {name: torch.stack([own[name] for own in updates]).mean(0) for name in updates[0]}
 
     def _average_momenta(self, index: int) -> None:
-        """A worker that never had a gradient stands for momentum zero."""
+        """Average the momenta. A worker that has had no gradient contributes zero."""
         for name, value in self.blocks[index].w.items():
             zero = torch.zeros_like(value)
             own = [worker.momenta.get(name, zero) for worker in self.leaders]

@@ -1,7 +1,7 @@
 """Float64 twins of two-stage ASGD, from its equations: a device, its node and the master.
 
-The model is linear, and its loss half the mean of the squared errors, so that gradients have a
-closed form. Time is not in the twins: the test says when a node pushes and when it hears again.
+The model is linear and the loss is half the mean squared error, so that gradients have a closed
+form. The twins have no clock: the test decides when a node pushes and when it gets the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.equivalence.optimizer_twins import Adam
 FEATURES, SAMPLES = 6, 5
 
 Rule = Callable[[Tensor, Tensor], Tensor]
-"""What an optimizer makes of weights and a gradient: the new weights."""
+"""Computes new weights from weights and a gradient."""
 
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -29,24 +29,24 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Of half the mean squared error."""
+    """Gradient of half the mean squared error."""
     return inputs.T @ (inputs @ weights - targets) / len(targets)
 
 
 def sgd(eta: float) -> Rule:
-    """Eq. 2."""
+    """A step of SGD (eq. 2)."""
     return lambda weights, g: weights - eta * g
 
 
 def adam(eta: float) -> Rule:
-    """One Adam with state of its own."""
+    """A step of Adam with its own state."""
     twin = Adam(eta)
     return lambda weights, g: weights - eta * twin.direction(0, weights, g)
 
 
 @dataclass
 class NodeTwin:
-    """A node of one device: w, the device's copy of it, and what has been added up."""
+    """A node of one device: its weights w, the device's copy of them, and the gradient sum."""
 
     weights: Tensor
     rule: Rule
@@ -59,7 +59,12 @@ class NodeTwin:
         self.copy = self.weights
 
     def step(self, *, refresh: bool = True) -> None:
-        """Eq. 2 and 3 for the device's next mini-batch; ``refresh``: it takes w afterwards."""
+        """Apply eq. 2 and 3 to the next mini-batch of the device.
+
+        Args:
+            refresh: whether the device copies w afterwards.
+
+        """
         g = gradient(self.copy, *batch(self.rank, self.steps))
         self.weights = self.rule(self.weights, g)
         self.total = self.total + g
@@ -69,33 +74,36 @@ class NodeTwin:
             self.copy = self.weights
 
     def push(self) -> tuple[Tensor, int]:
-        """The sum and its count; both begin anew."""
+        """Return the gradient sum and its count, and reset both."""
         pushed = self.total, self.count
         self.total, self.count = torch.zeros_like(self.total), 0
         return pushed
 
     def take(self, weights: Tensor) -> None:
-        """The master's weights, while the device waits for them."""
+        """Take the master's weights, for which the device waits."""
         self.weights = self.copy = weights
 
 
 @dataclass
 class MasterTwin:
-    """W."""
+    """The master with its weights W."""
 
     weights: Tensor
     rule: Rule
     pushes: int = 0
 
     def take(self, total: Tensor, count: int) -> Tensor:
-        """Eq. 4 with gamma = eta / count (eq. 5): for SGD, a step with the mean gradient."""
+        """Apply a push, and return W: eq. 4 with gamma = eta / count (eq. 5).
+
+        For SGD, this is a step with the mean gradient.
+        """
         self.weights = self.rule(self.weights, total / count)
         self.pushes += 1
         return self.weights
 
 
 def plan(steps: int, push_period: int) -> list[int]:
-    """How many mini-batches each push of a node's epoch holds: the last one may be short."""
+    """Number of mini-batches in each push of an epoch of a node. The last push may be short."""
     whole, rest = divmod(steps, push_period)
     return [push_period] * whole + [rest] * (rest > 0)
 
@@ -106,16 +114,16 @@ def train_waiting(
     order: Sequence[int],
     plans: Mapping[int, list[int]],
 ) -> None:
-    """One epoch without double buffering, under an order lock.
+    """Train one epoch without double buffering, with order locking.
 
-    Pushes come round by round in ``order``, and nodes that have none left are passed over. A node
-    computes nothing from its push to the answer.
+    Nodes push in ``order``, round by round. Nodes without further pushes are skipped. A node
+    computes nothing between its push and the response.
 
     Args:
-        master: its weights are those of all nodes in the end.
-        nodes: by name.
-        order: of the nodes' first pushes.
-        plans: for each node the sizes of its pushes.
+        master: the master. At the end, all nodes have its weights.
+        nodes: the nodes by name.
+        order: order of the first pushes.
+        plans: sizes of the pushes of each node.
 
     """
     for node, size in _turns(order, plans):
@@ -127,9 +135,9 @@ def train_waiting(
 
 
 def _turns(order: Sequence[int], plans: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
-    left = {node: list(plans[node]) for node in order}
+    remaining = {node: list(plans[node]) for node in order}
     for node in cycle(order):
-        if not any(left.values()):
+        if not any(remaining.values()):
             return
-        if left[node]:
-            yield node, left[node].pop(0)
+        if remaining[node]:
+            yield node, remaining[node].pop(0)

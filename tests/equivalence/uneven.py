@@ -1,6 +1,6 @@
 """Workers with different numbers of batches, under a Trainer and in the twins.
 
-A worker that has run out of batches takes no steps, and its model counts in the mean as it is.
+A worker without further batches takes no steps. Its model is part of the mean without change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Stream(IterableDataset[Batch]):
 
 
 def batches_of(case: Case, rank: int) -> DataLoader[Batch]:
-    """The batches of a rank."""
+    """The batches of a rank in an epoch."""
     count = case.counts[rank] if case.counts else case.batches
     if case.unknown:
         return DataLoader(_Stream(rank, count), batch_size=None)
@@ -34,13 +34,13 @@ def batches_of(case: Case, rank: int) -> DataLoader[Batch]:
 
 @dataclass
 class Joined:
-    """What a worker of a twin sees.
+    """Records of one worker of a twin.
 
     Attributes:
-        local: its parameters after each of its batches; after its last batch of an epoch as they
-            are when all have had theirs.
-        epoch_ends: the global model at the ends of epochs.
-        steps: counted for each optimizer then.
+        local: parameters after each batch. For its last batch of an epoch, those at the epoch's
+            end, after the last batch of all workers.
+        epoch_ends: the global model at the end of every epoch.
+        steps: number of steps of each optimizer at the end of every epoch.
 
     """
 
@@ -50,21 +50,21 @@ class Joined:
 
 
 def twin_joined(case: Case) -> list[Joined]:
-    """What the twin's workers see; all have the same global model."""
+    """Train the twin, and return the records of its workers. All have the same global model."""
     twin = make_twin(case)
-    found = [Joined() for _ in case.counts]
+    records = [Joined() for _ in case.counts]
     for _ in range(case.epochs):
-        _epoch(case, twin, found)
-        for own in found:
-            own.epoch_ends.append(twin.global_model())
-            own.steps.append([block.steps for block in twin.blocks])
-    return found
+        _epoch(case, twin, records)
+        for record in records:
+            record.epoch_ends.append(twin.global_model())
+            record.steps.append([block.steps for block in twin.blocks])
+    return records
 
 
-def _epoch(case: Case, twin: Twin, found: list[Joined]) -> None:
+def _epoch(case: Case, twin: Twin, records: list[Joined]) -> None:
     size = case.accumulate
     for step in range(-(-max(case.counts) // size)):
-        for worker, count, rank in zip(twin.workers, case.counts, range(len(found)), strict=True):
+        for worker, count, rank in zip(twin.workers, case.counts, range(len(records)), strict=True):
             for number in range(step * size, min((step + 1) * size, count)):
                 for part in ("a", "b") if case.net == "pair" else ("",):
                     if part != "b" or number % B_PERIOD == B_PERIOD - 1:
@@ -73,12 +73,12 @@ def _epoch(case: Case, twin: Twin, found: list[Joined]) -> None:
         twin.step()
         if case.net == "pair" and step % B_PERIOD == B_PERIOD - 1:
             twin.step(1)
-        for rank, own in enumerate(found):
+        for rank, record in enumerate(records):
             last = -(-case.counts[rank] // size) - 1
             if step < last:
-                own.local.append(twin.local_model(rank))
-    for rank, own in enumerate(found):
-        own.local.append(twin.local_model(rank))
+                record.local.append(twin.local_model(rank))
+    for rank, record in enumerate(records):
+        record.local.append(twin.local_model(rank))
 
 
 def _on(part: str, loss: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:

@@ -1,4 +1,4 @@
-"""A run under observation: what its ranks, and the workers of its twin, get to see."""
+"""Records of a run: models and moments of its ranks and of the workers of its twin."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ KINDS = ("exp_avg", "exp_avg_sq", "counts")
 
 @dataclass
 class Seen:
-    """Copies of one rank's network, keyed by the number of batches trained until then.
+    """Copies of one rank's network, keyed by the number of batches trained before.
 
     Attributes:
-        local: at the end of every batch, as training goes on with it.
-        moments: m, v and k (with NAdam's product of mu) then, each by name, with one of the Adams.
-        scheduled: as a learning-rate scheduler saw it, one for each of its steps.
-        validated: in validation.
-        epoch_ends: in a callback's ``on_train_epoch_end``.
-        module_epoch_ends: in the module's own hook of that name.
-        saved: in the state that the strategy hands out for a checkpoint.
-        steps: counted for each optimizer at the ends of epochs.
-        blocks: synchronised by each optimizer at the end of the last epoch.
-        excluded: groups that were left out.
-        final: after ``fit``.
+        local: network at the end of every batch, from which training continues.
+        moments: m, v and k (with NAdam's product of mu) by name at the end of every batch, if the
+            optimizer is of the Adam family.
+        scheduled: network at every step of the learning-rate scheduler.
+        validated: network in validation.
+        epoch_ends: network in a callback's ``on_train_epoch_end``.
+        module_epoch_ends: network in the module's ``on_train_epoch_end``.
+        saved: network in the state that the strategy returns for a checkpoint.
+        steps: number of steps of each optimizer at the ends of epochs.
+        blocks: number of blocks of each optimizer at the end of the last epoch.
+        excluded: number of excluded groups.
+        final: network after ``fit``.
 
     """
 
@@ -63,7 +64,7 @@ class Seen:
 
 
 class Watcher(Callback):
-    """Fills in a :class:`Seen`, and saves a checkpoint after the given batches."""
+    """Fills a :class:`Seen`, and saves a checkpoint after the given batches."""
 
     def __init__(self, seen: Seen, save_after: Sequence[int], folder: Path | None) -> None:
         self._seen, self._save_after, self._folder = seen, save_after, folder
@@ -102,9 +103,12 @@ class Watcher(Callback):
 
 
 def _moments(trainer: pl.Trainer, net: torch.nn.Module) -> dict[str, Values]:
-    """Zeros where there is no state yet; a frozen parameter has none at any time."""
+    """Moments and counts by kind and name, zeros if there is no state yet.
+
+    A frozen parameter must have no state.
+    """
     names = {p: name for name, p in net.named_parameters()}
-    found: dict[str, Values] = {kind: {} for kind in KINDS}
+    moments: dict[str, Values] = {kind: {} for kind in KINDS}
     for optimizer in trainer.optimizers:
         if "betas" not in optimizer.defaults:
             return {}
@@ -114,10 +118,10 @@ def _moments(trainer: pl.Trainer, net: torch.nn.Module) -> dict[str, Values]:
                 assert not state, f"{name} is frozen and has state"
                 continue
             for kind in ("exp_avg", "exp_avg_sq"):
-                found[kind][name] = state.get(kind, torch.zeros_like(parameter)).clone()
+                moments[kind][name] = state.get(kind, torch.zeros_like(parameter)).clone()
             counts = _counts(state.get("step", 0.0), state.get("mu_product", 1.0))
-            found["counts"][name] = counts
-    return found
+            moments["counts"][name] = counts
+    return moments
 
 
 def _counts(k: Any, product: Any) -> Tensor:
@@ -133,10 +137,16 @@ def watch(
     folder: Path | None = None,
     data_of: int | None = None,
 ) -> Seen:
-    """Train on this rank, which may take the data of another one.
+    """Train on this rank, and return its records.
 
-    With ``looking``, it validates as the case's ``trainer`` says, and saves on the way. With
-    ``scheduled`` a scheduler notes what it sees.
+    Args:
+        case: the run.
+        looking: whether to validate, at the interval of the case's ``trainer``, and to save.
+        scheduled: whether a learning-rate scheduler records the network.
+        save_after: numbers of batches after which to save.
+        folder: folder for checkpoints.
+        data_of: rank whose data this rank uses, by default its own.
+
     """
     seen = Seen()
     pl.seed_everything(rank_number(), verbose=False)
@@ -158,7 +168,7 @@ def watch(
 
 
 def _add_scheduler(module: pl.LightningModule, seen: Seen) -> None:
-    """Give the module a scheduler that changes nothing and notes the weights when it steps."""
+    """Add a scheduler to the module that records the network at every step and changes nothing."""
     if not module.automatic_optimization:
         return
     configure = module.configure_optimizers
@@ -170,7 +180,7 @@ def _add_scheduler(module: pl.LightningModule, seen: Seen) -> None:
     def with_scheduler() -> dict[str, Any]:
         optimizer = configure()
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, note)
-        seen.scheduled.clear()  # a scheduler steps once when it is made
+        seen.scheduled.clear()  # a scheduler steps once in its constructor
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -180,37 +190,37 @@ def _add_scheduler(module: pl.LightningModule, seen: Seen) -> None:
 
 
 def watch_both(cases: Sequence[Case], folder: Path | None = None) -> dict[str, tuple[Seen, Seen]]:
-    """Every case twice: watched with looks on the way, and without."""
-    found = {}
+    """Train every case twice: with validation and saves, and without."""
+    records = {}
     for case in cases:
-        own = None if folder is None else folder / case.name
-        if own is not None:
-            own.mkdir(parents=True, exist_ok=True)
-        saves = () if own is None else (1, 2, 4, 6)
-        looking = watch(case, looking=True, save_after=saves, folder=own)
-        found[case.name] = looking, watch(case)
-    return found
+        case_folder = None if folder is None else folder / case.name
+        if case_folder is not None:
+            case_folder.mkdir(parents=True, exist_ok=True)
+        saves = () if case_folder is None else (1, 2, 4, 6)
+        looking = watch(case, looking=True, save_after=saves, folder=case_folder)
+        records[case.name] = looking, watch(case)
+    return records
 
 
 def watch_all(cases: Sequence[Case], **settings: bool) -> dict[str, Seen]:
-    """Every case, with settings of `watch`."""
+    """Train every case, with settings of :func:`watch`."""
     return {case.name: watch(case, **settings) for case in cases}
 
 
 def twin_seen(case: Case, *, looking: bool = False) -> list[Seen]:
-    """What the twin's workers see; all have the same global model."""
+    """Train the twin, and return the records of its workers. All have the same global model."""
     twin = make_twin(case)
-    found = [Seen() for _ in twin.workers]
+    records = [Seen() for _ in twin.workers]
     for number in range(case.epochs * case.batches):
         train_batch(case, twin, number)
-        shown = twin.global_model() if looking else {}
-        for seen, worker in zip(found, twin.workers, strict=True):
+        global_model = twin.global_model() if looking else {}
+        for seen, worker in zip(records, twin.workers, strict=True):
             seen.local[number + 1] = {n: value.clone() for n, value in worker.values().items()}
             seen.moments[number + 1] = _twin_moments(worker)
-            seen.validated[number + 1] = shown
-    for seen in found:
+            seen.validated[number + 1] = global_model
+    for seen in records:
         seen.final, seen.excluded = twin.global_model(), getattr(twin, "excluded", 0)
-    return found
+    return records
 
 
 def assert_like_twin(
@@ -219,18 +229,18 @@ def assert_like_twin(
     """Compare weights and moments after every batch, and the final weights, with those of the twin.
 
     Args:
-        own: what a rank saw.
-        twin: what the twin's worker saw.
+        own: records of a rank.
+        twin: records of the twin's worker.
         tolerance: largest difference.
         rank: number of the rank, for the message.
-        diverges: whether batches after which the twin is not finite are skipped.
+        diverges: whether to skip batches after which the twin is not finite.
 
     """
     for batch, expected in twin.local.items():
         if diverges and not all(bool(value.isfinite().all()) for value in expected.values()):
             continue
-        found = {name: own.local[batch][name] for name in expected}
-        assert difference(found, expected) < tolerance, f"rank {rank}, batch {batch}"
+        actual = {name: own.local[batch][name] for name in expected}
+        assert difference(actual, expected) < tolerance, f"rank {rank}, batch {batch}"
         for kind, its in twin.moments[batch].items():
             mine = {name: own.moments[batch][kind][name] for name in its}
             assert difference(mine, its) < tolerance, f"{kind}, rank {rank}, {batch}"

@@ -1,4 +1,4 @@
-"""Float64 twins of runs in which groups count by the samples of their blocks."""
+"""Float64 twins of runs in which groups are weighted by the samples of their blocks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SAMPLES: dict[str, Any] = {"weighting": "samples"}
 
 
 def batch(case: Any, rank: int, number: int) -> Batch:
-    """Of a size that differs between groups, and from batch to batch."""
+    """A batch whose size differs between groups and between batches."""
     group = rank // case.recipe.group
     return batch_of(rank, number, (2, 7, 4, 12)[group] + (number * (group + 1)) % 3)
 
 
 def batches(case: Any, rank: int) -> list[Batch]:
-    """All of a rank in an epoch."""
+    """All batches of a rank in an epoch."""
     count = case.counts[rank] if case.counts else case.batches
     return [batch(case, rank, number) for number in range(count)]
 
 
 def shares(samples: Sequence[float], size: int) -> tuple[list[float], float]:
-    """p_k of each group of ``size`` workers, and N_eff."""
+    """Weights p_k of the groups of ``size`` workers, and N_eff."""
     of_groups = [sum(samples[first : first + size]) for first in range(0, len(samples), size)]
     if not any(of_groups):
         of_groups = [1.0] * len(of_groups)
@@ -43,19 +43,19 @@ def shares(samples: Sequence[float], size: int) -> tuple[list[float], float]:
 
 
 class WeightedTwin(FragmentTwin):
-    """Samples are counted for each fragment, and for the buffers, since they were sent."""
+    """Counts the samples since the last send, for each fragment and for the buffers."""
 
     samples: list[list[float]]
     pending: list[float]
 
     def begin(self, *args: Any, **settings: Any) -> None:
-        """Nothing is counted yet."""
+        """Divide the parameters, and set all counts to zero."""
         super().begin(*args, **settings)
         self.samples = [[0.0] * len(self.workers) for _ in range(len(self.parts) + 1)]
         self.pending = [0.0] * len(self.workers)
 
     def step(self, index: int = 0) -> None:
-        """Count what the step has seen."""
+        """Count the samples of the step, and apply it."""
         for own in self.samples:
             own[:] = [a + b for a, b in zip(own, self.pending, strict=True)]
         self.pending = [0.0] * len(self.workers)
@@ -69,7 +69,10 @@ class WeightedTwin(FragmentTwin):
         self._samples_of(part)[:] = [0.0] * len(self.workers)
 
     def _apply(self, part: Part) -> None:
-        """Of the samples of steps in flight, the share of their update that is kept counts."""
+        """Apply the update, and multiply the samples of the steps since the send by ``merge``.
+
+        This is the fraction of their local update that is kept.
+        """
         arrives = part.travelling is not None
         super()._apply(part)
         if arrives and self.timing.delay and self.timing.merge != "progress":
@@ -95,7 +98,7 @@ class WeightedTwin(FragmentTwin):
 
 
 class WeightedBlocks(Twin):
-    """One sample count for each optimizer, and eta = 1 - zeta / N_eff of each mean."""
+    """Counts samples for each optimizer. Each mean has its eta = 1 - zeta / N_eff."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -103,7 +106,7 @@ class WeightedBlocks(Twin):
         self.samples = [list(nothing) for _ in self.optimizers]
 
     def count(self, sizes: Sequence[int]) -> None:
-        """The optimizers see a batch of every worker."""
+        """Count a batch of every worker for all optimizers."""
         self.samples = [[a + b for a, b in zip(s, sizes, strict=True)] for s in self.samples]
 
     def _weigh(self, index: int) -> None:
@@ -137,7 +140,7 @@ class WeightedAdam(WeightedTwin, LateAdamTwin):
 
 
 def diloco(w: Values, updates: Sequence[Values], *, nu: float) -> Any:
-    """Algorithm 1 with mu = 1 - nu / N_eff of each mean."""
+    """Outer steps of DiLoCo (algorithm 1) with mu = 1 - nu / N_eff of each mean."""
     w = {name: value.clone() for name, value in w.items()}
     for name, value in w.items():
         m = torch.zeros_like(value)
@@ -149,7 +152,7 @@ def diloco(w: Values, updates: Sequence[Values], *, nu: float) -> Any:
 
 
 def bmuf(w: Values, updates: Sequence[Values], *, zeta: float, c: float) -> Any:
-    """Eq. 3, 4 and 6 with eta = 1 - zeta / (C N_eff) of each mean."""
+    """Outer steps of BMUF (eq. 3, 4 and 6) with eta = 1 - zeta / (C N_eff) of each mean."""
     w, start = {name: value.clone() for name, value in w.items()}, dict(w)
     for name, value in w.items():
         delta = torch.zeros_like(value)
@@ -163,7 +166,7 @@ def bmuf(w: Values, updates: Sequence[Values], *, zeta: float, c: float) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedCase(FragmentCase):
-    """A run in which groups count by their samples."""
+    """A run in fragments in which groups are weighted by their samples."""
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         [own] = names
@@ -173,26 +176,26 @@ class WeightedCase(FragmentCase):
 
 
 def averaging(w: Values, updates: Sequence[Values]) -> Any:
-    """Eq. 1."""
+    """Outer steps of model averaging (eq. 1)."""
     w = {name: value + sum(g[name] for g in updates) for name, value in w.items()}
     return w, w
 
 
 def weighted(name: str, sync: Any, *, group: int = 1, run: Any = None, **own: Any) -> Any:
-    """Of a block synchronisation with these settings, by samples."""
+    """A run with a block synchronisation of class ``sync`` that is weighted by samples."""
     plain = fragment_case(name, sync, group=group, run=run, **SAMPLES, **own)
-    made = sync(**own)
+    block_sync = sync(**own)
     outer: Any = averaging
     if sync is DiLoCo:
-        outer = partial(diloco, nu=made.outer_lr)
+        outer = partial(diloco, nu=block_sync.outer_lr)
     elif sync is BMUF:
-        outer = partial(bmuf, zeta=made.block_lr, c=made.c)
+        outer = partial(bmuf, zeta=block_sync.block_lr, c=block_sync.c)
     return WeightedCase(**{**vars(plain), "outer": outer})
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedAdamCase(LateCase):
-    """A run of Adam, with overlap or without."""
+    """A run of BMUF-Adam, with or without overlap."""
 
     twin_kind: Any = WeightedAdam
     outer: Any = field(default_factory=lambda: partial(bmuf, zeta=1.0, c=1.0))
@@ -200,7 +203,7 @@ class WeightedAdamCase(LateCase):
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksCase(Case):
-    """A run of SGD in blocks."""
+    """A run of SGD in blocks of the whole model."""
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
@@ -208,19 +211,19 @@ class BlocksCase(Case):
 
 
 def blocks_case(name: str, kind: Any, sync: Any, **own: Any) -> Any:
-    """Of a run that counts samples, of SGD or Adam."""
+    """A run of class ``kind`` that is weighted by samples."""
     return case(name, kind=kind, sync=sync, **SAMPLES, **{"group_size": 1, **own})
 
 
 def fit_by_samples(cases: Sequence[Any]) -> dict[str, Values]:
-    """Train one case after the other on this rank; their final states."""
-    found = {}
-    for own in cases:
-        module, data = make_module(own, seed=rank_number()), batches(own, rank_number())
-        seen: Any = DataLoader(data[:1], batch_size=None)
-        make_trainer(own).fit(module, DataLoader(data, batch_size=None), seen)
-        found[own.name] = state_of(module.net)
-    return found
+    """Train the cases one after the other on this rank, and return their final states."""
+    states = {}
+    for each in cases:
+        module, data = make_module(each, seed=rank_number()), batches(each, rank_number())
+        validation: Any = DataLoader(data[:1], batch_size=None)
+        make_trainer(each).fit(module, DataLoader(data, batch_size=None), validation)
+        states[each.name] = state_of(module.net)
+    return states
 
 
 def run_by_samples(own: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Random runs that must keep the promises of the package: `python -m tests.fuzz`."""
+"""Properties of the package in runs with random settings: `python -m tests.fuzz`."""

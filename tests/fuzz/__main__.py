@@ -1,6 +1,7 @@
-"""`python -m tests.fuzz --minutes 10 --seed 1`: cases one after the other, until time is up.
+"""`python -m tests.fuzz --minutes 10 --seed 1`: run random cases until the time is up.
 
-A case that fails prints its seed and settings; the exit code is then 1. `--case SEED` runs one.
+If a case fails, its seed and settings are printed, and the exit code is 1. `--case SEED` runs only
+the case of this seed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from tests.fuzz.workers import verdicts
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line says; 1 if a property failed."""
+    """Run the cases that the command line selects, and return 1 if a property failed."""
     options = _options(arguments)
     if options.case is not None:
         verdict = check(draw(options.case))
         print(describe(options.case, verdict))
         return int(verdict.failed)
     first = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"seeds from {first}, {options.workers} cases at a time, {options.minutes:g} minutes")
+    print(f"seeds from {first}, {options.workers} parallel cases, {options.minutes:g} minutes")
     ends: Counter[str] = Counter()
     failed = 0
     clear: dict[str, Counter[str]] = {}
@@ -41,16 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def describe(seed: int, verdict: Verdict) -> str:
-    """A case and how it ended, as text."""
-    said = "FAILED" if verdict.failed else "ended by"
-    lines = [f"seed {seed} {said} {verdict.end}: {verdict.message}"]
+    """The result of a case as text, with its settings if it failed."""
+    verb = "FAILED" if verdict.failed else "ended by"
+    lines = [f"seed {seed} {verb} {verdict.end}: {verdict.message}"]
     if verdict.failed:
         lines += [str(draw(seed)), f"again: python -m tests.fuzz --case {seed}", verdict.traceback]
     return "\n".join(line for line in lines if line)
 
 
 def summary(ends: Counter[str], clear: dict[str, Counter[str]], seconds: float) -> str:
-    """How many cases ended in which way, and what the clear errors said."""
+    """The number of cases for each end, and the most frequent messages of clear errors."""
     number = sum(ends.values())
     lines = [f"{number} cases in {seconds / 60:.1f} minutes"]
     for end, count in ends.most_common():
@@ -61,10 +62,12 @@ def summary(ends: Counter[str], clear: dict[str, Counter[str]], seconds: float) 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="when to begin no more cases")
-    parser.add_argument("--seed", type=int, help="of the first case; the others count on from it")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="time after which no case starts"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the first case; the next ones follow")
     parser.add_argument("--case", type=int, help="run the case of this seed only")
-    parser.add_argument("--workers", type=int, default=2, help="cases at a time")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel cases")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""One case of the fuzzer: everything that is set, as plain Python that can be pasted."""
+"""One case of the fuzzer: all settings of a run, printed as Python code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import lightning_hier as lh
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
-# A strategy's own limit. The machine may be busy, so this is far above what a case takes.
+# Limit of a strategy's collectives. It is much longer than a case, because the machine may be busy.
 COLLECTIVE_LIMIT_S = 30.0
 
 Named = tuple[str, dict[str, Any]]
@@ -18,7 +18,7 @@ Named = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to one rank at the begin of a step: ``"kill"``, ``"raise"`` or ``"nan"``."""
+    """A fault of one rank at the start of a step: ``"kill"``, ``"raise"`` or ``"nan"``."""
 
     kind: str
     rank: int
@@ -27,34 +27,35 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run; the defaults are left out of its text.
+    """A run.
 
     Attributes:
-        seed: of everything random in the run.
-        ranks: processes.
-        hosts: over how many hosts they are said to be spread.
+        seed: seed of all random numbers in the run.
+        ranks: number of ranks.
+        hosts: number of emulated hosts.
         strategy: class of the strategy, with its arguments.
         gradient: class of ``gradient_sync`` with its arguments, or None.
         block: class of ``block_sync`` with its arguments, or None.
-        dtype: of the model: a name in torch, or ``"two"`` for layers of two dtypes.
+        dtype: dtype of the model: a name in torch, or ``"two"`` for layers of two dtypes.
         batchnorm: whether the model has BatchNorm.
-        dropout: probability.
-        skips: whether some batches leave out a layer.
-        unfreeze: who unfreezes the first layer in epoch 1: None, ``"hook"`` or ``"callback"``.
-        optimizers: classes and arguments; two share the layers.
-        by_hand: manual optimisation.
-        toggle: whether by hand ``toggle_optimizer`` surrounds each optimizer's pass.
+        dropout: dropout probability.
+        skips: whether some batches do not use a layer.
+        unfreeze: code that unfreezes the first layer in epoch 1: None, ``"hook"`` or
+            ``"callback"``.
+        optimizers: classes and arguments. Two optimizers divide the layers.
+        by_hand: whether the module uses manual optimization.
+        toggle: whether manual optimization uses ``toggle_optimizer``.
         scheduler: name in ``tests.fuzz.module.SCHEDULERS``, or None.
-        precision: of the Trainer.
-        accumulate: batches of a step.
+        precision: precision of the Trainer.
+        accumulate: number of batches in a step.
         clip: ``gradient_clip_val``, or None.
         clip_by: ``"norm"`` or ``"value"``.
-        batches: of a worker in an epoch.
-        epochs: of the run.
-        validate_every: batches between validations, in the runs that look.
-        save: hook in which the run that looks is saved, and its number.
-        resume_ranks: on how many ranks the saved run goes on, or None.
-        fault: what goes wrong, or None.
+        batches: number of batches of a worker in an epoch.
+        epochs: number of epochs.
+        validate_every: number of batches between validations, in runs with validation.
+        save: hook in which the run with validation is saved, and number of the call.
+        resume_ranks: number of ranks on which the saved run resumes, or None.
+        fault: planted fault, or None.
 
     """
 
@@ -85,24 +86,24 @@ class Case:
     fault: Fault | None = None
 
     def __str__(self) -> str:
-        """Python that makes this case."""
+        """Python code that creates this case, without default values."""
         default = Case(seed=self.seed)
-        said = [f"seed={self.seed!r}"]
+        arguments = [f"seed={self.seed!r}"]
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
             if value != getattr(default, one.name):
-                said.append(f"{one.name}={value!r}")
-        return "Case(\n" + "".join(f"    {line},\n" for line in said) + ")"
+                arguments.append(f"{one.name}={value!r}")
+        return "Case(\n" + "".join(f"    {line},\n" for line in arguments) + ")"
 
     @property
     def strategy_class(self) -> type[Any]:
-        """That of the package with this name; or the class itself, in tests of the fuzzer."""
+        """The class with this name in the package. Tests of the fuzzer give the class itself."""
         own: Any = self.strategy[0]
         return own if isinstance(own, type) else getattr(lh, own)
 
     @property
     def has_servers(self) -> bool:
-        """Whether the strategy is one with parameter servers."""
+        """Whether the strategy has parameter servers."""
         return issubclass(self.strategy_class, ParameterServerStrategy)
 
     def make_strategy(self) -> Any:

@@ -1,4 +1,4 @@
-"""Run a case on real ranks, and say how it ended."""
+"""Runs a case on real ranks, and checks its errors and properties."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from tests.fuzz.properties import PROPERTIES, Runs, compression_is_measured
 from tests.fuzz.training import resume, train
 from tests.ranks import RankOutcome, rank_outcomes
 
-# For all ranks together; a case takes some seconds on a machine that is not busy.
+# Limit of a run on all ranks. A case takes some seconds on a machine that is not busy.
 LIMIT_S = 90.0
 SUCCESS = "success"
 _TRACEBACK_LINES = 16
 
-# DDP warns of find_unused_parameters where all are used. Read by the server that ranks fork from.
+# Suppresses DDP's warning of find_unused_parameters if all parameters are used. The process from
+# which ranks fork reads this variable.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case ended.
+    """The result of a case.
 
     Attributes:
-        end: ``"success"``, or the class of a clear error, or the name of what failed.
-        message: first line of the error, or what was found.
+        end: ``"success"``, or the class of a clear error, or the name of the failed property.
+        message: first line of the error, or the problem that the property reports.
         failed: whether a property failed.
-        traceback: of the rank that failed first, where one did.
+        traceback: traceback of the rank that failed first, if any.
 
     """
 
@@ -44,7 +45,7 @@ class Verdict:
 
 
 def check(case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
-    """Train, look, save and go on, as the case says, and check every property."""
+    """Train, validate, save and resume with the settings of a case, and check every property."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folder = Path(name)
         try:
@@ -62,13 +63,13 @@ def _check(case: Case, folder: Path, limit_s: float) -> Verdict:
     if verdict is None and not any(outcome.failed for outcome in outcomes):
         results = [outcome.result for outcome in outcomes]
         plain = [result["plain"] for result in results if "plain" in result]
-        runs = Runs(case, [result["looked"] for result in results], plain)
+        runs = Runs(case, [result["evaluated"] for result in results], plain)
         verdict = _of_properties(runs)
-    goes_on = case.resume_ranks is not None and (killed or (folder / "saved.ckpt").exists())
-    if (verdict is not None and (verdict.failed or not killed)) or not goes_on:
+    resumes = case.resume_ranks is not None and (killed or (folder / "saved.ckpt").exists())
+    if (verdict is not None and (verdict.failed or not killed)) or not resumes:
         return verdict or Verdict(SUCCESS)
     if killed:
-        runs = Runs(replace(case, fault=None), [])  # nothing to compare with
+        runs = Runs(replace(case, fault=None), [])  # there is no complete run to compare with
     return _resume(runs, folder, limit_s, killed=killed)
 
 
@@ -97,11 +98,11 @@ def _run(
 
 
 def _of_errors(case: Case, outcomes: Sequence[RankOutcome]) -> Verdict | None:
-    """None where all ranks ended well, or those did that could."""
+    """The verdict of errors, or None if all ranks succeeded, except for those with a fault."""
     problem = errors_are_clear(case, outcomes)
     failing = sorted((o for o in outcomes if o.error), key=lambda o: o.ended_at_s)
     source = case.fault.rank if case.fault is not None else None
-    # The planted error of one rank is not what is judged.
+    # The planted error of one rank is not checked.
     first = next((o for o in failing if o.rank != source), failing[0] if failing else None)
     if problem is not None:
         return Verdict(
@@ -129,5 +130,5 @@ def _builds(case: Case) -> bool:
     try:
         case.make_strategy()
     except ValueError:
-        return False  # every rank finds that too
+        return False  # every rank raises this error as well
     return True

@@ -1,4 +1,4 @@
-"""Draw a case from a seed. Most of what is drawn is valid: it trains to the end."""
+"""Draws a case from a seed. Most cases are valid and train to the end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOOKS = ("on_train_batch_end",) * 6 + (
 
 
 def draw(seed: int) -> Case:
-    """The case of a seed: the same one at every call."""
+    """The case of a seed, which is the same at every call."""
     dice = random.Random(seed)
     ranks = dice.choices((1, 2, 3, 4), (10, 48, 14, 28))[0]
     hosts = 2 if ranks % 2 == 0 and dice.random() < 0.25 else 1
@@ -70,20 +70,20 @@ def draw(seed: int) -> Case:
     if case["epochs"] > 1 and not servers and workers == 1 and len(case["optimizers"]) == 1:
         case["unfreeze"] = _often_none(dice, 0.15, ("hook", "callback"))
     if case.get("unfreeze") and case["scheduler"] in ("numpy", "one_cycle", "cosine"):
-        case["scheduler"] = "step"  # the others don't take a parameter group that is added
+        case["scheduler"] = "step"  # the others do not support an added parameter group
     if case.get("unfreeze") and case["optimizers"][0][0] == "Adagrad":
         case["unfreeze"] = "hook"  # nor does Adagrad
     case["skips"] = dice.random() < 0.15
     if (case["skips"] or case["toggle"]) or dice.random() < 0.1:
         strategy[1]["find_unused_parameters"] = True
     case["strategy"] = strategy
-    case |= _looks(dice, case)
+    case |= _evaluation(dice, case)
     case["fault"] = _fault(dice, case)
     if dice.random() < 0.7:
         same = dice.random() < 0.7 or case["fault"] is not None
         case["resume_ranks"] = ranks if same else _another_world(dice, case)
     if dice.random() < 0.5:
-        # Plain SGD at one rate: weights then tell what GTC has sent.
+        # With plain SGD at one rate, the gradients that GTC sends are computed from the weights.
         plain = {"optimizers": [("SGD", {"lr": 0.05})], "scheduler": None, "toggle": False}
         exact = replace(Case(**case), clip=None, unfreeze=None, precision="32-true", **plain)
         return exact if _is_measured(exact) else Case(**case)
@@ -93,7 +93,7 @@ def draw(seed: int) -> Case:
 def _is_measured(case: Case) -> bool:
     try:
         return compression_is_measured(case)
-    except ValueError:  # settings that are refused, on every rank
+    except ValueError:  # invalid settings, which every rank refuses
         return False
 
 
@@ -109,11 +109,11 @@ def _optimizers_for(strategy: Named, block: Named | None) -> Sequence[Named]:
 def _optimizers(dice: random.Random, choices: Sequence[Named], plain: bool) -> dict[str, Any]:
     by_hand = not plain and dice.random() < 0.25
     number = 2 if by_hand and dice.random() < 0.5 else 1
-    made = [dice.choice(choices) for _ in range(number)]
+    drawn = [dice.choice(choices) for _ in range(number)]
     schedulers = ("step", "exponential", "cosine", "numpy", "one_cycle")
     return {
         "by_hand": by_hand,
-        "optimizers": [(name, dict(arguments)) for name, arguments in made],
+        "optimizers": [(name, dict(arguments)) for name, arguments in drawn],
         "toggle": number == 2 and dice.random() < 0.6,
         "scheduler": _often_none(dice, 0.4, schedulers),
     }
@@ -124,23 +124,24 @@ def _arithmetic(dice: random.Random, case: dict[str, Any], workers: int) -> dict
     precision = dice.choices(names, (65, 10, 10, 5, 0 if workers > 1 else 10))[0]
     dtypes = ("float32", "float64", "bfloat16", "two")
     dtype = dice.choices(dtypes, (70, 10, 8, 12))[0] if precision == "32-true" else "float32"
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "precision": precision,
         "dtype": dtype,
         "accumulate": dice.choices((1, 2, 3), (65, 25, 10))[0],
     }
     scaled_by_hand = precision == "16-mixed" and case["by_hand"]
     if dice.random() < 0.25 and not scaled_by_hand:
-        found |= {"clip": 0.1, "clip_by": dice.choice(("norm", "value"))}
-    return found
+        settings |= {"clip": 0.1, "clip_by": dice.choice(("norm", "value"))}
+    return settings
 
 
-def _looks(dice: random.Random, case: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(dice: random.Random, case: dict[str, Any]) -> dict[str, Any]:
     hook = dice.choice(HOOKS)
     number = dice.randint(1, case["batches"] * case["epochs"] - 1)
     every = dice.randint(1, case["batches"])
     if case["by_hand"] and case["accumulate"] > 1:
-        # What is accumulated by hand is in no checkpoint: save after a step, or an epoch's end.
+        # A checkpoint does not contain gradients that manual optimization has accumulated. The save
+        # is therefore after a step, or at the end of an epoch.
         places = [*range(case["accumulate"], case["batches"], case["accumulate"]), case["batches"]]
         number = dice.randrange(case["epochs"]) * case["batches"] + dice.choice(places)
         return {"save": ("on_train_batch_end", number), "validate_every": every}
@@ -162,7 +163,7 @@ def _fault(dice: random.Random, case: dict[str, Any]) -> Fault | None:
 
 
 def _another_world(dice: random.Random, case: dict[str, Any]) -> int:
-    """One that the group size divides, most of the time."""
+    """A number of ranks on which to resume. The group size divides it in most cases."""
     settings = case["strategy"][1]
     size, workers = settings.get("group_size", 1), settings.get("virtual_workers", 1)
     fitting = [

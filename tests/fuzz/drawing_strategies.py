@@ -1,4 +1,4 @@
-"""Draw a strategy with arguments that fit each other and the world."""
+"""Draws a strategy whose arguments are valid together and for the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Drawn = tuple[Named, Named | None, Named | None]
 
 
 def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn:
-    """Strategy, gradient and block synchronisation."""
+    """Draw a strategy, a gradient synchronisation and a block synchronisation."""
     kind = dice.choices(("composed", "preset", "psp", "two_stage"), (55, 25, 11, 9))[0]
     warmup = dice.choices((0, 1, 3), (65, 15, 20))[0]
     if kind == "psp":
@@ -30,42 +30,42 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
 
 
 def _with_automatic(drawn: Drawn) -> Drawn:
-    """The same, in one of eight cases with everything at "auto" that can be.
+    """The same settings. In one of eight cases, every setting with an "auto" is automatic.
 
-    Blocks may then be too short for fragments and delays, so that these are left out.
+    Fragments and delays are then left out, because blocks may be too short for them.
 
-    Drawn from a generator of its own, so that all other draws of a seed stay as they are.
+    The draw has its own generator, so that all other draws of a seed do not change.
     """
     if random.Random(repr(drawn)).random() >= 0.125:
         return drawn
     automatic = ["warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap"]
     automatic.append("merge")  # which has no effect without overlap
-    found: list[Any] = []
+    result: list[Any] = []
     for named in drawn:
         if named is not None:
             name, arguments = named
             named = name, {key: v for key, v in arguments.items() if key not in automatic}
-        found.append(named)
-    return found[0], found[1], found[2]
+        result.append(named)
+    return result[0], result[1], result[2]
 
 
 def _with_late_moments(named: Named) -> Named:
-    """The same, where it is BMUF-Adam often with moments that come late or seldom.
+    """The same settings. BMUF-Adam often gets an overlap, or moments that are exchanged seldom.
 
-    Drawn from a generator of its own, as above.
+    The draw has its own generator, as above.
     """
     name, arguments = named
     if not name.startswith("BMUFAdam") or "block_size" not in arguments:
         return named
-    dice, found = random.Random(repr(named)), dict(arguments)
+    dice, settings = random.Random(repr(named)), dict(arguments)
     late = dice.random() < 0.5
     if late:
-        found["overlap"] = dice.choice((True, dice.randint(1, found["block_size"])))
+        settings["overlap"] = dice.choice((True, dice.randint(1, settings["block_size"])))
     if name == "BMUFAdam":
-        found["moments_every"] = dice.choice((1, 1, 2, 3))
+        settings["moments_every"] = dice.choice((1, 1, 2, 3))
         if late:
-            found["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
-    return name, found
+            settings["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
+    return name, settings
 
 
 def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
@@ -81,7 +81,7 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
         arguments["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
     if dice.random() < 0.4:
         arguments["across"] = dice.choice(("leader", "sharded"))
-    # From a generator of its own, so that all other draws of a seed stay as they are.
+    # These draws have their own generators, so that all other draws of a seed do not change.
     if random.Random(repr(arguments)).random() < 0.2:
         arguments["across_density"] = 0.2
     if "virtual_workers" not in own and random.Random(repr((own, arguments))).random() < 0.2:
@@ -90,11 +90,11 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
 
 
 def _by_samples(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Groups count by samples. Momentum is a number where an automatic one is refused."""
-    found: dict[str, Any] = {"weighting": "samples"}
+    """Weights groups by samples. Block momentum is a number if "auto" would be refused."""
+    settings: dict[str, Any] = {"weighting": "samples"}
     if arguments.get("block_lr", 1.0) > 1.0 or arguments.get("update_from") == "start":
-        found["block_momentum"] = arguments.get("block_momentum", 0.4)
-    return found
+        settings["block_momentum"] = arguments.get("block_momentum", 0.4)
+    return settings
 
 
 def _preset(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
@@ -134,65 +134,65 @@ def _gtc(dice: random.Random) -> dict[str, Any]:
 
 
 def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"block_size": dice.randint(1, 5)}
+    settings: dict[str, Any] = {"block_size": dice.randint(1, 5)}
     if dice.random() < 0.3:
-        found["fragments"] = dice.randint(1, found["block_size"])
+        settings["fragments"] = dice.randint(1, settings["block_size"])
     if dice.random() < 0.25:
-        found["across_dtype"] = dice.choice(("bfloat16", "int8", "int4"))
+        settings["across_dtype"] = dice.choice(("bfloat16", "int8", "int4"))
     if name == "DiLoCo":
-        found |= _outer(dice)
+        settings |= _outer(dice)
     elif name != "BMUFAdam":
-        found["local_momentum"] = dice.choice(("reset", "keep", "average"))
+        settings["local_momentum"] = dice.choice(("reset", "keep", "average"))
     if name != "BMUFAdam":
-        if found.get("local_momentum") != "average" and dice.random() < 0.4:
-            found["overlap"] = dice.choice((True, dice.randint(1, found["block_size"])))
+        if settings.get("local_momentum") != "average" and dice.random() < 0.4:
+            settings["overlap"] = dice.choice((True, dice.randint(1, settings["block_size"])))
     elif dice.random() < 0.3:
-        found["moments"] = "average"
+        settings["moments"] = "average"
     if name in ("ModelAveraging", "DiLoCo"):
-        return found
+        return settings
     if dice.random() < 0.4:
-        found["block_momentum"] = dice.choice((0.0, 0.4, 0.9))
+        settings["block_momentum"] = dice.choice((0.0, 0.4, 0.9))
     if dice.random() < 0.3:
-        found["nesterov"] = False
+        settings["nesterov"] = False
     if dice.random() < 0.25 and groups > 1:
-        found["block_lr"] = dice.choice((0.5, 1.2))
+        settings["block_lr"] = dice.choice((0.5, 1.2))
     if name == "BMUF" and dice.random() < 0.2:
-        found["update_from"] = "start"
-    return found
+        settings["update_from"] = "start"
+    return settings
 
 
 def _outer(dice: random.Random) -> dict[str, Any]:
-    found: dict[str, Any] = {"outer_lr": dice.choice((0.7, 1.0))}
+    settings: dict[str, Any] = {"outer_lr": dice.choice((0.7, 1.0))}
     if dice.random() < 0.6:
-        found["outer_momentum"] = dice.choice((0.0, 0.5, "auto"))
+        settings["outer_momentum"] = dice.choice((0.0, 0.5, "auto"))
     if dice.random() < 0.3:
-        found["nesterov"] = False
-    return found
+        settings["nesterov"] = False
+    return settings
 
 
 def _psp(dice: random.Random, ranks: int, warmup: int) -> Named:
-    found: dict[str, Any] = {"warmup_steps": warmup}
+    settings: dict[str, Any] = {"warmup_steps": warmup}
     if ranks > 1 and dice.random() < 0.5:
-        found["min_pushes"] = dice.choice((ranks - 1, 1, 0.5))
-        found["push_timeout_s"] = dice.choice((0.0, 0.05))
+        settings["min_pushes"] = dice.choice((ranks - 1, 1, 0.5))
+        settings["push_timeout_s"] = dice.choice((0.0, 0.05))
     if dice.random() < 0.3:
-        found["min_pulled"] = 0.5
-        found["pull_timeout_s"] = dice.choice((0.0, 0.05))
+        settings["min_pulled"] = 0.5
+        settings["pull_timeout_s"] = dice.choice((0.0, 0.05))
     if dice.random() < 0.3:
-        found["linear_scaling"] = False
-    return "PSPStrategy", found
+        settings["linear_scaling"] = False
+    return "PSPStrategy", settings
 
 
 def _two_stage(dice: random.Random, ranks: int, ranks_per_host: int, warmup: int) -> Named:
     sizes = [size for size in range(1, ranks_per_host + 1) if ranks_per_host % size == 0]
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "warmup_steps": warmup,
         "group_size": dice.choice(sizes),
         "push_period": dice.randint(1, 4),
     }
     for name in ("order_locking", "double_buffering", "hierarchical_lr"):
         if dice.random() < 0.3:
-            found[name] = False
+            settings[name] = False
     if dice.random() < 0.3:
-        found["refresh_period"] = 2
-    return "TwoStageASGDStrategy", found
+        settings["refresh_period"] = 2
+    return "TwoStageASGDStrategy", settings

@@ -1,4 +1,4 @@
-"""Which ends of a run are clear errors: those of a user's mistake, or of a planted fault."""
+"""Checks that the errors of a run are clear: those of invalid settings and of planted faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = frozenset(
         "MisconfigurationException",
     }
 )
-# Of one rank's mistake the others learn by these.
+# Errors on the other ranks after an error of one rank.
 _OF_PEERS = frozenset({"PeerError", "QuorumError"})
 _LOW_LEVEL = re.compile(r"third_party/gloo|enforce fail|c10::|terminate called|^Traceback", re.M)
 _SHORTEST_MESSAGE = 40
@@ -33,9 +33,10 @@ def kind_of(outcome: RankOutcome) -> str:
 
 
 def errors_are_clear(case: Case, outcomes: Sequence[RankOutcome]) -> str | None:
-    """A run that fails ends on every rank by an error of a documented class that says what to do.
+    """A run that fails ends on every rank with an error of a documented class.
 
-    Where a rank is killed or raises, only the others must: by a PeerError that names it.
+    If a rank is killed or raises, this only applies to the others. Their PeerError must name the
+    rank.
     """
     fault = case.fault
     source = fault.rank if fault is not None and fault.kind != "nan" else None
@@ -46,11 +47,11 @@ def errors_are_clear(case: Case, outcomes: Sequence[RankOutcome]) -> str | None:
         if outcome.error is not None and (problem := _unclear(outcome)) is not None:
             return f"rank {outcome.rank}: {problem}"
     if case.has_servers and source is not None:
-        return None  # ranks may end before the others, or go on without
+        return None  # ranks may end before the others, or continue without the lost rank
     silent = [outcome.rank for outcome in others if outcome.error is None]
     failing = [outcome.rank for outcome in others if outcome.error is not None]
     if silent and failing:
-        return f"ranks {silent} ended well, ranks {failing} by an error"
+        return f"ranks {silent} succeeded, ranks {failing} ended with an error"
     if source is not None:
         for outcome in others:
             if kind_of(outcome) in _OF_PEERS and not _names(outcome.error or "", source):
@@ -61,11 +62,11 @@ def errors_are_clear(case: Case, outcomes: Sequence[RankOutcome]) -> str | None:
 def _unclear(outcome: RankOutcome) -> str | None:
     kind, message = kind_of(outcome), (outcome.error or "").partition(": ")[2]
     if kind not in KINDS:
-        return f"{kind} is no error of a documented class: {message[:200]}"
+        return f"{kind} is not a documented error class: {message[:200]}"
     if len(message) < _SHORTEST_MESSAGE:
-        return f"{kind} says too little: {message!r}"
+        return f"the message of {kind} is too short: {message!r}"
     if kind not in _OF_PEERS and _LOW_LEVEL.search(message):
-        return f"{kind} speaks of what lies below: {message[:200]}"
+        return f"the message of {kind} is that of a lower layer: {message[:200]}"
     raised_in = re.findall(r'File "([^"]+)"', outcome.traceback)
     if raised_in and not re.search(r"/(lightning_hier|lightning)/", raised_in[-1]):
         return f"{kind} was raised in {raised_in[-1].rpartition('/')[2]}: {message[:200]}"
@@ -74,4 +75,4 @@ def _unclear(outcome: RankOutcome) -> str | None:
 
 def _names(message: str, rank: int) -> bool:
     numbers = re.findall(r"ranks? ([\d, and]+)", message)
-    return any(str(rank) in re.findall(r"\d+", found) for found in numbers)
+    return any(str(rank) in re.findall(r"\d+", each) for each in numbers)

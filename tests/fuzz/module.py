@@ -28,11 +28,14 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 
 
 class FuzzNet(pl.LightningModule):
-    """Up to three layers of one or two dtypes. It notes what the properties are about.
+    """Three layers of one or two dtypes, with records for the properties.
 
-    ``seen`` are the weights after every batch, ``validated`` those in every validation, ``local``
-    those after the last step of their optimizer, before they were synchronised, and ``gradients``
-    the sum of this rank's own gradients.
+    Attributes:
+        seen: the weights after every batch.
+        validated: the weights in every validation.
+        local: the weights after the last step of their optimizer, before the synchronisation.
+        gradients: the sum of this rank's own gradients.
+
     """
 
     def __init__(self, case: Case) -> None:
@@ -56,7 +59,7 @@ class FuzzNet(pl.LightningModule):
     def forward(self, rows: Tensor) -> Tensor:
         values = self.norm(self.first(rows.to(self.first.weight.dtype)))
         values = nn.functional.dropout(values, self.case.dropout, self.training)
-        # By the batch, so that it is the same after a resume.
+        # The batch decides, so that the decision is the same after a resume.
         if not (self.case.skips and self.training and rows.sum() > 1):
             values = values + self.middle(values).tanh()
         result: Tensor = self.last(values.to(self.last.weight.dtype))
@@ -67,16 +70,17 @@ class FuzzNet(pl.LightningModule):
         loss = None if self.case.by_hand else self.loss(batch)
         if self.case.by_hand:
             self._train_by_hand(batch, batch_idx)
-        # Not in a hook after it: callbacks, and what they save, come before the module's.
+        # Hooks of callbacks run before those of the module, so a later hook would count too late
+        # for their checkpoints.
         self.batches_seen += 1
         return loss
 
     def _train_by_hand(self, batch: list[Tensor], batch_idx: int) -> None:
-        found = self.optimizers()
-        optimizers = found if isinstance(found, list) else [found]
+        all_optimizers = self.optimizers()
+        optimizers = all_optimizers if isinstance(all_optimizers, list) else [all_optimizers]
         for one in optimizers:
             if batch_idx % self.case.accumulate == 0 and not self.case.toggle:
-                one.zero_grad()  # GTC would send what lies there again
+                one.zero_grad()  # GTC would send the old gradients again
         for one in optimizers:
             self._step_by_hand(one, batch, batch_idx)
         if self.case.scheduler is not None:
@@ -103,13 +107,13 @@ class FuzzNet(pl.LightningModule):
         return loss * float("nan") if self._fault_is("nan") else loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        torch.randn(3)  # must not matter
+        torch.randn(3)  # validation must not change the random numbers of training
         if batch_idx == 0 and not self.trainer.sanity_checking:
             self.validated.append(weights(self))
         self.log("val_loss", self.loss(batch), sync_dist=True)
 
     def on_validation_model_zero_grad(self) -> None:
-        # Lightning would clear what is accumulated by hand, under any strategy.
+        # Lightning would clear the gradients that manual optimization accumulates.
         if not self.case.by_hand:
             super().on_validation_model_zero_grad()
 
@@ -142,19 +146,20 @@ class FuzzNet(pl.LightningModule):
         if case.unfreeze == "callback":
             layers = [own for own in layers if own.requires_grad]
         shares = [layers] if len(case.optimizers) == 1 else [layers[:2], layers[2:]]
-        made = [
+        optimizers = [
             getattr(torch.optim, name)(share, **arguments)
             for share, (name, arguments) in zip(shares, case.optimizers, strict=True)
         ]
-        for one in made:
+        for one in optimizers:
             one.register_step_post_hook(lambda stepped, *_: self._stepped(stepped))
         if case.scheduler is None:
-            return made
+            return optimizers
         interval = "epoch" if case.scheduler == "exponential" else "step"
         schedulers = [
-            {"scheduler": SCHEDULERS[case.scheduler](one), "interval": interval} for one in made
+            {"scheduler": SCHEDULERS[case.scheduler](one), "interval": interval}
+            for one in optimizers
         ]
-        return made, schedulers
+        return optimizers, schedulers
 
     def _stepped(self, optimizer: Optimizer) -> None:
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}

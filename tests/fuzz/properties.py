@@ -1,6 +1,6 @@
-"""What must hold for every case, each property a function that returns what it found instead.
+"""Properties of every case. Each is a function that returns a description of its violation.
 
-A property that has nothing to say about a case returns None.
+A property returns None if it holds, or does not apply to the case.
 """
 
 from __future__ import annotations
@@ -21,21 +21,29 @@ from tests.resume.runs import differences
 
 @dataclass(frozen=True)
 class Runs:
-    """What all ranks handed back, by rank: of the runs that looked, did not, and went on."""
+    """Records of all ranks.
+
+    Attributes:
+        case: the case.
+        evaluated: records of the run with validation and a save.
+        plain: records of the run without them.
+        resumed: records of the resumed run.
+
+    """
 
     case: Case
-    looked: Sequence[Record]
+    evaluated: Sequence[Record]
     plain: Sequence[Record] = ()
     resumed: Sequence[Record] = ()
 
     @property
     def newest(self) -> Sequence[Record]:
-        """Those of the run that came last."""
-        return self.resumed or self.looked
+        """Records of the last run."""
+        return self.resumed or self.evaluated
 
     @property
     def strategy(self) -> Any:
-        """One with the case's settings."""
+        """A strategy with the settings of the case."""
         return self.case.make_strategy()
 
 
@@ -43,17 +51,17 @@ Property = Callable[[Runs], str | None]
 
 
 def ranks_end_with_one_model(runs: Runs) -> str | None:
-    """After fit all parameters and buffers are equal on all ranks."""
+    """After ``fit``, all parameters and buffers are equal on all ranks."""
     return _unequal([record["state"] for record in runs.newest], "state")
 
 
 def validation_sees_one_model(runs: Runs) -> str | None:
-    """In every validation the parameters are equal on all ranks."""
+    """In every validation, the parameters are equal on all ranks."""
     return _unequal([record["validated"] for record in runs.newest], "validated")
 
 
 def groups_hold_one_model(runs: Runs) -> str | None:
-    """After every batch the ranks of a group hold equal parameters."""
+    """After every batch, the parameters are equal on the ranks of a group."""
     case, strategy = runs.case, runs.strategy
     if case.has_servers or strategy.virtual_workers > 1 or runs.resumed:
         return None
@@ -62,14 +70,14 @@ def groups_hold_one_model(runs: Runs) -> str | None:
     )
     for first in range(0, case.ranks, size):
         group = [record["seen"] for record in runs.newest[first : first + size]]
-        problem = _unequal(group, f"seen in the group that begins with rank {first}")
+        problem = _unequal(group, f"seen in the group that starts with rank {first}")
         if problem is not None:
             return problem
     return None
 
 
 def blocks_start_from_one_model(runs: Runs) -> str | None:
-    """After each step of the warm-up, and that of a block's end, all ranks hold one model."""
+    """After each step of the warm-up and at each end of a block, all ranks have one model."""
     case, strategy = runs.case, runs.strategy
     if case.has_servers or strategy.block_sync is None or runs.resumed:
         return None
@@ -85,27 +93,27 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
             continue
         if number + 1 < case.batches * case.epochs and _steps_by_batch(case)[number + 1] == step:
             continue
-        problem = _unequal([r["seen"][number] for r in runs.looked], f"after step {step}")
+        problem = _unequal([r["seen"][number] for r in runs.evaluated], f"after step {step}")
         if problem is not None:
             return problem
     return None
 
 
-def looking_changes_nothing(runs: Runs) -> str | None:
-    """The run that validates and saves is to the last bit the one that does not."""
-    for rank, (plain, looked) in enumerate(zip(runs.plain, runs.looked, strict=False)):
+def evaluation_changes_nothing(runs: Runs) -> str | None:
+    """Runs with and without validation and a save are bit-equal."""
+    for rank, (plain, evaluated) in enumerate(zip(runs.plain, runs.evaluated, strict=False)):
         if runs.resumed:
             return None
         names = ("seen", "state", "optimizers", "steps", "epoch", "lr")
-        one, other = ({name: record[name] for name in names} for record in (plain, looked))
-        found = differences(_comparable(one), _comparable(other), f"rank {rank}")
-        if found:
-            return _few(found)
+        one, other = ({name: record[name] for name in names} for record in (plain, evaluated))
+        problems = differences(_comparable(one), _comparable(other), f"rank {rank}")
+        if problems:
+            return _few(problems)
     return None
 
 
 def all_steps_are_made(runs: Runs) -> str | None:
-    """All ranks make as many steps as epochs, batches and accumulation say."""
+    """All ranks have the number of steps that follows from epochs, batches and accumulation."""
     case = runs.case
     steps = {record["steps"] for record in runs.newest}
     elsewhere = bool(runs.resumed) and case.resume_ranks != case.ranks
@@ -116,24 +124,24 @@ def all_steps_are_made(runs: Runs) -> str | None:
 
 
 def resuming_is_exact(runs: Runs) -> str | None:
-    """A run that went on from a save in the middle is to the last bit the one that was saved."""
+    """A resumed run is bit-equal to the run that was saved."""
     case = runs.case
-    if not (runs.looked and runs.resumed) or case.resume_ranks != case.ranks or case.has_servers:
+    if not (runs.evaluated and runs.resumed) or case.resume_ranks != case.ranks or case.has_servers:
         return None
-    for rank, (through, resumed) in enumerate(zip(runs.looked, runs.resumed, strict=True)):
+    for rank, (through, resumed) in enumerate(zip(runs.evaluated, runs.resumed, strict=True)):
         names = ("state", "optimizers", "steps", "epoch", "lr")
         count = len(resumed["seen"])
         later = through["seen"][len(through["seen"]) - count :]
         ends = [{name: record[name] for name in names} for record in (through, resumed)]
         one, other = _comparable([later, ends[0]]), _comparable([resumed["seen"], ends[1]])
-        found = differences(one, other, f"rank {rank}")
-        if found:
-            return _few(found)
+        problems = differences(one, other, f"rank {rank}")
+        if problems:
+            return _few(problems)
     return None
 
 
 def averaging_conserves(runs: Runs) -> str | None:
-    """Of MA, and of Nesterov's block momentum at zeta = 1, fit returns the mean of local models."""
+    """With MA, or Nesterov block momentum and zeta = 1, fit returns the mean of local models."""
     case, strategy = runs.case, runs.strategy
     block = None if case.has_servers else strategy.block_sync
     exact = case.precision in ("32-true", "64-true") and case.dtype in ("float32", "float64")
@@ -146,9 +154,9 @@ def averaging_conserves(runs: Runs) -> str | None:
         return None
     if not isinstance(block, BMUFAdam) and getattr(block, "update_from", "global") != "global":
         return None
-    for name in runs.looked[0]["local"]:
-        mean = torch.stack([record["local"][name].double() for record in runs.looked]).mean(0)
-        model = runs.looked[0]["state"][name]
+    for name in runs.evaluated[0]["local"]:
+        mean = torch.stack([record["local"][name].double() for record in runs.evaluated]).mean(0)
+        model = runs.evaluated[0]["state"][name]
         problem = _apart(mean, model, 1e-5, f"the mean of the local {name}", "the model's")
         if problem is not None:
             return problem
@@ -156,14 +164,14 @@ def averaging_conserves(runs: Runs) -> str | None:
 
 
 def compression_conserves(runs: Runs) -> str | None:
-    """What GTC has sent, and its error feedback, add up to the mean of the ranks' gradients."""
+    """Sent gradients and residuals of GTC add up to the mean of the ranks' gradients."""
     if not compression_is_measured(runs.case) or runs.resumed:
         return None
-    looked, (_, arguments) = runs.looked, runs.case.optimizers[0]
-    for name, start in looked[0]["start"].items():
-        gradients = torch.stack([record["gradients"][name] for record in looked]).mean(0)
-        sent = (start.double() - looked[0]["state"][name].double()) / arguments["lr"]
-        left = [record["residuals"].get(name) for record in looked]
+    evaluated, (_, arguments) = runs.evaluated, runs.case.optimizers[0]
+    for name, start in evaluated[0]["start"].items():
+        gradients = torch.stack([record["gradients"][name] for record in evaluated]).mean(0)
+        sent = (start.double() - evaluated[0]["state"][name].double()) / arguments["lr"]
+        left = [record["residuals"].get(name) for record in evaluated]
         if any(one is not None for one in left):
             sent = sent + torch.stack([one.double().view_as(sent) for one in left]).mean(0)
         problem = _apart(gradients, sent, 1e-3, "gradients", f"sent and left over of {name}")
@@ -173,9 +181,10 @@ def compression_conserves(runs: Runs) -> str | None:
 
 
 def compression_is_measured(case: Case) -> bool:
-    """Whether weights tell what GTC has sent: plain SGD at one rate, in one group.
+    """Whether the sent gradients of GTC can be computed from weights.
 
-    Block momentum that is set moves weights of a single group too.
+    This needs plain SGD at one rate in one group, without block momentum, which also changes the
+    weights of a single group.
     """
     if case.has_servers or case.fault is not None:
         return False
@@ -184,7 +193,7 @@ def compression_is_measured(case: Case) -> bool:
     exact = case.precision in ("32-true", "64-true") and case.dtype != "bfloat16"
     one_group = strategy.group_size in ("world", case.ranks) and strategy.virtual_workers == 1
     steps_all = case.clip is None and case.unfreeze is None and not case.toggle
-    # By hand, batches that no step follows leave gradients in the residuals.
+    # In manual optimization, batches without a following step leave gradients in the residuals.
     steps_all = steps_all and not (case.by_hand and case.batches % case.accumulate)
     gtc = isinstance(strategy, HierarchicalStrategy) and isinstance(strategy.gradient_sync, GTC)
     if not (gtc and plain and exact and one_group and steps_all):
@@ -196,7 +205,7 @@ def compression_is_measured(case: Case) -> bool:
 
 
 def model_is_finite(runs: Runs) -> str | None:
-    """NaN enters no global model: a run with block synchronisation or servers ends finite."""
+    """The final model of a run with block synchronisation or servers is finite."""
     case, strategy = runs.case, runs.strategy
     if case.has_servers or strategy.block_sync is not None:
         bad = [
@@ -215,7 +224,7 @@ PROPERTIES: Sequence[Property] = (
     groups_hold_one_model,
     blocks_start_from_one_model,
     all_steps_are_made,
-    looking_changes_nothing,
+    evaluation_changes_nothing,
     resuming_is_exact,
     averaging_conserves,
     compression_conserves,
@@ -223,27 +232,27 @@ PROPERTIES: Sequence[Property] = (
 
 
 def _steps_by_batch(case: Case) -> list[int]:
-    """The number of steps made after each batch of the run."""
-    made, counts = 0, []
+    """The number of completed steps after each batch of the run."""
+    steps, counts = 0, []
     for batch in range(case.batches * case.epochs):
         place = batch % case.batches + 1
-        made += place % case.accumulate == 0 or place == case.batches
-        counts.append(made)
+        steps += place % case.accumulate == 0 or place == case.batches
+        counts.append(steps)
     return counts
 
 
 def _unequal(values: Sequence[Any], name: str) -> str | None:
     for rank, value in enumerate(values[1:], 1):
-        found = differences(
+        problems = differences(
             _comparable(values[0]), _comparable(value), f"{name}, rank 0 and {rank}"
         )
-        if found:
-            return _few(found)
+        if problems:
+            return _few(problems)
     return None
 
 
 def _comparable(value: Any) -> Any:
-    """NaN is a number beyond all others: ranks that hold it hold the same."""
+    """The value with NaN and inf replaced by large numbers, so that NaN is equal to NaN."""
     if isinstance(value, Tensor):
         return value.nan_to_num(nan=1e30, posinf=2e30, neginf=-2e30)
     if isinstance(value, dict):
@@ -258,6 +267,6 @@ def _apart(one: Tensor, other: Tensor, tolerance: float, name: str, other_name: 
     return f"{name} and {other_name} are {distance:.3g} apart"
 
 
-def _few(found: Sequence[str]) -> str:
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return "; ".join(found[:3]) + more
+def _few(problems: Sequence[str]) -> str:
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more

@@ -1,4 +1,4 @@
-"""A fixed, short form of the fuzzer, and what it makes of faults that are planted."""
+"""The fuzzer on fixed seeds, and on strategies with planted faults, which it must report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = (1381, 1003, 331, 1014, 1023, 1073)
 
 
 class _OneRankDiffers(lh.BMUFStrategy):
-    """Rank 1 leaves training with other parameters than the others."""
+    """Rank 1 ends training with other parameters than the other ranks."""
 
     def teardown(self) -> None:
         if self.global_rank == 1:
@@ -30,7 +30,7 @@ class _OneRankDiffers(lh.BMUFStrategy):
 
 
 class _ForgetsOnResume(lh.BMUFStrategy):
-    """A resumed run goes on with another rate."""
+    """A resumed run continues with another learning rate."""
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -39,7 +39,7 @@ class _ForgetsOnResume(lh.BMUFStrategy):
 
 
 class _Hangs(lh.BMUFStrategy):
-    """One rank never ends."""
+    """Rank 1 never ends."""
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -67,7 +67,7 @@ def test_planted_fault_is_reported(strategy: Any, property_: str) -> None:
     assert (verdict.failed, verdict.end) == (True, property_)
 
 
-def test_rank_that_hangs_is_reported_with_where_it_stands() -> None:
+def test_hanging_rank_is_reported_with_its_traceback() -> None:
     hangs: Any = _Hangs
     case = Case(seed=1, strategy=(hangs, {"block_size": 3}))
     verdict = check(case, limit_s=6.0)
@@ -75,14 +75,14 @@ def test_rank_that_hangs_is_reported_with_where_it_stands() -> None:
     assert "test_fuzz.py" in verdict.traceback
 
 
-def test_rank_that_is_killed_is_named_and_the_run_goes_on() -> None:
+def test_killed_rank_is_named_and_the_run_resumes() -> None:
     fault = Fault(kind="kill", rank=1, step=5)
     strategy = ("BMUFStrategy", {"block_size": 2})
     verdict = check(Case(seed=1, strategy=strategy, fault=fault, resume_ranks=2))
     assert verdict == Verdict(f"{SUCCESS} after a kill")
 
 
-def test_case_is_that_of_its_seed_and_its_text_makes_it_again() -> None:
+def test_case_depends_on_its_seed_only_and_its_text_creates_it() -> None:
     for seed in range(300):
         case = draw(seed)
         assert case == draw(seed)

@@ -1,4 +1,4 @@
-"""What one rank does in a case, and what it hands back."""
+"""The runs of one rank in a case, and their records."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ class _UnfreezeFirst(Unfreeze):
 
 
 def train(case: Case, folder: Path, compressed: bool) -> dict[str, Record]:
-    """Train without looking, then with validation and one save on the way.
+    """Train without validation, and then with validation and one save.
 
-    With a fault there is the second run only; with parameter servers too, whose runs differ.
+    With a fault, only the second run takes place. The same holds for parameter servers, because
+    their runs are not reproducible.
     """
-    looked = {"looked": _fit(case, folder, looks=True, compressed=compressed)}
+    evaluated = {"evaluated": _fit(case, folder, evaluates=True, compressed=compressed)}
     if case.fault is not None or case.has_servers:
-        return looked
-    return {"plain": _fit(case, folder, looks=False), **looked}
+        return evaluated
+    return {"plain": _fit(case, folder, evaluates=False), **evaluated}
 
 
 def resume(case: Case, folder: Path, killed: bool) -> Record:
-    """Go on from what `train` saved; from the newest whole checkpoint after a kill."""
+    """Resume from the save of :func:`train`, or from the newest checkpoint after a kill."""
     path = lh.newest_checkpoint(folder) if killed else folder / "saved.ckpt"
-    return _fit(case, folder, looks=True, resumed=True, path=path)
+    return _fit(case, folder, evaluates=True, resumed=True, path=path)
 
 
 def _fit(
     case: Case,
     folder: Path,
     *,
-    looks: bool,
+    evaluates: bool,
     resumed: bool = False,
     path: str | Path | None = None,
     compressed: bool = False,
@@ -63,20 +64,20 @@ def _fit(
     warnings.simplefilter("ignore")
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # A resumed run gets its random numbers from the checkpoint, or differs.
+    # A resumed run must take its random state from the checkpoint, so its seed is different.
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(case.seed % 1000 + rank + (50 if resumed else 0))
-    # The same data for any number of ranks.
+    # The data do not depend on the number of ranks that resume.
     workers = case.strategy[1].get("virtual_workers", 1)
     rows = case.batches * ROWS * case.ranks * workers
     data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True, drop_last=True)
     validation = DataLoader(NoisyData(4 * world_size), batch_size=2)
     callbacks: list[Any] = [_UnfreezeFirst()] if case.unfreeze == "callback" else []
-    if looks and not resumed:
+    if evaluates and not resumed:
         callbacks.append(SaveAt(*case.save, folder / "saved.ckpt"))
     model = FuzzNet(case)
-    trainer = make_trainer(case.make_strategy(), callbacks=callbacks, **_settings(case, looks))
-    trainer.fit(model, data, validation if looks else None, ckpt_path=path)
+    trainer = make_trainer(case.make_strategy(), callbacks=callbacks, **_settings(case, evaluates))
+    trainer.fit(model, data, validation if evaluates else None, ckpt_path=path)
     record = {
         **outcome(trainer, model),
         "validated": model.validated,
@@ -86,20 +87,20 @@ def _fit(
     }
     if compressed:
         trainer.save_checkpoint(folder / "end.ckpt")
-        # What is not sent yet is in this rank's own file.
-        (own,) = (folder / "end.ckpt.ranks").glob(f"*/rank_{rank:05}.pt")
-        memory = torch.load(own, weights_only=True)["memory"] or {}
+        # The file of this rank in the checkpoint contains its residuals.
+        (own_file,) = (folder / "end.ckpt.ranks").glob(f"*/rank_{rank:05}.pt")
+        memory = torch.load(own_file, weights_only=True)["memory"] or {}
         record["residuals"] = memory.get("residuals", {})
     return record
 
 
-def _settings(case: Case, looks: bool) -> dict[str, Any]:
+def _settings(case: Case, evaluates: bool) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_epochs": case.epochs,
         "num_sanity_val_steps": 0,
         "precision": case.precision,
     }
-    if looks:
+    if evaluates:
         settings["val_check_interval"] = case.validate_every
     if not case.by_hand:
         settings["accumulate_grad_batches"] = case.accumulate

@@ -1,4 +1,4 @@
-"""Several cases at a time, each worker a process with a server of its own to fork ranks from."""
+"""Runs several cases in parallel. Each worker is a process that forks ranks from its own server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from typing import Any
 from tests.fuzz.checking import Verdict, check
 from tests.fuzz.drawing import draw
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 
 
 def verdicts(first: int, workers: int, until_s: float) -> Iterator[tuple[int, Verdict]]:
-    """Seeds from ``first`` on and their verdicts, as they come, until ``time.monotonic()``."""
+    """Yield seeds from ``first`` and their verdicts in order of completion.
+
+    Args:
+        first: the first seed.
+        workers: number of worker processes.
+        until_s: time of ``time.monotonic()`` after which no case starts.
+
+    """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [
@@ -29,11 +36,11 @@ def verdicts(first: int, workers: int, until_s: float) -> Iterator[tuple[int, Ve
     try:
         while running:
             try:
-                seed, verdict = results.get(timeout=_LOOK_S)
+                seed, verdict = results.get(timeout=_POLL_S)
             except Empty:
                 if any(process.exitcode for process in processes):
                     raise RuntimeError(
-                        "a worker of the fuzzer died: what it did is above"
+                        "a worker of the fuzzer died; see its output above"
                     ) from None
                 continue
             running -= verdict is None
@@ -48,11 +55,11 @@ def verdicts(first: int, workers: int, until_s: float) -> Iterator[tuple[int, Ve
 
 def _work(first: int, stride: int, until_s: float, results: Any) -> None:
     seed, parent = first, multiprocessing.parent_process()
-    # A parent that was killed cannot end its workers.
+    # Checked here, because a parent that was killed cannot end its workers.
     while time.monotonic() < until_s and parent is not None and parent.is_alive():
         try:
             verdict = check(draw(seed))
-        except Exception:  # a fault of the fuzzer: reported as any other
+        except Exception:  # an error of the fuzzer, which is reported as a failed case
             verdict = Verdict("of the fuzzer itself", "see below", True, traceback.format_exc())
         results.put((seed, verdict))
         seed += stride

@@ -1,1 +1,1 @@
-"""Tests of groups that come and go: each process is a group, a job of its own."""
+"""Groups that join, die and return during training. Each group is a separate job."""

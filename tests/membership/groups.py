@@ -1,4 +1,7 @@
-"""Groups that come and go, each in processes of its own, and what they write down."""
+"""Training runs whose groups join, die and return, each group in processes of its own.
+
+Every rank logs its steps and synchronisations as JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,20 @@ SAMPLES, BATCH = 288, 6
 
 @dataclass(frozen=True)
 class Life:
-    """One process or more, from its start to its end.
+    """The processes of one group, from their start to their end.
 
-    `after` and `until` name marks that another life leaves, such as "died" or "joining". It starts
-    after the first, and stands still at step `stands_at` until the second, as a process that
-    `stops`, or waiting. It `saves` its last state as a file, or `resumes` from one. It ends itself
-    with SIGKILL at `dies_at`: a step, or a place in a synchronisation after so many of them, as
-    ("send", 2).
+    Attributes:
+        group: number of the group.
+        after: mark of another life, such as "died", after which this one starts.
+        stands_at: step at which the group pauses until the mark `until`.
+        until: mark of another life, such as "joining".
+        stops: whether the group pauses as a stopped process (SIGSTOP) instead of waiting.
+        saves: name of the checkpoint that is saved at the end.
+        resumes: name of the checkpoint from which training resumes.
+        dies_at: step before which the process ends itself with SIGKILL, or a method and the number
+            of completed synchronisations, such as ("send", 2).
+        settings: further arguments of the strategy.
+
     """
 
     group: int
@@ -54,7 +64,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Run:
-    """What all lives have in common."""
+    """Settings that all lives share."""
 
     folder: str
     lighthouse: str
@@ -68,11 +78,11 @@ class Run:
 
 
 class Module(pl.LightningModule):
-    """Two layers with a buffer; writes down the samples of every step and every synchronisation."""
+    """Two layers and a buffer. Logs the samples of every step at every synchronisation."""
 
     def __init__(self, run: Run, life: Life, number: int) -> None:
         super().__init__()
-        torch.manual_seed(7 + life.group)  # groups start from the model of the first
+        torch.manual_seed(7 + life.group)  # all groups start from the model of the first one
         self.run, self.life, self.number = run, life, number
         self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
         self.count: Tensor
@@ -105,7 +115,7 @@ class Module(pl.LightningModule):
 
     def die(self) -> None:
         if self.run.ranks > 1:
-            torch.distributed.barrier()  # all ranks of the group end here
+            torch.distributed.barrier()  # so that all ranks of the group end at the same step
         if self.global_rank == 0:
             leave_mark(Path(self.run.folder), "died")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -121,24 +131,24 @@ class Module(pl.LightningModule):
 
 
 def data() -> TensorDataset:
-    """The samples with their numbers."""
-    made = torch.Generator().manual_seed(3)
-    features = torch.randn(SAMPLES, 4, generator=made, dtype=torch.float64)
-    targets = torch.randn(SAMPLES, 2, generator=made, dtype=torch.float64)
+    """The samples: features, targets and sample numbers."""
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(SAMPLES, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randn(SAMPLES, 2, generator=generator, dtype=torch.float64)
     return TensorDataset(features, targets, torch.arange(SAMPLES))
 
 
 def weights(module: nn.Module) -> list[float]:
-    """All parameters and buffers."""
+    """All parameters and buffers as one list."""
     tensors = [*module.parameters(), *module.buffers()]
     return torch.cat([t.detach().double().reshape(-1) for t in tensors]).tolist()
 
 
 def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
-    """One rank of one life: fit, and return the final model."""
+    """Train as one rank of one life, and return the final model."""
     rank = int(os.environ["RANK"])
     life, number = lives[rank // run.ranks], rank % run.ranks
-    # A job of its own, with a store of its own.
+    # Every life is a separate job with its own store.
     os.environ.update(
         MASTER_PORT=str(ports[rank // run.ranks]),
         WORLD_SIZE=str(run.ranks),
@@ -190,13 +200,13 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
 
 def _die_in(module: Module, place: str, commits: int) -> None:
     """End the process before the groups connect, or in a method of `CommittedBlock`."""
-    # Once groups are connected, they stay so. GroupExchange still calls this method.
+    # Groups connect once and stay connected. GroupExchange calls this method at every attempt.
     owner, name = (GroupExchange, "_attempted") if place == "connect" else (CommittedBlock, place)
     method: Callable[..., Any] = getattr(owner, name)
 
     def dying(*args: Any, **kwargs: Any) -> Any:
         if module.global_step // module.run.sync.steps == commits:
-            # In `send`, what the others wait for does not come any more.
+            # In `send`, the other groups wait for data that this process does not send any more.
             module.die()
         return method(*args, **kwargs)
 
@@ -220,20 +230,20 @@ def lighthouse(port: int = 0, *, heartbeat_timeout_s: float = 3.0) -> Iterator[s
 
 
 def live_all(run: Run, lives: Sequence[Life]) -> list[RankOutcome]:
-    """All lives together, each to its own end."""
+    """Run all lives at the same time, and return the outcome of every rank."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in lives]
     ports = [store.port for store in stores]
     return rank_outcomes(live, len(lives) * run.ranks, run, lives, ports, timeout_s=100.0)
 
 
 def log(run: Run, number: int) -> list[dict[str, Any]]:
-    """What a rank has written down."""
+    """The log of a rank, empty if the rank has logged nothing."""
     path = Path(run.folder) / f"{number}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def assert_equal_models(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """Groups that took part in a synchronisation have the same model after it."""
+    """Check that groups that took part in a synchronisation have the same model after it."""
     by_commit: dict[int, list[float]] = {}
     for entries in logs:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""A group dies and comes back: the models of all are those of a float64 twin."""
+"""A group dies and returns: the models of all groups equal those of a float64 twin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.membership.groups import (
 )
 
 TAU = 4
-# Group 1 dies in its third block. The others stand still in their seventh until it asks to join.
+# Group 1 dies in its third block. The others pause in their seventh until it requests to join.
 LIVES = [
     Life(0, stands_at=26, until="joining"),
     Life(1, dies_at=10),
@@ -40,8 +40,8 @@ LIVES = [
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with lighthouse() as found:
-        yield found
+    with lighthouse() as url:
+        yield url
 
 
 def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
@@ -56,7 +56,10 @@ def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
 
 
 class Twin:
-    """BMUF with Nesterov in float64, from the equations, with the groups that are present."""
+    """BMUF with Nesterov block momentum in float64, from its equations.
+
+    Each block is trained by the groups that are present in it.
+    """
 
     def __init__(self) -> None:
         self.net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
@@ -66,27 +69,34 @@ class Twin:
         self.update = [torch.zeros_like(p) for p in self.start]
 
     def block(self, batches: Sequence[Sequence[Sequence[int]]], first: int) -> None:
-        """One block: the batches of each group that takes part, in order of their numbers."""
+        """Train one block, and apply the outer step.
+
+        Args:
+            batches: sample numbers of the batches of each group that takes part, in order of the
+                group numbers.
+            first: position of the group whose integer buffers all groups get.
+
+        """
         locals_, buffers = [], []
         before = [b.clone() for b in self.net.buffers()]  # the same in all groups
-        for own in batches:
+        for of_group in batches:
             for target, value in zip(self.net.buffers(), before, strict=True):
                 target.copy_(value)
             for parameter, value in zip(self.parameters, self.start, strict=True):
                 parameter.data.copy_(value)
-            self._train(own)
+            self._train(of_group)
             locals_.append([p.detach().clone() for p in self.parameters])
             buffers.append([b.clone() for b in self.net.buffers()])
-        eta = 1.0 - 1.0 / len(batches)  # block_momentum="auto" for so many models, c = 1
+        eta = 1.0 - 1.0 / len(batches)  # block_momentum="auto" for this number of models, c = 1
         for number, parameter in enumerate(self.parameters):
-            mean = torch.stack([own[number] for own in locals_]).mean(0)
+            mean = torch.stack([model[number] for model in locals_]).mean(0)
             gradient = mean - self.start[number]
             self.update[number] = eta * self.update[number] + gradient
             self.model[number] = self.model[number] + self.update[number]
             self.start[number] = self.model[number] + eta * self.update[number]
             parameter.data.copy_(self.start[number])
         for number, buffer in enumerate(self.net.buffers()):
-            of_groups = torch.stack([own[number] for own in buffers])
+            of_groups = torch.stack([values[number] for values in buffers])
             buffer.copy_(of_groups.mean(0) if buffer.is_floating_point() else of_groups[first])
 
     def _train(self, batches: Sequence[Sequence[int]]) -> None:
@@ -102,7 +112,7 @@ class Twin:
 
     @property
     def values(self) -> Tensor:
-        """All parameters and buffers, in front of the next block."""
+        """All parameters and buffers from which the next block starts."""
         return torch.tensor(weights(self.net), dtype=torch.float64)
 
 
@@ -116,8 +126,8 @@ def test_models_are_those_of_the_twin(tmp_path: Path, address: str) -> None:
     assert present[-1] == [0, 1, 2]
     twin = Twin()
     for commit, entry in enumerate(logs[0]):
-        own = [_used(logs, group, commit + 1) for group in entry["present"]]
-        twin.block(own, first=0)
+        batches = [_used(logs, group, commit + 1) for group in entry["present"]]
+        twin.block(batches, first=0)
         torch.testing.assert_close(
             torch.tensor(entry["model"], dtype=torch.float64), twin.values, rtol=1e-12, atol=1e-12
         )
@@ -125,15 +135,18 @@ def test_models_are_those_of_the_twin(tmp_path: Path, address: str) -> None:
 
 
 def _used(logs: Sequence[Sequence[dict[str, Any]]], group: int, commit: int) -> list[list[int]]:
-    """Batches of a group in a block, whichever life it was."""
+    """Batches of a group in a block. Exactly one of the lives of the group trained this block."""
     numbers = [number for number, life in enumerate(LIVES) if life.group == group]
-    found = [e["used"] for number in numbers for e in logs[number] if e["commits"] == commit]
-    assert len(found) == 1
-    return found[0]
+    used = [e["used"] for number in numbers for e in logs[number] if e["commits"] == commit]
+    assert len(used) == 1
+    return used[0]
 
 
 def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """A group that comes back goes on where it stopped, and its epochs end with those of others."""
+    """Check that a group that returns continues its data where it stopped.
+
+    Its epochs end at the same steps as those of the other groups.
+    """
     used: dict[int, list[int]] = {}
     for entry in (entry for entries in logs for entry in entries):
         used.setdefault(entry["epoch"], []).extend(n for batch in entry["used"] for n in batch)
@@ -142,8 +155,8 @@ def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
     batches = SAMPLES // 3 // BATCH
     before = [b for entry in logs[1] for b in entry["used"]]
     back = [b for entry in logs[3] if entry["epoch"] == 0 for b in entry["used"]]
-    parts: DistributedSampler[Any] = DistributedSampler(data(), 3, 1, seed=1)
-    order = list(parts)
+    sampler: DistributedSampler[Any] = DistributedSampler(data(), 3, 1, seed=1)
+    order = list(sampler)
     expected = [order[BATCH * i : BATCH * (i + 1)] for i in range(batches)]
     assert [*before, *back] == expected[: len(before) + len(back)]
     assert [entry["step"] for entry in logs[3]][-1] == logs[0][-1]["step"]
@@ -172,7 +185,7 @@ def test_groups_stay_equal(
 def test_a_trained_model_is_not_replaced_by_a_run_that_was_started_anew(
     tmp_path: Path, address: str
 ) -> None:
-    """The fresh group must restart, and then takes the trained model."""
+    """The group that was started anew must restart. It then receives the trained model."""
     run = Run(str(tmp_path), address, lh.BMUF(block_size=TAU), groups=2, join_timeout_s=0.5)
     (tmp_path / "before").mkdir()
     before = replace(run, folder=str(tmp_path / "before"), steps=8)

@@ -1,4 +1,4 @@
-"""A synchronisation that is repeated is recorded once, and one that fails changes nothing."""
+"""A repeated synchronisation is recorded once, and a failed one changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ ATTEMPTS = 3
 
 
 class Repeated:
-    """Every synchronisation fails in another group, and counts at the last attempt, or never."""
+    """Membership in which the first attempts of every synchronisation fail in another group.
+
+    Args:
+        counts: whether the last attempt counts. Otherwise it fails as well.
+
+    """
 
     def __init__(self, *, counts: bool) -> None:
         self.counts = counts
@@ -61,7 +66,7 @@ def _synchroniser(membership: Repeated, optimizer: torch.optim.Optimizer, module
 
 
 def _step(counts: bool) -> tuple[int, list[bool], list[Tensor], bool]:
-    """One block, after which the model of group 1 is not finite."""
+    """Train one block, after which the model of group 1 is not finite."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     module = nn.Linear(600, 1)

@@ -1,4 +1,4 @@
-"""Groups that are lost in a synchronisation, that stand still, and a Lighthouse that restarts."""
+"""Groups that die in a synchronisation or stop for a while, and a Lighthouse that restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ TAU = 4
 
 @pytest.mark.parametrize("place", ["begin", "send", "synchronise"])
 def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
-    """Before the vote, the others repeat it without the group; after the vote, it counts."""
+    """If the group dies before the vote, the others repeat the synchronisation without it.
+
+    If the group dies after the vote, the synchronisation counts.
+    """
     lives = [Life(0), Life(1, dies_at=(place, 2)), Life(2)]
     with lighthouse() as address:
         sync = lh.DiLoCo(block_size=TAU, across_dtype="int8")
@@ -42,7 +45,7 @@ def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
 
 
 def test_a_group_dies_between_quorum_and_connection(tmp_path: Path) -> None:
-    """The others notice at once, and undo nothing, because nothing was begun."""
+    """The others detect the loss at once. They undo nothing, because no exchange has started."""
     lives = [Life(0), Life(1, dies_at=("connect", 0)), Life(2)]
     with lighthouse() as address:
         sync = lh.BMUFAdam(block_size=TAU, across_dtype="int8")
@@ -56,8 +59,8 @@ def test_a_group_dies_between_quorum_and_connection(tmp_path: Path) -> None:
     assert [entry["present"] for entry in log(run, 0)] == [[0, 2]] * 5
 
 
-def test_a_group_that_stood_still_is_told_to_restart(tmp_path: Path) -> None:
-    """The others go on after its heartbeats have ended. Its own process ends with an error."""
+def test_a_group_that_was_stopped_must_restart(tmp_path: Path) -> None:
+    """The others continue after its heartbeats have ended. Its own process ends with an error."""
     lives = [
         Life(0, stands_at=22, until="woken"),
         Life(1, stands_at=10, until="woken", stops=True),
@@ -70,13 +73,13 @@ def test_a_group_that_stood_still_is_told_to_restart(tmp_path: Path) -> None:
         outcomes = live_all(run, lives)
         waking.join()
     assert [outcome.error is None for outcome in outcomes] == [True, False, True]
-    # 3, and those that the others may make before its first request.
+    # 3, and the synchronisations that the others may complete before its first request.
     assert re.search("group 1 must restart: it has missed [3-6] synch", str(outcomes[1].error))
     assert outcomes[0].result == outcomes[2].result
 
 
 def _wake(run: Run) -> None:
-    """Let a stopped group go on, when the others have made three synchronisations without it."""
+    """Resume a stopped group after three synchronisations of the others without it."""
     folder = Path(run.folder)
     wait_for_marks(folder, "stopped")
     number = int((folder / "stopped").read_text())
@@ -85,8 +88,8 @@ def _wake(run: Run) -> None:
     leave_mark(folder, "woken")
 
 
-def test_a_lighthouse_that_comes_back(tmp_path: Path) -> None:
-    """Groups wait for it at the end of a block, and go on together."""
+def test_a_lighthouse_that_restarts(tmp_path: Path) -> None:
+    """Groups wait for it at the end of a block, and then continue together."""
     port = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
     lives = [Life(group, stands_at=10, until="gone") for group in range(2)]
     run = Run(

@@ -1,4 +1,4 @@
-"""A group that cannot get the state of the others ends with an error, and leaves no files."""
+"""A group that cannot receive the state of another ends with an error, and leaves no files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _ended() -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*waiting for another group")
-def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
-    """Every group that offers its state has ended when this one connects."""
+def test_a_group_that_reaches_no_other_group_ends(tmp_path: Path) -> None:
+    """Every group that offers its state has ended before this one connects to it."""
     attempts: list[None] = []
 
     def join() -> tuple[str, str]:
@@ -48,7 +48,7 @@ def test_a_group_that_reaches_no_other_ends(tmp_path: Path) -> None:
     fit._changes = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     fit._folder = tmp_path / "state"
     fit._folder.mkdir()
-    (fit._folder / "part").touch()  # of an attempt that failed
+    (fit._folder / "part").touch()  # a file of a failed attempt
     with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
         fit._receive(fit._folder)
     assert len(attempts) == group_exchange.MOST_ATTEMPTS
@@ -65,7 +65,7 @@ def test_a_group_that_has_ended_before_it_got_the_state_is_not_waited_for(tmp_pa
 
 
 def _copy(folder: Path) -> str:
-    """Rank 0 sends a folder, and names one of its files so that it lies outside of the other."""
+    """Rank 0 sends a folder. The path of one file leads outside of the folder of rank 1."""
     dist.init_process_group("gloo")
     own = folder / str(dist.get_rank())
     own.mkdir()
@@ -75,8 +75,8 @@ def _copy(folder: Path) -> str:
         store = serve_store("127.0.0.1")
         dist.broadcast(torch.tensor([store.port]), 0)
         with suppress(GroupLostError):  # the other rank may have closed the connection already
-            here = f"127.0.0.1:{store.port}"
-            transfer.send_folder(own, store, here, "copy", host="127.0.0.1", timeout=LIMIT)
+            address = f"127.0.0.1:{store.port}"
+            transfer.send_folder(own, store, address, "copy", host="127.0.0.1", timeout=LIMIT)
         dist.barrier()
         return ""
     port = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Quorums of one group, from a Lighthouse whose answers are written down here."""
+"""Quorums of one group, from a Lighthouse whose responses are given by the test."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ THIRD_S = 3.0
 
 
 class Clock:
-    """Time that passes when somebody waits."""
+    """A clock that only advances in :meth:`wait`."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    fake = Clock()
     monkeypatch.setattr(Quorums, "_open", lambda _: None)
-    monkeypatch.setattr(quorums, "monotonic", lambda: made.now)
-    monkeypatch.setattr(quorums, "sleep", made.wait)
-    return made
+    monkeypatch.setattr(quorums, "monotonic", lambda: fake.now)
+    monkeypatch.setattr(quorums, "sleep", fake.wait)
+    return fake
 
 
 def _quorums(
@@ -57,10 +57,10 @@ def _quorums(
     )
     settings = lh.TorchFT("http://127.0.0.1:29510", group, 2, min_groups=2)
     limit = timedelta(seconds=3 * THIRD_S)
-    made = Quorums(settings, own, limit=limit, log=log, position=lambda: (0, 0), required={})
-    made._address = "127.0.0.1:1"
-    made._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
-    return made
+    result = Quorums(settings, own, limit=limit, log=log, position=lambda: (0, 0), required={})
+    result._address = "127.0.0.1:1"
+    result._lighthouse = SimpleNamespace(quorum=answer)  # type: ignore[assignment]
+    return result
 
 
 def _ended() -> str:
@@ -94,25 +94,25 @@ def test_waiting_and_refused_groups_are_logged_once() -> None:
 
 
 def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
-    """And the error has the cause alone, of the layers of torchft's message."""
+    """The error names only the innermost cause of torchft's nested message."""
     lines: list[str] = []
-    made = object.__new__(Lighthouse)
-    made._address, made._log = "http://host:1", lines.append
+    client = object.__new__(Lighthouse)
+    client._address, client._log = "http://host:1", lines.append
 
     def request(timeout: timedelta) -> None:
         raise RuntimeError("failed to connect: transport error: Connection refused (os error 111)")
 
     problem = "http://host:1 cannot be reached (Connection refused (os error 111)): start it with"
-    with pytest.raises(PeerError, match="check the address and its port") as found:
-        made._until_answered(request, time.monotonic() + 0.6)
-    assert problem in str(found.value)
+    with pytest.raises(PeerError, match="check the address and its port") as raised:
+        client._until_answered(request, time.monotonic() + 0.6)
+    assert problem in str(raised.value)
     assert [problem in line for line in lines] == [True]
 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("phase", ["start", "block", "join"])
-def test_a_former_process_of_a_group_is_no_group(phase: Phase) -> None:
-    """It trained, joined or started. The quorum in which it still is decides nothing."""
+def test_a_former_process_of_a_group_is_ignored(phase: Phase) -> None:
+    """The process trained, joined or started. A quorum that still contains it is discarded."""
     asked: list[Entry] = []
 
     def answer(own: Entry, until: float) -> Quorum:
@@ -122,32 +122,32 @@ def test_a_former_process_of_a_group_is_no_group(phase: Phase) -> None:
         others = [former] if len(asked) == 1 else [replace(own, group=1, waited=True)]
         return Quorum(f"7.{len(asked)}", 100.0, [*others, own])
 
-    found = _quorums(0, answer).start()
-    assert found is not None
-    assert found.identifier == "7.2"
-    assert [entry.group for entry in found.entries] == [1, 0]
+    quorum = _quorums(0, answer).start()
+    assert quorum is not None
+    assert quorum.identifier == "7.2"
+    assert [entry.group for entry in quorum.entries] == [1, 0]
 
 
 @pytest.mark.usefixtures("clock")
 def test_two_jobs_with_one_number() -> None:
-    """The one that starts ends with an error. Two that train already do so after a while."""
+    """A job that starts ends with an error at once, a job that already trains after its limit."""
     alive = serve_store("127.0.0.1")
 
     def answer(own: Entry, until: float) -> Quorum:
         other = replace(own, phase="block", address=f"127.0.0.1:{alive.port}")
         return Quorum("7.1", 100.0, [other, own])
 
-    made = _quorums(1, answer)
+    of_group = _quorums(1, answer)
     with pytest.raises(ValueError, match="two jobs take part as group 1"):
-        made.start()
+        of_group.start()
     with pytest.raises(PeerError, match="two jobs take part as group 1"):
-        made.gathered("block")
+        of_group.gathered("block")
 
 
 def test_a_group_that_joins_waits_less_than_its_other_ranks(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait takes as long as it may: for a quorum, for the vote, and for the state."""
+    """The waits for a quorum, for the vote and for the state each take their whole limit."""
     begun = clock.now
 
     def answer(own: Entry, until: float) -> Quorum:
@@ -181,9 +181,9 @@ def test_a_lighthouse_that_has_restarted_gets_no_more_time(
         limits.append(timeout.total_seconds())
         return answers[len(limits) - 1]
 
-    made = object.__new__(Lighthouse)
-    made._last = 5, {"1:a"}
-    made._request = request  # type: ignore[method-assign]
-    made.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
+    client = object.__new__(Lighthouse)
+    client._last = 5, {"1:a"}
+    client._request = request  # type: ignore[method-assign]
+    client.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
     assert len(limits) == 2
     assert limits[1] <= 9.0 - 0.2

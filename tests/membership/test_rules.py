@@ -1,4 +1,4 @@
-"""Settings of groups that come and go, their data, and the rules by which they decide the same."""
+"""Settings of elastic groups, their data, and the rules by which all groups decide the same."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_preset_of_blocks_takes_membership() -> None:
 
 
 def test_the_run_that_started_first_wins() -> None:
-    """A run that was started anew never replaces a trained model, however long it trains."""
+    """A run that was started later never replaces a trained model, however long it trains."""
     trained = _entry(0, begun=10.0, commits=3, last_commit="a")
     ahead = replace(trained, group=1, commits=4, last_commit="b")
     anew = [_entry(group, begun=50.0, commits=9, last_commit="c") for group in (2, 3)]
@@ -107,16 +107,16 @@ def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:
     assert decide(*voting)
     assert decide(*voting[:2])  # group 2 was lost after the exchange
     assert not decide(*voting[:2], replace(voting[2], votes_for=""))
-    # A group that is late learns what the others have decided without it.
+    # A late group takes over the decision that the others have made without it.
     assert decide(voting[0], _entry(1, commits=1, last_commit="7.1"))
     assert decide(replace(voting[0], votes_for=""), _entry(1, commits=1, last_commit="7.1"))
     assert not decide(voting[0], _entry(1))
-    assert not decide(voting[0], replace(voting[1], votes_for="7.9"))  # they vote on the next one
-    # Groups that were not members have no vote.
+    assert not decide(voting[0], replace(voting[1], votes_for="7.9"))  # a vote on the next one
+    # Groups that are not members have no vote.
     assert decide(*voting, _entry(3, "join"))
 
 
-def test_groups_that_do_not_suit_each_other() -> None:
+def test_groups_with_incompatible_settings_are_refused() -> None:
     own = _entry(0, "start", settings={"block_size": 4})
     check_start(own, _quorum(own, replace(own, group=1)))
     for other, message in (
@@ -144,7 +144,7 @@ def test_missing_groups_are_named() -> None:
 def test_a_group_trains_on_its_part_and_evaluates_all(
     training: bool, parts: tuple[int, int]
 ) -> None:
-    """Rank 1 of the two ranks of group 2 of 4."""
+    """The rank is rank 1 of two in group 2 of four groups."""
     settings = lh.TorchFT("http://lighthouse:29510", group=2, groups=4)
     strategy = lh.DiLoCoStrategy(membership=settings)
     in_job = mock.PropertyMock(return_value={"num_replicas": 2, "rank": 1})
@@ -153,5 +153,5 @@ def test_a_group_trains_on_its_part_and_evaluates_all(
         mock.patch.object(TieredStrategy, "distributed_sampler_kwargs", in_job),
         mock.patch.object(TieredStrategy, "lightning_module", module, create=True),
     ):
-        found = strategy.distributed_sampler_kwargs
-    assert (found["num_replicas"], found["rank"]) == parts
+        kwargs = strategy.distributed_sampler_kwargs
+    assert (kwargs["num_replicas"], kwargs["rank"]) == parts

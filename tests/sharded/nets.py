@@ -1,4 +1,4 @@
-"""Modules that divide themselves on the mesh of their group, and what a fit leaves of them."""
+"""Modules that divide themselves on the mesh of their group, and fits that record their weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.fitting import make_trainer
 
-_NOTED = ("seen", "validated", "norms")
+_RECORDED = ("seen", "validated", "norms")
 
 
 class Divided(pl.LightningModule):
-    """Two layers of 64 bits with a parameter of its own, divided where a strategy has a mesh.
+    """Two float64 layers and a parameter of the module, divided if the strategy has a mesh.
 
-    `seen` holds all parameters, gathered, after every step, and `norms` the last metrics of norms.
+    Attributes:
+        seen: all parameters, gathered, after every step.
+        validated: all parameters, gathered, at the start of every validation.
+        norms: the last metrics of norms.
+
     """
 
     def __init__(self, optimizer: str = "SGD", lr: float = 0.05, **options: Any) -> None:
@@ -77,7 +81,10 @@ class Divided(pl.LightningModule):
 
 
 class Unequal(Divided):
-    """Every rank initialises what no tensor parallelism divides in its own way."""
+    """A module in which ranks initialise a parameter differently.
+
+    Tensor parallelism does not divide this parameter.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -85,13 +92,16 @@ class Unequal(Divided):
 
 
 def gathered(module: nn.Module) -> Tensor:
-    """All parameters, whole, in one flat copy. A collective of the group."""
+    """All parameters, gathered, in one flat copy. A collective of the group."""
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]
-    return torch.cat([own.detach().reshape(-1) for own in whole]).clone()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in whole]).clone()
 
 
 def batches(per_step: int, steps: int, rows: int = 2) -> DataLoader[Any]:
-    """Batches for so many data-parallel ranks, after Lightning's sampler has divided them."""
+    """Data with ``steps`` batches for each of ``per_step`` data-parallel ranks.
+
+    Lightning's sampler divides the data among the ranks.
+    """
     generator = torch.Generator().manual_seed(5)
     count = per_step * steps * rows
     inputs, targets = (
@@ -108,23 +118,24 @@ def trained(
     replicas: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Fit, and return the weights at the end and after every step, and metrics of norms.
+    """Fit a module, and return its weights at the end and its records.
 
     Args:
         strategy: makes the strategy.
-        steps: batches of every data-parallel rank.
+        steps: number of batches of every data-parallel rank.
         model: makes the module.
-        replicas: data-parallel ranks; by default all.
-        settings: of the Trainer.
+        replicas: number of data-parallel ranks, by default all ranks.
+        settings: further arguments of the Trainer.
+
     """
     module = model()
     trainer = make_trainer(strategy(), **settings)
     data = batches(replicas or int(os.environ["WORLD_SIZE"]), steps)
     validation = batches(1, 1) if "val_check_interval" in settings else None
     trainer.fit(module, data, validation)
-    return {"weights": gathered(module), **{name: getattr(module, name) for name in _NOTED}}
+    return {"weights": gathered(module), **{name: getattr(module, name) for name in _RECORDED}}
 
 
 def in_turn(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Results of several jobs of the same ranks, which start once."""
+    """Run several jobs one after the other on the same ranks, and return their results."""
     return [job() for job in jobs]

@@ -1,4 +1,4 @@
-"""Checkpoints of a divided module: exact resume, and other worlds."""
+"""Checkpoints of a divided module: exact resume, loading in Lightning, and resume on one group."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _SYNCS = {
         lh.DiLoCo, block_size=4, fragments=2, overlap=2, merge=0.5, across_dtype="int8"
     ),
 }
-# Kinds of checkpoints: of which synchronisation, and whether they are folders.
+# Kinds of checkpoints: the block synchronisation, and whether the checkpoint is a folder.
 KINDS = [*product(_SYNCS, (True, False))]
 
 
 def _fit(
     name: str, folder: bool, size: int = 2, *, save: Path | None = None, load: Path | None = None
 ) -> Tensor:
-    """Weights after 12 steps, of a run that saves after 7, or resumes.
+    """Weights after 12 steps of a run that saves after 7, or resumes.
 
-    One of both offloads the state of the outer steps, so that offloaded state also resumes as state
-    that is not, and the other way round.
+    Either the run that saves or the one that resumes offloads the state of the outer steps. The
+    tests thus cover both directions between offloaded and other state.
     """
     settings: dict[str, Any] = {}
     if save is not None:
@@ -75,8 +75,8 @@ def test_exact_resume_in_the_middle_of_a_block(above: Path, trained: list[list[T
     for kind in KINDS:
         assert _path(above, *kind).is_dir() == kind[1]
     jobs = [partial(_fit, *kind, load=_path(above, *kind)) for kind in KINDS]
-    for wanted, found in zip(trained, run_ranks(in_turn, 4, jobs), strict=True):
-        for kind, one, other in zip(KINDS, wanted, found, strict=True):
+    for expected, resumed in zip(trained, run_ranks(in_turn, 4, jobs), strict=True):
+        for kind, one, other in zip(KINDS, expected, resumed, strict=True):
             assert torch.equal(one, other), kind
 
 
@@ -124,7 +124,7 @@ def test_lightning_loads_and_consolidates(above: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("trained")
 def test_resume_from_a_file_on_one_group(above: Path) -> None:
-    """Without the state of outer steps, which only folders have for other meshes."""
+    """The run resumes without the state of outer steps. Only folders have it for other meshes."""
     path = _path(above, "bmuf_adam", False)
-    found = run_ranks(_fit, 4, "bmuf_adam", False, 4, load=path)
-    assert all(torch.equal(found[0], own) for own in found)
+    weights = run_ranks(_fit, 4, "bmuf_adam", False, 4, load=path)
+    assert all(torch.equal(weights[0], own) for own in weights)

@@ -1,4 +1,4 @@
-"""A divided module on a CUDA device: over gloo, with ranks that share one card. Skipped without."""
+"""A divided module on a CUDA device that two ranks share, over gloo. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SYNCS = {
 def _fit(
     name: str, accelerator: str, *, offload: bool = False, save: Path | None = None, resumes: bool
 ) -> Tensor:
-    """Weights after ten steps, of a run that saves after seven, or resumes."""
+    """Weights after ten steps of a run that saves after seven, or resumes."""
     settings: dict[str, Any] = {}
     if save is not None and not resumes:
         saves = ModelCheckpoint(save.parent, save.stem, every_n_train_steps=7, save_top_k=-1)
@@ -36,7 +36,7 @@ def _fit(
         block_sync=_SYNCS[name](),
         offload_outer_state=offload,
     )
-    dist.init_process_group("gloo")  # because ranks that share a card cannot use NCCL
+    dist.init_process_group("gloo")  # because ranks that share a GPU cannot use NCCL
     module: Any = Divided("AdamW", lr=0.02)
     trainer = make_trainer(strategy, max_steps=10, accelerator=accelerator, **settings)
     path = save if resumes else None
@@ -47,11 +47,11 @@ def _fit(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", _SYNCS)
 def test_groups_of_one_rank_train_as_on_the_cpu(name: str, tmp_path: Path) -> None:
-    """Up to the order in which a card sums. Offloaded state and a resume are bit-equal."""
+    """Models are equal up to the order of additions. Offloaded state and a resume are bit-equal."""
     run = partial(run_ranks, _fit, 2, name, ranks_per_node=1)
-    own = tmp_path / "saved.ckpt"
-    on_cpu, on_card = run("cpu", resumes=False), run("gpu", save=own, resumes=False)
-    torch.testing.assert_close(on_card[0], on_cpu[0], rtol=0, atol=1e-11)
-    resumed = run("gpu", offload=True, save=own, resumes=True)
-    for found in (*on_card, *run("gpu", offload=True, resumes=False), *resumed):
-        assert torch.equal(found, on_card[0])
+    path = tmp_path / "saved.ckpt"
+    on_cpu, on_gpu = run("cpu", resumes=False), run("gpu", save=path, resumes=False)
+    torch.testing.assert_close(on_gpu[0], on_cpu[0], rtol=0, atol=1e-11)
+    resumed = run("gpu", offload=True, save=path, resumes=True)
+    for weights in (*on_gpu, *run("gpu", offload=True, resumes=False), *resumed):
+        assert torch.equal(weights, on_gpu[0])

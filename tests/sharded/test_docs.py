@@ -1,4 +1,4 @@
-"""The examples of docs/model_parallel.md train."""
+"""The examples of docs/model_parallel.md train, and all ranks end with the same weights."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def _trained(code: list[str], model: str) -> list[float]:
 def test_examples_train(model: str) -> None:
     page = Page.read("docs/model_parallel.md")
     code = [block.text for block in page.code("tests/sharded/test_docs.py")]
-    found = run_ranks(_trained, 4, code, model, ranks_per_node=2)
-    assert all(own == found[0] for own in found)
+    weights = run_ranks(_trained, 4, code, model, ranks_per_node=2)
+    assert all(own == weights[0] for own in weights)

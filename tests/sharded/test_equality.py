@@ -1,4 +1,4 @@
-"""A divided module is trained as a whole one: the same weights for every block synchronisation."""
+"""A divided module has the same weights as a whole one, for every block synchronisation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _divided(
 def _compare(whole: list[dict[str, Any]], divided: list[dict[str, Any]]) -> None:
     """Compare the models of every group after every step, in validation and at the end.
 
-    Also the metrics of norms, in which every element counts once.
+    The metrics of norms are compared as well, because they must count every element once.
     """
     ranks_for_one = len(divided) // len(whole)
     for number, other in enumerate(divided):
@@ -67,17 +67,17 @@ def _job(kind: Any, case: str) -> Any:
     name, size, warmup_steps, steps, settings = _CASES[case]
     sync, model = _SYNCS[name]
     if kind is _divided:
-        # Offloaded state gives the weights of the same run without, see test_checkpoints.py.
+        # Offloading must not change the weights, so some cases offload (see test_checkpoints.py).
         kind = partial(_divided, offload=name in ("bmuf", "fragments_delayed"))
     return partial(trained, partial(kind, sync, size, warmup_steps), steps, model, **settings)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[str, Any]:
-    """What the ranks of each case have trained: as a whole module, and as a divided one."""
+    """Results of all ranks for each case: of a whole module, and of a divided one."""
     jobs = [_job(kind, case) for case in _CASES for kind in (_whole, _divided)]
-    found = [*zip(*run_ranks(in_turn, 4, jobs), strict=True)]
-    return {case: [*found[2 * n : 2 * n + 2]] for n, case in enumerate(_CASES)}
+    results = [*zip(*run_ranks(in_turn, 4, jobs), strict=True)]
+    return {case: [*results[2 * n : 2 * n + 2]] for n, case in enumerate(_CASES)}
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -86,7 +86,10 @@ def test_on_a_mesh_of_one_dimension(case: str, ranks: dict[str, Any]) -> None:
 
 
 def test_two_groups_of_two_by_two() -> None:
-    """Also of a parameter that ranks with the same shard of it have initialised differently."""
+    """Groups of two data-parallel by two tensor-parallel ranks.
+
+    Ranks with the same shard of a parameter have initialised it differently.
+    """
     sync, model = _SYNCS["bmuf_adam"][0], partial(Unequal, "AdamW", lr=0.02)
     whole = run_ranks(trained, 4, partial(_whole, sync, 2, 2), 7, model)
     own = partial(_divided, sync, 4, 2, tensor_parallel_size=2)

@@ -1,4 +1,4 @@
-"""Checkpoints of a divided module: what they hold, where they may be saved, and who loads them."""
+"""Checkpoints of a divided module: contents, paths, and loading with and without this package."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(above: Path) -> list[Any]:
-    """State of module and optimizer of every rank: divided, saved as a folder, and as a file."""
+    """States of module and optimizer on every rank, saved as a folder and as a file."""
     jobs = [
         partial(_saved, True, above / "folder.ckpt"),
         partial(_saved, False, above / "file.ckpt"),
@@ -60,7 +60,7 @@ def saved(above: Path) -> list[Any]:
 
 
 def test_state_dict(saved: list[Any]) -> None:
-    """On every rank if it is divided, on rank 0 if it is whole."""
+    """Every rank has the divided state. Only rank 0 has the whole state."""
     whole = {name: tuple(own.shape) for name, own in _ADAMW().state_dict().items()}
     assert list(whole) == _NAMES
     for rank, states in enumerate(saved):
@@ -70,8 +70,8 @@ def test_state_dict(saved: list[Any]) -> None:
 
 
 def _save_several(folder: Path) -> list[str]:
-    """Errors of saves to paths that cannot be used. Further saves replace an older one."""
-    said = []
+    """Return errors of saves to unusable paths. Also check that a save replaces an older one."""
+    errors = []
     for divided in (True, False):
         trainer = _fitted(divided)
         names = ["folder.ckpt", "file.ckpt"] if divided else ["file.ckpt", "folder.ckpt"]
@@ -84,17 +84,17 @@ def _save_several(folder: Path) -> list[str]:
         ):
             with pytest.raises((FileExistsError, ValueError, TypeError)) as caught:
                 trainer.save_checkpoint(unusable, storage_options=options)
-            said.append(str(caught.value))
+            errors.append(str(caught.value))
         trainer.save_checkpoint(path)
         trainer.save_checkpoint(path)
         assert path.is_dir() == divided
         if divided:
             _interrupt(trainer, path)
-    return said
+    return errors
 
 
 def _interrupt(trainer: Any, path: Path) -> None:
-    """A save that ends between its two renames. The older checkpoint is found and replaced."""
+    """End a save between its two renames. The older checkpoint must be found and replaced."""
     saved, rename = _states(trainer), Path.replace
 
     def fail(own: Path, target: Path) -> Path:
@@ -116,9 +116,9 @@ def test_paths(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "results.csv").touch()
     (tmp_path / "file.ckpt").touch()
-    for said in run_ranks(_save_several, 2, tmp_path):
-        for words, error in zip(_UNUSABLE, said, strict=True):
-            assert words in error
+    for errors in run_ranks(_save_several, 2, tmp_path):
+        for message, error in zip(_UNUSABLE, errors, strict=True):
+            assert message in error
     names = ["file.ckpt", "file.ckpt.ranks", "folder.ckpt", "folder.ckpt.ranks", "taken"]
     assert sorted(own.name for own in tmp_path.iterdir()) == names
     assert (tmp_path / "taken" / "results.csv").is_file()
@@ -140,7 +140,7 @@ _UNUSABLE = (
 
 @pytest.mark.usefixtures("saved")
 def test_a_folder(above: Path) -> None:
-    """It holds what Lightning's holds, and is read without code."""
+    """A folder has the files of Lightning's format, and loads with ``weights_only=True``."""
     files = {own.name for own in (above / "folder.ckpt").iterdir()}
     assert files == {"meta.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
     rest = torch.load(above / "folder.ckpt" / "meta.pt", weights_only=True)
@@ -149,7 +149,7 @@ def test_a_folder(above: Path) -> None:
 
 
 def _loaded(path: Path, strategy: Any) -> tuple[Any, Any]:
-    """State of module and optimizer on this rank, after a fit that has nothing to train."""
+    """State of module and optimizer on this rank, after a fit that resumes at its end."""
     module = _ADAMW()
     trainer = make_trainer(strategy() if callable(strategy) else strategy)
     trainer.fit(module, batches(4, 4), ckpt_path=path, weights_only=True)
@@ -165,13 +165,13 @@ def _saved_by_ddp(path: Path) -> tuple[Any, Any]:
 
 
 def test_lightning_loads_the_file(above: Path, saved: list[Any]) -> None:
-    """Weights and optimizer, without this package."""
+    """DDP without this package loads weights and optimizer state."""
     for loaded in run_ranks(_loaded, 2, above / "file.ckpt", "ddp"):
         torch.testing.assert_close(loaded, saved[0][1], rtol=0, atol=0)
 
 
 def test_file_of_lightning_is_loaded(tmp_path: Path) -> None:
-    """Weights and optimizer, of a run without this package."""
+    """This package loads weights and optimizer state of a run with DDP."""
     path = tmp_path / "run.ckpt"
     saved, *_ = run_ranks(_saved_by_ddp, 4, path)
     loaded, *others = run_ranks(_loaded, 4, path, partial(_strategy, False))
@@ -180,7 +180,7 @@ def test_file_of_lightning_is_loaded(tmp_path: Path) -> None:
 
 
 class Larger(Divided):
-    """With a parameter that the checkpoint does not have."""
+    """A module with parameters that the checkpoint does not contain."""
 
     def __init__(self, strict: bool) -> None:
         super().__init__()
@@ -200,5 +200,5 @@ def test_strict_loading(above: Path, saved: list[Any]) -> None:
     for own in run_ranks(_validated, 2, path, False):
         parts = torch.cat([state[name].reshape(-1) for name in _NAMES])
         assert torch.equal(own[: len(parts)], parts)
-    for said in run_ranks(_validated, 2, path, True, expect_failure=True):
-        assert "third" in said
+    for error in run_ranks(_validated, 2, path, True, expect_failure=True):
+        assert "third" in error

@@ -1,4 +1,4 @@
-"""What each rank of a group holds: 1/P of the table in docs/model_parallel.md, and as planned."""
+"""Memory of each rank of a group: 1/P of the table in docs/model_parallel.md, and as planned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from benchmarks.model_parallel.memory_ranks import GROUPS, measure_all
 from lightning_hier.planning import Link, Network, Settings, Workload, predict
 from tests.ranks import run_ranks
 
-# Models of outer state and of transfer buffers that a group holds, from "What each rank exchanges":
-# W and Delta or DiLoCo's momentum; moments at the start of a block; block-start weights and update
-# in flight; error feedback of a shard, and of the sums that each host computes. The third number is
-# the outer state on the host.
+# Size of a group's outer state and transfer buffers, in models, from "What each rank exchanges".
+# The terms are W and Delta or DiLoCo's momentum; the moments at the start of a block; block-start
+# weights and the update in flight; error feedback of a shard, and of the sums of each host. The
+# third number is the outer state in the memory of the host.
 _FEEDBACK = 1 + 1 / GROUPS
 HELD = {
     "`bmuf_adam_fsdp`": (2.0 + 2.0, 3.0, 0.0),
@@ -40,17 +40,18 @@ def _measured() -> dict[str, dict[str, float]]:
 
 def test_every_rank_of_a_group_holds_its_share() -> None:
     ranks = 2
-    for found in run_ranks(_measured, GROUPS * ranks, ranks_per_node=ranks):
-        assert found.keys() == HELD.keys()
-        for title, models in found.items():
-            wanted = dict(zip(KINDS, (1.0, 1.0, 2.0, *HELD[title]), strict=True))
+    for measured in run_ranks(_measured, GROUPS * ranks, ranks_per_node=ranks):
+        assert measured.keys() == HELD.keys()
+        for title, models in measured.items():
+            expected = dict(zip(KINDS, (1.0, 1.0, 2.0, *HELD[title]), strict=True))
             for kind, own in models.items():
-                assert own * ranks == pytest.approx(wanted[kind], rel=0.01, abs=0.01), (title, kind)
+                held = pytest.approx(expected[kind], rel=0.01, abs=0.01)
+                assert own * ranks == held, (title, kind)
             assert sum(models.values()) == pytest.approx(_planned(title, ranks), rel=0.01), title
 
 
 def _planned(title: str, ranks: int) -> float:
-    """Models that a rank holds by the planner."""
+    """Predicted memory of a rank, in models."""
     name, settings = PLANNED[title]
     link = Link(bytes_per_second=1e9)
     network = Network(hosts=GROUPS, devices=ranks, within=link, between=link)

@@ -1,4 +1,4 @@
-"""NaN in a shard of one rank, whose group is finite otherwise, is kept out of every model."""
+"""NaN in the shard of one rank is an error on every rank before a model is sent or saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS = 4
 
 
 class OneShard(Divided):
-    """The fourth step leaves NaN in one element that rank 3 alone holds."""
+    """A module whose fourth step sets one element to NaN that only rank 3 holds."""
 
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
@@ -37,7 +37,7 @@ class OneShard(Divided):
 
 
 def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, int, bool]:
-    """The error, bytes of models sent across groups, and whether a validation step has run."""
+    """The error, the bytes of models sent across groups, and whether a validation has started."""
     strategy = lh.HierarchicalModelParallelStrategy(
         group_size=2, block_sync=lh.DiLoCo(block_size=block_size)
     )
@@ -62,13 +62,13 @@ def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, in
     ids=["block", "validation", "end"],
 )
 def test_error_on_every_rank_before_a_model_is_sent(settings: dict[str, Any]) -> None:
-    for said, sent, validated in run_ranks(_error, 4, path=None, **settings):
-        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in said
+    for error, sent, validated in run_ranks(_error, 4, path=None, **settings):
+        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in error
         assert not sent and not validated
 
 
 def test_no_checkpoint_is_written(tmp_path: Path) -> None:
-    for said, sent, _ in run_ranks(_error, 4, 100, tmp_path / "run.ckpt"):
-        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in said
+    for error, sent, _ in run_ranks(_error, 4, 100, tmp_path / "run.ckpt"):
+        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in error
         assert not sent
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A divided module resumes on other groups and meshes as a whole one does on as many groups."""
+"""A divided module resumes on another mesh as a whole one does on the same number of groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _ADAMW = partial(Divided, "AdamW", lr=0.02)
 
 
 class Mesh(NamedTuple):
-    """Ranks, ranks of a group, and those of them that share a batch, which a whole module lacks."""
+    """Numbers of ranks.
+
+    Attributes:
+        ranks: all ranks.
+        size: ranks of a group.
+        tensor: tensor-parallel ranks, which share a batch. A whole module has none.
+
+    """
 
     ranks: int
     size: int
@@ -31,7 +38,8 @@ class Mesh(NamedTuple):
         return Mesh(self.ranks // self.tensor, self.size // self.tensor)
 
 
-# The whole module has other groups after than before: it would otherwise resume exactly.
+# Block synchronisation, module, and the meshes before and after. The numbers of groups differ,
+# because the whole module would resume exactly otherwise.
 _CASES: dict[str, tuple[Any, Any, Mesh, Mesh]] = {
     "bmuf": (partial(lh.BMUF, block_size=3), _SGD, Mesh(4, 2), Mesh(4, 1)),
     # With three groups, step counts are fractions that float32 does not represent.
@@ -55,12 +63,12 @@ def _divided(sync: Any, mesh: Mesh) -> Any:
         group_size=mesh.size,
         tensor_parallel_size=mesh.tensor,
         block_sync=sync(),
-        offload_outer_state=mesh.tensor > 1,  # of one of the two runs
+        offload_outer_state=mesh.tensor > 1,  # in at most one of the two runs
     )
 
 
 def _fit(strategy: Any, model: Any, steps: int, path: Path, *, resume: bool) -> list[Tensor]:
-    """Weights after every step. The run saves at its end, or resumes."""
+    """Weights after every step of a run that saves at its end, or resumes."""
     saves = [] if resume else [SaveAt("on_train_batch_end", steps, path)]
     trainer = make_trainer(strategy(), max_steps=steps, callbacks=saves)
     module = model()
@@ -83,7 +91,7 @@ def test_outer_state_is_kept_on_another_mesh(name: str, tmp_path: Path) -> None:
         _resumed(name, tmp_path / f"{kind}.ckpt", whole=kind) for kind in (True, False)
     )
     for number, seen in enumerate(divided):
-        wanted = whole[number * len(whole) // len(divided)]
-        assert len(seen) == len(wanted) == 7
-        for one, other in zip(wanted, seen, strict=True):
+        expected = whole[number * len(whole) // len(divided)]
+        assert len(seen) == len(expected) == 7
+        for one, other in zip(expected, seen, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

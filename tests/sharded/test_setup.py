@@ -1,4 +1,4 @@
-"""How a module is set up: its mesh, batches, samplers, initialisation, stages without fit."""
+"""Setup of a divided module: mesh, batches, samplers, initialisation, and stages without fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _trainer(*, group_size: int = 2, tensor_parallel_size: int = 1, **settings: 
 
 
 class TensorParallel(Divided):
-    """Two layers that tensor parallelism alone divides. Notes meshes and batches."""
+    """Two layers that only tensor parallelism divides. Records its batches."""
 
     shift: Tensor
 
@@ -58,7 +58,7 @@ class TensorParallel(Divided):
         mesh: Any = self.device_mesh
         assert mesh.mesh_dim_names == ("data_parallel", "tensor_parallel")
         assert tuple(mesh.shape) == (1, 2)
-        assert not self.shift.any()  # that of rank 0, which nothing divides
+        assert not self.shift.any()  # nothing divides the buffer, so rank 0 has broadcast its value
         optimizer: Any = self.optimizers()
         for own in optimizer.param_groups[0]["params"]:
             assert isinstance(own, DTensor)
@@ -79,16 +79,16 @@ def _tensor_parallel() -> tuple[Tensor, int, Tensor]:
 
 def test_tensor_parallelism_alone() -> None:
     """Ranks of a group train on the same batches, groups on different ones."""
-    found = run_ranks(_tensor_parallel, 4)
-    seen = [own for own, _, _ in found]
+    results = run_ranks(_tensor_parallel, 4)
+    seen = [own for own, _, _ in results]
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
     assert len(seen[0]) == 4 and not torch.equal(seen[0], seen[2])
-    assert [configured for _, configured, _ in found] == [1] * 4
-    assert all(torch.equal(found[0][2], own) for _, _, own in found)
+    assert [configured for _, configured, _ in results] == [1] * 4
+    assert all(torch.equal(results[0][2], own) for _, _, own in results)
 
 
 class Precise(Divided):
-    """In the precision and on the device of the Trainer's context."""
+    """A module with the precision and on the device of the Trainer's context."""
 
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -118,16 +118,16 @@ def _initialised(precision: str, empty: bool) -> tuple[torch.dtype | None, Tenso
 
 @pytest.mark.parametrize(("precision", "empty"), [("32-true", False), ("bf16-true", True)])
 def test_module_of_an_init_context(precision: str, empty: bool) -> None:
-    """Also on the meta device. All groups train one model."""
-    found = run_ranks(_initialised, 4, precision, empty)
-    wanted = torch.float32 if precision == "32-true" else torch.bfloat16
-    assert all(dtype == wanted for dtype, _ in found)
-    assert all(torch.equal(own, found[0][1]) for _, own in found)
-    assert found[0][1].isfinite().all()
+    """The context may use the meta device. All groups train one model."""
+    results = run_ranks(_initialised, 4, precision, empty)
+    expected = torch.float32 if precision == "32-true" else torch.bfloat16
+    assert all(dtype == expected for dtype, _ in results)
+    assert all(torch.equal(own, results[0][1]) for _, own in results)
+    assert results[0][1].isfinite().all()
 
 
 class Staged(Divided):
-    """With a step for every stage."""
+    """A module with a step for every stage."""
 
     def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.log("test_loss", self.training_step(batch, batch_idx), sync_dist=True)
@@ -148,9 +148,9 @@ def _stages() -> tuple[float, float, int]:
 def test_stages_without_fit() -> None:
     module = Staged()
     losses = [module.training_step(list(batch), 0) for batch in batches(4, 2)]
-    wanted = float(torch.stack(losses).mean().detach())
+    expected = float(torch.stack(losses).mean().detach())
     for validated, tested, predicted in run_ranks(_stages, 4):
-        assert validated == pytest.approx(wanted) and tested == pytest.approx(wanted)
+        assert validated == pytest.approx(expected) and tested == pytest.approx(expected)
         assert predicted == 2
 
 
@@ -163,7 +163,7 @@ _NEEDED = "DistributedSampler(data, **trainer.strategy.distributed_sampler_kwarg
 
 
 class OwnSampler(Divided):
-    """Divides the data by the mesh of its group, or among all ranks."""
+    """A module whose sampler divides the data among the ranks of a group, or among all ranks."""
 
     def __init__(self, of_group: bool) -> None:
         super().__init__()
@@ -187,14 +187,15 @@ def _warnings(of_group: bool, **settings: Any) -> list[str]:
 
 
 def test_sampler_of_a_group() -> None:
-    told, *others = run_ranks(_warnings, 4, True, group_size=2)
-    assert len(told) == 1 and not any(others)
-    assert told[0].startswith("4 ranks need different batches, but") and "2 parts" in told[0]
-    assert _NEEDED in told[0]
+    messages, *others = run_ranks(_warnings, 4, True, group_size=2)
+    assert len(messages) == 1 and not any(others)
+    [message] = messages
+    assert message.startswith("4 ranks need different batches, but") and "2 parts" in message
+    assert _NEEDED in message
 
 
 def test_sampler_that_divides_a_batch_of_tensor_parallel_ranks() -> None:
     settings = {"group_size": 4, "tensor_parallel_size": 2}
-    for said in run_ranks(_warnings, 4, False, **settings, expect_failure=True):
-        assert "ranks 0 and 1 are tensor-parallel and must train on the same batches" in said
-        assert _NEEDED in said
+    for error in run_ranks(_warnings, 4, False, **settings, expect_failure=True):
+        assert "ranks 0 and 1 are tensor-parallel and must train on the same batches" in error
+        assert _NEEDED in error

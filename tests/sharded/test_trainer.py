@@ -1,4 +1,7 @@
-"""A divided module with what the Trainer offers: accumulation, clipping, precision, callbacks."""
+"""A divided module with settings of the Trainer, and the errors of unsuitable modules.
+
+The settings are accumulation, clipping, precision and manual optimization.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _DILOCO = partial(lh.DiLoCo, block_size=3)
 
 
 class Rich(Divided):
-    """With BatchNorm, a weight in two places, a frozen one, and one that every rank holds."""
+    """A module with BatchNorm, a tied weight, a frozen layer, and a parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -72,7 +75,7 @@ def test_accumulation_clipping_and_unusual_tensors() -> None:
 
 
 class ByHand(Divided):
-    """Manual optimization, with a step at every second batch."""
+    """A module with manual optimization and a step at every second batch."""
 
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -96,7 +99,7 @@ def test_manual_optimization_with_a_warm_up() -> None:
 
 
 class Single(Divided):
-    """In 32 bits."""
+    """A module in float32."""
 
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -107,11 +110,12 @@ class Single(Divided):
 
 
 def test_mixed_precision() -> None:
-    """All groups end with one finite model, which has changed."""
-    found = run_ranks(trained, 4, partial(_strategy, "divided"), 9, Single, precision="bf16-mixed")
-    assert all(torch.equal(own["weights"], found[0]["weights"]) for own in found)
-    assert found[0]["weights"].isfinite().all()
-    assert not torch.equal(found[0]["weights"], found[0]["seen"][0])
+    """All groups end with the same finite model, which training has changed."""
+    strategy = partial(_strategy, "divided")
+    first, *others = run_ranks(trained, 4, strategy, 9, Single, precision="bf16-mixed")
+    assert all(torch.equal(own["weights"], first["weights"]) for own in others)
+    assert first["weights"].isfinite().all()
+    assert not torch.equal(first["weights"], first["seen"][0])
 
 
 def _crossing() -> list[int]:
@@ -126,10 +130,10 @@ def _crossing() -> list[int]:
     return sent
 
 
-def test_nothing_crosses_within_a_block() -> None:
+def test_nothing_is_sent_across_groups_within_a_block() -> None:
     for sent in run_ranks(_crossing, 4):
-        made = [after - before for before, after in zip(sent, sent[1:], strict=False)]
-        assert [step + 2 for step, own in enumerate(made) if own] == [4, 8]
+        per_step = [after - before for before, after in zip(sent, sent[1:], strict=False)]
+        assert [step + 2 for step, own in enumerate(per_step) if own] == [4, 8]
 
 
 def _refused(strategy: Any, model: Any, **settings: Any) -> None:
@@ -137,14 +141,14 @@ def _refused(strategy: Any, model: Any, **settings: Any) -> None:
 
 
 class Undivided(Divided):
-    """Forgets to divide itself."""
+    """A module that does not divide itself."""
 
     def configure_model(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class PartlyDivided(Divided):
-    """FSDP2 divides one of two layers, and would average the gradients of that alone."""
+    """A module in which FSDP2 divides one of two layers, and would only average its gradients."""
 
     def configure_model(self) -> None:
         mesh: Any = self.device_mesh
@@ -166,12 +170,12 @@ class PartlyDivided(Divided):
     ids=["undivided", "partly divided", "optimizer", "tensor_parallel_size", "group_size"],
 )  # fmt: skip
 def test_one_clear_error_on_every_rank(strategy: Any, model: Any, words: str) -> None:
-    for said in run_ranks(_refused, 4, strategy, model, expect_failure=True):
-        assert re.search(words, said), said
+    for error in run_ranks(_refused, 4, strategy, model, expect_failure=True):
+        assert re.search(words, error), error
 
 
 class Unfreezing(Divided):
-    """In a group of one rank, which divides nothing. The scale is trained from the fifth step."""
+    """A module that is not divided, for groups of one rank. The scale is frozen for four steps."""
 
     def __init__(self) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -186,19 +190,22 @@ class Unfreezing(Divided):
 
 
 def _unfrozen() -> list[list[Tensor]]:
-    found = []
+    runs = []
     for offload in (False, True):
         strategy = lh.HierarchicalModelParallelStrategy(
             group_size=1, block_sync=lh.BMUFAdam(block_size=3), offload_outer_state=offload
         )
         module = Unfreezing()
         make_trainer(strategy).fit(module, batches(2, 10))
-        found.append(module.seen)
-    return found
+        runs.append(module.seen)
+    return runs
 
 
 def test_unfreezing_with_offloaded_state() -> None:
-    """Bit for bit as without, also after the scale has joined in the middle of a block."""
+    """Weights are bit-equal to those without offloading.
+
+    This also holds after the scale has been unfrozen in the middle of a block.
+    """
     for plain, offloaded in run_ranks(_unfrozen, 2):
         assert torch.equal(torch.stack(plain), torch.stack(offloaded))
         assert plain[3][0] == 1.0 != plain[-1][0]

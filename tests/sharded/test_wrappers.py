@@ -1,4 +1,4 @@
-"""Layers that are compiled, or recompute activations, train as they do without it."""
+"""Compiled layers and layers that recompute activations train and resume as plain layers do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Layer(nn.Module):
 
 
 class Wrapped(Divided):
-    """Its first layer is changed in one of several ways before it is divided."""
+    """A module whose first layer is wrapped in one of several ways before it is divided."""
 
     def __init__(self, way: str) -> None:
         super().__init__("AdamW", lr=0.02)
@@ -68,7 +68,7 @@ class Wrapped(Divided):
         return result
 
 
-# With checkpoints that are folders, or files.
+# Ways to wrap a layer, and whether the checkpoint of the run is a folder.
 WAYS = {"recompute": True, "wrapper": False, "compile": True, "compiled_module": True}
 
 
@@ -97,21 +97,21 @@ def above(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(above: Path) -> list[list[Any]]:
-    """Of every rank: what each way makes of it, and what a plain module does with a folder."""
+    """Results of every rank for each way, and for a plain module with a folder and a file."""
     jobs = [partial(_fit, way, folder, above / f"{way}.ckpt") for way, folder in WAYS.items()]
     plain = [partial(_fit, "plain", True, above / "plain.ckpt"), partial(_fit, "plain", False)]
     return run_ranks(in_turn, 4, [*jobs, *plain])
 
 
 def test_training_and_resume(above: Path, saved: list[list[Any]]) -> None:
-    """The same to the last bit, and the same names in checkpoints."""
+    """Weights are bit-equal to those of a plain module, and checkpoints have the same names."""
     jobs = [partial(_fit, way, folder, None, above / f"{way}.ckpt") for way, folder in WAYS.items()]
     for before, after in zip(saved, run_ranks(in_turn, 4, jobs), strict=True):
         *trained, in_folders, in_files = before
         for (way, folder), runs in zip(WAYS.items(), zip(trained, after, strict=True), strict=True):
-            wanted, names, _ = in_folders if folder else in_files
+            expected, names, _ = in_folders if folder else in_files
             for weights, own, graphs in runs:
-                assert torch.equal(wanted, weights), way
+                assert torch.equal(expected, weights), way
                 assert own == names
                 assert bool(graphs) == way.startswith("compile")
 
@@ -119,5 +119,5 @@ def test_training_and_resume(above: Path, saved: list[list[Any]]) -> None:
 @pytest.mark.usefixtures("saved")
 def test_resume_with_other_wrappers(above: Path) -> None:
     path = above / "plain.ckpt"
-    for said in run_ranks(_fit, 4, "wrapper", True, None, path, expect_failure=True):
-        assert "the module has no parameter 'first.linear.weight'" in said
+    for error in run_ranks(_fit, 4, "wrapper", True, None, path, expect_failure=True):
+        assert "the module has no parameter 'first.linear.weight'" in error
