@@ -3,9 +3,9 @@
     python -m benchmarks.many_hosts --hosts 4 8 16 32
 
 The model is small and the links are slow, so that the link is the limit although all hosts share
-the cores of one machine. The prediction knows the goodput of the link and nothing of processors.
-The last rows are predictions only: how the time grows up to 1,000 hosts at a latency that emulated
-hosts do not have.
+the cores of one machine. The prediction uses the goodput of the link, and the planner's default
+rate of copies. The last rows are predictions only: the time for up to 1,000 hosts at a latency that
+emulated hosts do not have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DTYPES = ("float32", "int8")
 
 
 def predicted(work: Work, hosts: int, dtype: Any, goodput: float, latency_s: float) -> float:
-    """Seconds of a synchronisation by the planner."""
+    """Return the seconds that the planner predicts for a synchronisation."""
     link = Link(bytes_per_second=goodput, latency_s=latency_s)
     cluster = Cluster(hosts=hosts, devices=1, within=link, between=link)
     workload = Workload(parameters=work.parameters, step_s=work.step_s)
@@ -39,7 +39,7 @@ def predicted(work: Work, hosts: int, dtype: Any, goodput: float, latency_s: flo
 
 
 def measure(hosts: int, rate: str, *, loopback: bool) -> list[tuple[str, ...]]:
-    """Measure one number of hosts; return a row for each dtype."""
+    """Measure with this number of hosts, and return a row for each dtype."""
     network = Network.read(f"{hosts}x1", rate, loopback=loopback)
     variants = [Variant(across_dtype=dtype) for dtype in _DTYPES]
     measured = synchronisations(network, WORK, variants, repetitions=3)
@@ -59,7 +59,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
-    parser.add_argument("--rate", default="10mbit", help="of each link, as tc reads it")
+    parser.add_argument("--rate", default="10mbit", help="rate of each link, for tc")
     options = parser.parse_args()
     loopback = needs_loopback()
     rows = [

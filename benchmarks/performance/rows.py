@@ -125,7 +125,7 @@ def measure_rows(
         missing = unavailable_reason(system)
         if missing is not None:
             # Not stored, because the next call may be able to run it.
-            print(f"{system.title}: skipped, {missing}")
+            print(f"{system.title}: skipped, {missing}", flush=True)
         elif keys[system] not in store:
             wanted.append(system)
     together = [system for system in wanted if not system.expected_failure]
