@@ -76,15 +76,17 @@ def preset_asked_for(args: list[str]) -> str | None:
 def strategy_help(command: str, name: str) -> str:
     """Help of the strategy with this name."""
     preset = PRESETS[name]
-    hints = get_type_hints(preset.__init__)
+    hints, parameters = get_type_hints(preset.__init__), inspect.signature(preset).parameters
     arguments = [
         f"  --trainer.strategy.{key}={parameter.default}   ({_type(hints[key])})\n"
         + fill(_explained(preset, key), 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
-        for key, parameter in inspect.signature(preset).parameters.items()
+        for key, parameter in parameters.items()
         if parameter.kind != parameter.VAR_KEYWORD
     ]
+    # Strategies for divided modules have no arguments of DDP.
+    more = ["", _OF_DDP] if "ddp_kwargs" in parameters else []
     usage = f"usage: {PROGRAM} {command} --trainer.strategy={name} {_MORE}"
-    return "\n".join([usage, "", summary(preset), "", *arguments, "", _OF_DDP, ""])
+    return "\n".join([usage, "", summary(preset), "", *arguments, *more, ""])
 
 
 def _explained(preset: Preset, name: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from lightning_hier.algorithms.arguments import check_whole, is_number
 
-_INSTALL = "pip install 'lightning_hier[elastic]'"
+_INSTALL = "pip install '.[elastic]' in the folder of lightning_hier"
 
 
 @dataclass(frozen=True)

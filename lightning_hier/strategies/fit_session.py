@@ -32,8 +32,8 @@ from lightning_hier.strategies.trainer_changes import TrainerChanges
 class FitSession:
     """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
 
-    It is created when DDP is about to wrap the module and closed at teardown, so that no state of a
-    ``fit`` affects the next one. :meth:`set_reduction` and :meth:`begin` set the attributes that
+    It is created before the optimizers and closed at teardown, so that no state of a ``fit``
+    affects the next one. :meth:`set_reduction` and :meth:`begin` set the attributes that
     depend on the length of the run and on the optimizers.
 
     Args:

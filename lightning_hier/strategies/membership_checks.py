@@ -17,6 +17,7 @@ _REASONS = {
     "uneven_batches": "do not wait for each other's batches, leave it out",
     "overlap": "agree on every mean before they go on, pass overlap=False",
     "fragments": "send the whole model at once, pass fragments=1",
+    "local_momentum": "apply a mean after a vote, pass local_momentum='reset' or 'keep'",
 }
 
 
@@ -39,6 +40,8 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
         "uneven_batches='join'": strategy.uneven_batches == "join",
         f"overlap={getattr(sync, 'overlap', False)}": bool(getattr(sync, "overlap", False)),
         f"fragments={getattr(sync, 'fragments', 1)}": getattr(sync, "fragments", 1) > 1,
+        # Otherwise the error of changing_groups() would name an overlap that the user has not set.
+        "local_momentum='average'": getattr(sync, "local_momentum", None) == "average",
     }
     for name, is_problem in problems.items():
         if is_problem:

@@ -53,8 +53,12 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         group_size: ranks of a group: a number, ``"node"`` (the devices of one host) or ``"world"``.
         tensor_parallel_size: consecutive ranks of a group that share a batch. It divides
             ``group_size``.
-        block_sync: synchronisation of the groups' models after every block.
-        warmup_steps: first steps in which gradients are averaged over all ranks.
+        block_sync: synchronisation of the groups' models after every block:
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, ``DiLoCo(...)``, or None with
+            a single group.
+        warmup_steps: number of first steps in which gradients are averaged over all ranks.
+            ``"auto"`` is a tenth of the steps of the run, at most 500. It is 500 if the length
+            of the run is unknown, and 0 with a single group.
         offload_outer_state: whether W, the state of the outer step and the moments at the start of
             a block lie in the memory of the host, pinned if the model is on a GPU. Their
             chunks are copied to the device at a synchronisation. The results are the same.

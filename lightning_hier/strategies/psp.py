@@ -51,7 +51,8 @@ class PSPStrategy(ParameterServerStrategy):
             without it. If it returns in time, nothing is lost. A rank whose process has ended is
             lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
         timeout: time limit of every wait, after which an error names the missing ranks.
-        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
+            because the module is not wrapped.
 
     Raises:
         ValueError: a value is outside its range.
