@@ -29,6 +29,21 @@ class _OneRankDiffers(lh.BMUFStrategy):
         super().teardown()
 
 
+class _ChangesInValidation(lh.BMUFStrategy):
+    """Validation changes the learning rate."""
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.optimizers[0].param_groups[0]["lr"] *= 0.5
+        return super().validation_step(*args, **kwargs)
+
+
+class _BareKeyError(lh.BMUFStrategy):
+    """All ranks fail with an error that names no way out."""
+
+    def on_train_start(self) -> None:
+        raise KeyError("step")
+
+
 class _ForgetsOnResume(lh.BMUFStrategy):
     """A resumed run continues with another learning rate."""
 
@@ -58,6 +73,8 @@ def test_case_of_a_fixed_seed_keeps_every_property(seed: int) -> None:
     ("strategy", "property_"),
     [
         (_OneRankDiffers, "ranks_end_with_one_model"),
+        (_ChangesInValidation, "evaluation_changes_nothing"),
+        (_BareKeyError, "errors_are_clear"),
         (_ForgetsOnResume, "resuming_is_exact"),
     ],
 )
