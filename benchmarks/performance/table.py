@@ -73,7 +73,8 @@ def systems_table(results: Results, kind: str) -> str:
     for system in SYSTEMS:
         runs = list(results.figures(kind, system.name).values())
         if runs:
-            rows.append((system.title, str(len(runs)), *_cells(runs), _largest(runs)))
+            largest = "" if system.family == "limit" else _largest(runs)
+            rows.append((system.title, str(len(runs)), *_cells(runs), largest))
             continue
         failure = results.failure(kind, system.name)
         if failure is not None:
