@@ -100,8 +100,8 @@ def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rat
         unit="ms per step",
         source=f"[performance](performance.md), {_runs(rows)}",
         given=f"{_GIVEN[rate]}; the step of the same ranks without communication, and the goodput "
-        "of the link in the same runs. The 3.5 copies of the gradient that DDP's buckets cost GTC are "
-        "fitted to its rows at both rates together.",
+        "of the link in the same runs. The 3.5 copies of the gradient that DDP's buckets cost GTC "
+        "are fitted to its rows at both rates together.",
         rows=[
             Comparison(
                 name=f"`{name}`",

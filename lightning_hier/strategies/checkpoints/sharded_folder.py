@@ -97,7 +97,8 @@ def saved_automatic_values(path: str | Path) -> Mapping[str, Any]:
         checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError):
         return {}  # loading it raises the error that names the cause
-    return (section_of(checkpoint) or {}).get("automatic_values", {})
+    values: Mapping[str, Any] = (section_of(checkpoint) or {}).get("automatic_values", {})
+    return values
 
 
 def check_replaceable(path: Path, *, by_folder: bool) -> None:
