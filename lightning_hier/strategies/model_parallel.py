@@ -39,10 +39,9 @@ from lightning_hier.strategies.checkpoints.sharded_folder import (
     existing,
     local_path,
     save_folder,
-    saved_automatic_values,
 )
 from lightning_hier.strategies.private_names import private
-from lightning_hier.strategies.settings import Synchronisation
+from lightning_hier.strategies.settings import Synchronisation, automatic_values
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
 
@@ -173,9 +172,6 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
-        if trainer.ckpt_path is not None:  # Lightning loads it only after this
-            saved = saved_automatic_values(local_path(str(trainer.ckpt_path)))
-            self._checkpoints.automatic_values = saved
         used = self._open_session(even_batches=True)
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)
@@ -260,17 +256,27 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                     sync.prepare_to_load(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
-        known = self._checkpoints.automatic_values
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
-        saved = self._checkpoints.automatic_values
-        automatic = self._asked.automatic
-        if session is not None and automatic and saved != known:
-            values = ", ".join(f"{name}={saved.get(name)}" for name in automatic)
-            raise ValueError(
-                f"{checkpoint_path} contains types that are not loaded before training is set up, "
-                f"so 'auto' can't keep the values of the saved run: set {values}"
-            )
+        if session is not None:
+            self._check_automatic(checkpoint_path)
         return {"optimizer_states": [], **checkpoint}  # without them, Lightning restores no state
+
+    def _check_automatic(self, path: str | Path) -> None:
+        """Check that ``"auto"`` stands for the numbers of the saved run.
+
+        Lightning loads the checkpoint of a divided module after the optimizers are set up, when
+        these numbers are in use.
+        """
+        saved = self._checkpoints.automatic_values
+        used = automatic_values(int(self.warmup_steps), AllReduce(), self.block_sync)
+        names = [n for n in self._asked.automatic if saved.get(n) not in (None, used[n])]
+        if names:
+            before = ", ".join(f"{name}={saved[name]}" for name in names)
+            now = ", ".join(f"{name}={used[name]}" for name in names)
+            raise ValueError(
+                f"the run that saved {path} began with {before}, and 'auto' is {now} in this run, "
+                f"which has another length: set {before}"
+            )
 
     @property
     @override

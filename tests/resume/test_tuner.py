@@ -62,7 +62,7 @@ def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
     trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=2, default_root_dir=folder)
     rates = []
     if not as_callback:
-        finder = Tuner(trainer).lr_find(model, shuffled(5), num_training=8, **search)
+        finder = Tuner(trainer).lr_find(model, shuffled(10), num_training=8, **search)
         assert finder is not None
         rates = finder.results["lr"]
     trainer.fit(model, shuffled(5))
@@ -112,7 +112,7 @@ def _search_by_samples(folder: Path) -> list[float]:
     strategy = lh.HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0)
     model, trainer = _Counting(), make_trainer(strategy, default_root_dir=folder)
     search: dict[str, Any] = {"min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
-    Tuner(trainer).lr_find(model, shuffled(5), num_training=8, **search)
+    Tuner(trainer).lr_find(model, shuffled(10), num_training=8, **search)
     return model.counted
 
 

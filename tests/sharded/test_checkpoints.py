@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
+from tests.ranks import rank_outcomes, run_ranks
 from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
@@ -83,7 +83,9 @@ def test_exact_resume_in_the_middle_of_a_block(above: Path, trained: list[list[T
 def _automatic(path: Path, steps: int, *, resume: bool) -> tuple[int, Any]:
     """Automatic warm-up and block size of a run of so many steps that saves or resumes."""
     saves = ModelCheckpoint(path.parent, path.stem, every_n_train_steps=7, save_top_k=-1)
-    strategy = lh.HierarchicalModelParallelStrategy(group_size=1, block_sync=lh.BMUFAdam())
+    strategy = lh.HierarchicalModelParallelStrategy(
+        group_size=1, block_sync=lh.BMUFAdam(), warmup_steps="auto"
+    )
     settings: dict[str, Any] = {"callbacks": [saves], "enable_checkpointing": True}
     trainer = make_trainer(strategy, max_steps=steps, **({} if resume else settings))
     load = path if resume else None
@@ -91,11 +93,14 @@ def _automatic(path: Path, steps: int, *, resume: bool) -> tuple[int, Any]:
     return strategy.warmup_steps, strategy.block_sync and strategy.block_sync.block_size
 
 
-def test_a_longer_run_keeps_the_automatic_values(tmp_path: Path) -> None:
+def test_automatic_values_of_another_length_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run.ckpt"
     saved = run_ranks(_automatic, 2, path, 12, resume=False)
     assert saved == [(1, 1)] * 2
-    assert run_ranks(_automatic, 2, path, 90, resume=True) == saved
+    assert run_ranks(_automatic, 2, path, 13, resume=True) == saved
+    expected = "began with warmup_steps=1, block_size=1, and 'auto' is warmup_steps=9, block_size=4"
+    for outcome in rank_outcomes(_automatic, 2, path, 90, resume=True):
+        assert outcome.error is not None and expected in outcome.error
 
 
 def _load_plain(path: Path) -> Tensor:

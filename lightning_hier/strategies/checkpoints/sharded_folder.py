@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION, section_of
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION
 from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
 from lightning_hier.strategies.private_names import private
 
@@ -83,22 +82,6 @@ def existing(path: str | Path) -> str | Path:
     """The checkpoint at ``path``, or the older one that an interrupted save was to replace."""
     older = _renamed(Path(path))
     return older if older.exists() and not Path(path).exists() else path
-
-
-def saved_automatic_values(path: str | Path) -> Mapping[str, Any]:
-    """Numbers that ``"auto"`` stood for in the run that saved a checkpoint.
-
-    None if the file cannot be read safely. Its values are then known only after it was loaded.
-    """
-    path = Path(existing(path))
-    file = metadata_file(path) if path.is_dir() else path
-    try:
-        # Mapped, because a file that is no folder contains the model as well.
-        checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError):
-        return {}  # loading it raises the error that names the cause
-    values: Mapping[str, Any] = (section_of(checkpoint) or {}).get("automatic_values", {})
-    return values
 
 
 def check_replaceable(path: Path, *, by_folder: bool) -> None:
