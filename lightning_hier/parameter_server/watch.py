@@ -31,8 +31,8 @@ class Watch:
 
     A rank is lost when its connection breaks, because it has died or does not answer heartbeats,
     and either its host refuses new connections, which means that the process has ended, or it has
-    not reconnected within ``grace_s``. A pause between calls of :meth:`poll` counts as at most one
-    heartbeat, so that a rank that was itself stopped does not regard all others as dead.
+    not reconnected within ``grace_s``. A pause between calls of :meth:`poll` counts as at most
+    half a heartbeat, so that a rank that was itself stopped does not regard all others as dead.
 
     Args:
         context: context of the sockets.
@@ -93,8 +93,9 @@ class Watch:
         elapsed_s = 0.0 if self._polled_at is None else now - self._polled_at
         self._polled_at = now
         for rank, peer in list(self._peers.items()):
-            # At most one heartbeat, because this process itself may have been stopped since.
-            peer.note_events(min(elapsed_s, self._heartbeat_s))
+            # At most half a heartbeat, because this process itself may have been stopped since. Its
+            # connections broke meanwhile, and need time to return even if grace_s is a heartbeat.
+            peer.note_events(min(elapsed_s, self._heartbeat_s / 2))
             # Not at once: ZeroMQ reconnects, usually before that.
             wait_s = self._heartbeat_s * (_FLOODED_HEARTBEATS if unread else 1)
             ended = peer.unreachable_s > wait_s and peer.has_ended()
