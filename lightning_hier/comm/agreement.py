@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_hier.comm.channel import gather_rows
-from lightning_hier.comm.progress_record import named_ranks, progress_record
+from lightning_hier.comm.progress_record import named_ranks, progress_record, ranks_by_value
 
 # By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
 _EXACT = (type(None), bool, int, float, str)
@@ -143,9 +142,8 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
     names = sorted({name for values in settings for name in values})
     problems = []
     for name in names:
-        holders: defaultdict[str, list[int]] = defaultdict(list)
-        for rank, values_of_rank in enumerate(settings):
-            holders[json.dumps(values_of_rank.get(name), sort_keys=True)].append(rank)
+        texts = (json.dumps(values.get(name), sort_keys=True) for values in settings)
+        holders = ranks_by_value(texts)
         if len(holders) > 1:
             values = "; ".join(
                 f"{value} on {named_ranks(ranks)}" for value, ranks in holders.items()
@@ -198,10 +196,8 @@ def raise_everywhere(
     except error as caught:
         failed = caught
     # A rank without a problem takes part as well: the others wait for it here.
-    problems: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, problem in enumerate(gather_json(failed and str(failed), device, place=place)):
-        if problem is not None:
-            problems[problem].append(rank)
+    problems = ranks_by_value(gather_json(failed and str(failed), device, place=place))
+    problems.pop(None, None)
     if len(problems) == 1:
         raise error(next(iter(problems))) from failed
     if problems:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch.distributed as dist
@@ -24,6 +24,8 @@ _BACKENDS = re.compile("gloo|nccl|pair closure", re.IGNORECASE)
 
 # Most ranks that a message lists.
 _MOST_NAMED = 8
+
+_Value = TypeVar("_Value")
 
 
 class PeerError(RuntimeError):
@@ -248,6 +250,19 @@ def call_naming_missing(function: Callable[..., Any], *args: Any, **kwargs: Any)
         # The group of the user's collective is not known here, so any rank may be missing.
         with progress_record().explaining(range(dist.get_world_size())):
             raise error
+
+
+def ranks_by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
+    """Ranks by value, in the order of the first rank with each value, for :func:`named_ranks`.
+
+    Args:
+        values: value of each rank, in order of rank.
+
+    """
+    ranks: dict[_Value, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def named_ranks(ranks: Sequence[int], of: str = "rank") -> str:

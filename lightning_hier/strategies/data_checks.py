@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.comm.progress_record import named_ranks
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.virtual_workers.checks import check_loaders
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
@@ -142,12 +141,9 @@ def check_joined(
 
 
 def _by_count(counts: Sequence[float], of: str = "rank") -> str:
-    holders: defaultdict[float, list[int]] = defaultdict(list)
-    for rank, count in enumerate(counts):
-        holders[count].append(rank)
     return "; ".join(
         f"{'an unknown number' if count == math.inf else int(count)} on {named_ranks(ranks, of)}"
-        for count, ranks in holders.items()
+        for count, ranks in ranks_by_value(counts).items()
     )
 
 

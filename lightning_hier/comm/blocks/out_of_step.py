@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from lightning_hier.comm.blocks.health import HealthReport, SyncPoint
-from lightning_hier.comm.progress_record import named_ranks
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 
 # Maximum number of parameters that an error names.
 _MOST_NAMES = 5
@@ -34,9 +33,7 @@ def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
 
 
 def _positions(reports: Sequence[HealthReport]) -> str:
-    ranks: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-    for rank, report in enumerate(reports):
-        ranks[report.point, report.optimizer, report.steps, report.batches].append(rank)
+    ranks = ranks_by_value((r.point, r.optimizer, r.steps, r.batches) for r in reports)
     positions = "; ".join(
         f"{named_ranks(members)} at {SyncPoint(point).text}"
         f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
@@ -71,9 +68,7 @@ def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
     names = dict.fromkeys(name for kinds in entries for name in kinds)
     differences = []
     for name in names:
-        ranks: dict[str | None, list[int]] = {}
-        for rank, kinds in enumerate(entries):
-            ranks.setdefault(kinds.get(name), []).append(rank)
+        ranks = ranks_by_value(kinds.get(name) for kinds in entries)
         if len(ranks) > 1:
             texts = (f"{kind or 'not at all'} on {named_ranks(on)}" for kind, on in ranks.items())
             differences.append(f"{name!r} ({'; '.join(texts)})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.progress_record import named_ranks
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
 from lightning_hier.strategies.checkpoints.integrity import (
     DamagedFileError,
@@ -26,7 +25,6 @@ from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, s
 Shards = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
 """Block states of each rank of a group, in order."""
 
-_COMPARISON = "the comparison of checkpoints"
 _WAY_OUT = (
     "Every rank must read the same checkpoint: save to a directory that all hosts share (or a "
     "URL), or copy the checkpoint and its directory NAME.ckpt.ranks to every host"
@@ -204,9 +202,7 @@ def read_same(read: Callable[[], dict[str, Any]] | None, device: torch.device) -
             found = f"resume from {_described(checkpoint)}"
         except Exception as error:  # of any type, because the other ranks wait in the comparison
             failed, found = error, f"could not read it ({type(error).__name__})"
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, of_rank in enumerate(gather_json(found, device, place=_COMPARISON)):
-        ranks[of_rank].append(rank)
+    ranks = ranks_by_value(gather_json(found, device, place="the comparison of checkpoints"))
     if len(ranks) > 1:
         listed = "; ".join(f"{named_ranks(numbers)} {text}" for text, numbers in ranks.items())
         problem = f"the ranks do not resume from the same checkpoint: {listed}. {_WAY_OUT}"
