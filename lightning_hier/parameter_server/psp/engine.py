@@ -50,8 +50,7 @@ class PSPEngine(Engine):
         self._channel = channel
         self._world_size = world_size
         self._settings = settings
-        # Optimizers may have made different numbers of steps, and have different warm-ups left.
-        remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
+        remaining = settings.of_optimizers(len(optimizers), steps_made)
         shards = plan_shards(optimizers, world_size)
         self._server = ShardServer(rank, shards, optimizers, remaining, replies)
         self.handlers = [self._server]

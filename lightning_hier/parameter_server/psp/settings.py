@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from lightning_hier.algorithms.arguments import (
@@ -13,6 +13,7 @@ from lightning_hier.algorithms.arguments import (
     check_share,
     is_number,
 )
+from lightning_hier.parameter_server.server_settings import ServerSettings
 
 
 class QuorumError(RuntimeError):
@@ -41,8 +42,8 @@ class Countdown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PSPSettings:
-    """Settings of one run; all ranks must have the same.
+class PSPSettings(ServerSettings):
+    """Settings of one run of PSP-SGD.
 
     Attributes:
         min_pushes: c, gradients that a server needs for an update (Algorithm 1, server, line 12):
@@ -66,8 +67,6 @@ class PSPSettings:
     push_timeout_s: float = 0.0
     pull_timeout_s: float = 0.0
     linear_scaling: bool = True
-    warmup_steps: int = 0
-    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -131,11 +130,6 @@ class PSPSettings:
                 "the number of workers that must be left, or to a fraction, and push_timeout_s to "
                 "the seconds that servers then wait for the other workers"
             )
-
-    def after(self, steps_made: int) -> PSPSettings:
-        """The settings for the rest of a run that is resumed after so many steps."""
-        # Versions count the updates of this run from 0.
-        return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))
 
     def warming(self, version: int) -> bool:
         """Whether the step from this version is part of the warm-up."""

@@ -60,8 +60,7 @@ class TwoStageASGD(Engine):
         settings: TwoStageSettings,
         steps_made: Sequence[int] = (),
     ) -> None:
-        # Optimizers may have made different numbers of steps, and have different warm-ups left.
-        remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
+        remaining = settings.of_optimizers(len(optimizers), steps_made)
         self._parameters = [trainable(optimizer) for optimizer in optimizers]
         self._optimizers = list(optimizers)
         first = rank - rank % group_size

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole
+from lightning_hier.parameter_server.server_settings import ServerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoStageSettings:
-    """Settings of one run; all ranks must have the same.
+class TwoStageSettings(ServerSettings):
+    """Settings of one run of two-stage ASGD.
 
     Attributes:
         push_period: N, mini-batches of all devices of a node between two of its pushes.
@@ -20,7 +21,7 @@ class TwoStageSettings:
             paper, there in samples). It also copies a replica with a new answer of the master.
         warmup_steps: first steps of every device that all make together: the master applies the
             mean of all devices' gradients, and the devices wait for it.
-        timeout_s: time limit of every wait, in seconds.
+        timeout_s: see :class:`ServerSettings`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -32,8 +33,6 @@ class TwoStageSettings:
     double_buffering: bool = True
     hierarchical_lr: bool = True
     refresh_period: int = 1
-    warmup_steps: int = 0
-    timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -43,8 +42,3 @@ class TwoStageSettings:
             check_flag(name, getattr(self, name))
         if not self.timeout_s > 0:  # NaN is refused too
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
-
-    def after(self, steps_made: int) -> TwoStageSettings:
-        """The settings for the rest of a run that is resumed after so many steps."""
-        # Devices count their steps from the start of this process.
-        return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))
