@@ -48,9 +48,8 @@ class EndOfData(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Join the others after the last batch."""
-        batches = trainer.fit_loop.epoch_loop.batch_idx + 1
         # The conditions by which Lightning ends an epoch (`_num_ready_batches_reached`).
-        if trainer.is_last_batch or batches == trainer.num_training_batches:
+        if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
             self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -60,8 +59,7 @@ class EndOfData(Callback):
 
     def _end_epoch(self, trainer: pl.Trainer) -> None:
         self._ended = True
-        # Batches of this epoch so far, 0 if it has none.
-        self._health.batches = int(trainer.fit_loop.epoch_loop.batch_idx) + 1
+        self._health.batches = _batches(trainer)
         if self._joining is None:
             return
         # It returns early when a rank has reported a signal, on which all ranks act together.
@@ -77,6 +75,11 @@ class EndOfData(Callback):
     def _act_on_signal(self) -> None:
         """Act immediately. Other ranks act at the end of their batch. A collective of the world."""
         self._termination.on_train_batch_end()
+
+
+def _batches(trainer: pl.Trainer) -> int:
+    """Number of batches of this epoch so far. 0 if it has none."""
+    return int(trainer.fit_loop.epoch_loop.batch_idx) + 1
 
 
 class GlobalModelLifecycle(Callback):

@@ -268,7 +268,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         these numbers are in use.
         """
         saved = self._checkpoints.automatic_values
-        used = automatic_values(int(self.warmup_steps), AllReduce(), self.block_sync)
+        used = automatic_values(int(self.warmup_steps), self._asked.gradient_sync, self.block_sync)
         names = [n for n in self._asked.automatic if saved.get(n) not in (None, used[n])]
         if names:
             before = ", ".join(f"{name}={saved[name]}" for name in names)
