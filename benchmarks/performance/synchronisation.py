@@ -29,6 +29,7 @@ from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
+from lightning_hier.planning import Settings
 
 _LIMIT = timedelta(seconds=300)
 
@@ -56,9 +57,16 @@ class Variant:
 
     def config(self) -> BMUF:
         """Return the configuration of the block synchronisation."""
-        dtype: Any = "same" if self.across_dtype == "float32" else self.across_dtype
-        across: Any = self.across
-        return BMUF(block_size=1, across=across, across_dtype=dtype)
+        return BMUF(block_size=1, **self._across)
+
+    def planner_settings(self) -> Settings:
+        """Return the settings of the planner for the same synchronisation."""
+        return Settings(density=None, group_size=self.group_size, **self._across)
+
+    @property
+    def _across(self) -> dict[str, Any]:
+        dtype = "same" if self.across_dtype == "float32" else self.across_dtype
+        return {"across": self.across, "across_dtype": dtype}
 
 
 def variants(ranks_per_host: int) -> list[Variant]:

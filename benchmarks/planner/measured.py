@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from math import comb
-from typing import Any
 
 from benchmarks.performance.synchronisation import Variant, variants
 from benchmarks.planner import elsewhere, whole_runs
@@ -73,17 +72,6 @@ def sections() -> list[Section]:
     ]
 
 
-def _block(variant: Variant) -> Settings:
-    across: Any = variant.across
-    across_dtype: Any = "same" if variant.across_dtype == "float32" else variant.across_dtype
-    return Settings(
-        density=None,
-        across_dtype=across_dtype,
-        group_size=variant.group_size,
-        across=across,
-    )
-
-
 def _runs() -> list[dict[str, dict[str, float]]]:
     return list(whole_runs.results().section("synchronisation, 2 x 2, 1gbit").values())
 
@@ -107,7 +95,7 @@ def _synchronisations() -> Section:
         rows=[
             Comparison(
                 name=variant.name,
-                predicted=synchronise(LSTM, QUIET_HOSTS, _block(variant)).blocking_s,
+                predicted=synchronise(LSTM, QUIET_HOSTS, variant.planner_settings()).blocking_s,
                 reference=_reference(variant, "seconds"),
             )
             for variant in _variants()
@@ -125,7 +113,7 @@ def _memory() -> Section:
         rows=[
             Comparison(
                 name=variant.name,
-                predicted=synchronisation_memory_bytes(LSTM, HOSTS, _block(variant))
+                predicted=synchronisation_memory_bytes(LSTM, HOSTS, variant.planner_settings())
                 / LSTM.model_bytes,
                 reference=_reference(variant, "extra_models"),
             )
