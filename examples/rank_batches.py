@@ -1,10 +1,13 @@
-"""Base class of the samplers of the examples, with equally many batches for each rank."""
+"""Base class of the samplers of the examples, with equally many batches for each rank.
+
+:class:`BatchIndex` is a batch of data that are augmented.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import lightning.pytorch as pl
 import numpy as np
@@ -12,6 +15,19 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Item = TypeVar("Item")
+
+
+class BatchIndex(NamedTuple):
+    """Items of a batch, as an index of a data set.
+
+    Attributes:
+        epoch: index of the epoch, which determines the augmentation.
+        positions: positions of the items in the split.
+
+    """
+
+    epoch: int
+    positions: tuple[int, ...]
 
 
 class StepSampler(DistributedSampler[Item], ABC):

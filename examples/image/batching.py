@@ -12,19 +12,7 @@ from torch.utils.data import Dataset
 
 from examples.image.augmentation import Augmentation
 from examples.image.corpus import Split
-from examples.rank_batches import StepSampler
-
-
-class BatchIndex(NamedTuple):
-    """Images of a batch, as an index of a dataset.
-
-    Attributes:
-        epoch: index of the epoch, which determines the augmentation.
-        positions: positions of the images in the split.
-    """
-
-    epoch: int
-    positions: tuple[int, ...]
+from examples.rank_batches import BatchIndex, StepSampler
 
 
 class Batch(NamedTuple):

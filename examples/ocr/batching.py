@@ -5,29 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
-from examples.rank_batches import StepSampler
+from examples.rank_batches import BatchIndex, StepSampler
 
 log = logging.getLogger(__name__)
 
 # Shuffling changes the order of lines only if their widths differ by less than this factor.
 _BUCKET_WIDTH = 1.2
-
-
-class BatchIndex(NamedTuple):
-    """Lines of a batch, as an index of a dataset.
-
-    Attributes:
-        epoch: index of the epoch, which determines the augmentation.
-        positions: positions of the lines in the split.
-    """
-
-    epoch: int
-    positions: tuple[int, ...]
 
 
 class LineBatchSampler(StepSampler[BatchIndex]):

@@ -8,8 +8,8 @@ from torch.utils.data import Dataset
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.batching import BatchIndex
 from examples.ocr.line import Batch, Line, collate, frames_needed
+from examples.rank_batches import BatchIndex
 
 
 class LineDataset(Dataset[Batch]):

@@ -8,10 +8,10 @@ from PIL import Image
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.batching import BatchIndex
 from examples.ocr.dataset import LineDataset
 from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
+from examples.rank_batches import BatchIndex
 from tests.examples.line_images import inked, png
 
 GREY = inked(width=100, height=30)
