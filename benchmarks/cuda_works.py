@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -60,12 +59,12 @@ class Work:
     def with_moments(self) -> bool:
         return self.tokens > 0
 
-    def mfu(self, step_s: float) -> float | None:
-        """Return the model FLOPs utilisation in bfloat16, or None if the GPU's peak is unknown."""
-        module = self.module()
+    def mfu(self, step_s: float, peak: float) -> float:
+        """Return the model FLOPs utilisation, from the peak FLOPs of the GPU."""
+        with torch.device("meta"):
+            module = self.module()
         assert isinstance(module, LanguageModel)
-        peak = get_available_flops(torch.device("cuda", 0), torch.bfloat16)
-        return self.tokens * flops_per_token(module) / step_s / peak if peak else None
+        return self.tokens * flops_per_token(module) / step_s / peak
 
 
 def _language(size: Any, vocabulary: int, context: int, windows: int, **settings: Any) -> Work:
@@ -86,4 +85,5 @@ WORKS: dict[str, Callable[[], Work]] = {
     # As in examples/language/configs, except `compile`.
     "small": lambda: _language("small", 4096, 256, 16),
     "gpt2": lambda: _language("gpt2", 50304, 1024, 16),
+    "1b": lambda: _language("1b", 50304, 2048, 8, activation_checkpointing=True),
 }

@@ -6,7 +6,9 @@ One process is the first of two groups of one rank. Its collectives copy its own
 once, so that only the work of the host and of the device is measured. *Elapsed* is the time from an
 empty queue to the end. *Kernels* is the sum of the times of all kernels and copies on the device,
 and their number. *Least traffic* is the time of a copy of as many bytes as BMUF must read and
-write: the model (4 tensors), and the mean, W and Delta in the outer step (6 tensors).
+write: the model (4 tensors), and the mean, W and Delta in the outer step (6 tensors). *Memory
+between* is what is allocated between two synchronisations, and *memory at most* during one, beside
+the model, its gradients and its optimizer.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ class Cost(NamedTuple):
         elapsed_s: median time from an empty queue to the end.
         kernels_s: sum of the times of all kernels.
         kernels: number of kernels.
+        bytes_between: bytes that are allocated between two synchronisations, as above.
+        bytes_at_most: most bytes that are allocated during one.
         by_name: time of the kernels, by name.
 
     """
@@ -74,6 +78,8 @@ class Cost(NamedTuple):
     elapsed_s: float
     kernels_s: float
     kernels: int
+    bytes_between: int
+    bytes_at_most: int
     by_name: dict[str, float]
 
 
@@ -100,13 +106,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def blocks_of(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
-    """Create a synchroniser with blocks of one step. This process is the first of two groups."""
+def optimizer_of(module: nn.Module, config: BlockSync) -> torch.optim.Optimizer:
+    """Create the optimizer of a module, and make its first step."""
     kind = torch.optim.AdamW if isinstance(config, lh.BMUFAdam) else torch.optim.SGD
     optimizer = kind(module.parameters(), lr=1e-4)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    return optimizer
+
+
+def blocks_of(
+    module: nn.Module, optimizer: torch.optim.Optimizer, config: BlockSync
+) -> BlockSynchroniser:
+    """Create a synchroniser with blocks of one step. This process is the first of two groups."""
     communicators = Communicators.build(
         RankLayout.two_tiers(1, 2),
         device=next(module.parameters()).device,
@@ -124,13 +137,17 @@ def blocks_of(module: nn.Module, config: BlockSync) -> BlockSynchroniser:
 
 def measure(module: nn.Module, config: BlockSync, repetitions: int) -> Cost:
     """Measure the synchronisation of a module on a CUDA device."""
-    blocks, parameters = blocks_of(module, config), list(module.parameters())
+    optimizer, parameters = optimizer_of(module, config), list(module.parameters())
+    trained = torch.cuda.memory_allocated()
+    blocks = blocks_of(module, optimizer, config)
     elapsed = []
     for _ in range(_WARM_UP + repetitions):
         with torch.no_grad():  # a change in place of a training step
             for parameter in parameters:
                 parameter.add_(1e-3)
+        torch.cuda.reset_peak_memory_stats()
         elapsed.append(_elapsed_s(lambda: blocks.after_step(0)))
+    between, at_most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         blocks.after_step(0)
         torch.cuda.synchronize()
@@ -139,7 +156,14 @@ def measure(module: nn.Module, config: BlockSync, repetitions: int) -> Cost:
     for event in events:
         by_name[event.name] += 1e-6 * event.device_time_total
     elapsed_s = statistics.median(elapsed[_WARM_UP:])
-    return Cost(elapsed_s, sum(by_name.values()), len(events), by_name)
+    return Cost(
+        elapsed_s=elapsed_s,
+        kernels_s=sum(by_name.values()),
+        kernels=len(events),
+        bytes_between=between - trained,
+        bytes_at_most=at_most - trained,
+        by_name=by_name,
+    )
 
 
 def _elapsed_s(call: Callable[[], object]) -> float:
@@ -174,7 +198,8 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch "
           f"{torch.__version__}\n")  # fmt: skip
     header = ("model", "synchronisation", "elapsed ms", "kernels ms", "kernels",
-              "least traffic of bmuf ms", "elapsed of it")  # fmt: skip
+              "least traffic of bmuf ms", "elapsed of it", "memory between, models",
+              "memory at most, models")  # fmt: skip
     rows = []
     for name in options.models:
         make = MODELS[name]
@@ -194,6 +219,8 @@ def main() -> None:
                     str(cost.kernels),
                     f"{1e3 * least_s:.2f}",
                     f"{cost.elapsed_s / least_s:.2f}",
+                    f"{cost.bytes_between / (4 * numel):.2f}",
+                    f"{cost.bytes_at_most / (4 * numel):.2f}",
                 )
             )
             torch.cuda.empty_cache()

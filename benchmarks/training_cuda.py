@@ -2,15 +2,17 @@
 
     python -m benchmarks.training_cuda                          the papers' LSTM, 24.3M parameters
     python -m benchmarks.training_cuda --work gpt2 --ranks 1    the language example's model
+    torchrun -m benchmarks.training_cuda --as-rank FILE         one rank; results so far in FILE
 
 One rank uses NCCL. Several ranks share one GPU and use gloo on the loopback, each as a host. The
 systems are::
 
     alone       the same ranks without communication
     between     model averaging with blocks longer than the run: no synchronisation
-    the others  blocks of 50 steps, measured over whole blocks
+    the others  measured over whole blocks
 
-All systems run alternately in one process of each rank.
+All systems run alternately in one process of each rank. A ratio is the median of those within a
+repetition. Two blocks of warm-up come first, because an overlapped exchange is in the second.
 """
 
 from __future__ import annotations
@@ -42,13 +44,12 @@ from benchmarks.launch import run_module
 from examples.quiet import silence_lightning
 from examples.tables import markdown
 
-_BLOCK, _WARM_UP = 50, 50
 _LIMIT_S = 1800.0
 
 
-def _systems(backend: str, work: Work) -> dict[str, Callable[[], Strategy]]:
+def _systems(backend: str, work: Work, block_size: int) -> dict[str, Callable[[], Strategy]]:
     common: dict[str, Any] = {"process_group_backend": backend, "warmup_steps": 0}
-    block = {"block_size": _BLOCK, **common}
+    block = {"block_size": block_size, **common}
     systems: dict[str, Callable[[], Strategy]] = {
         "alone": lambda: SingleDeviceStrategy(device="cuda:0"),
         "between": lambda: lh.ModelAveragingStrategy(block_size=10**6, **common),
@@ -72,12 +73,13 @@ def _systems(backend: str, work: Work) -> dict[str, Callable[[], Strategy]]:
 class _Window(pl.Callback):
     """Measure the steps from the warm-up to the end, both with an empty queue of the GPU."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, warm_up: int, steps: int) -> None:
+        self._warm_up = warm_up
         self.steps = steps
         self._marks: list[float] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step in (_WARM_UP, _WARM_UP + self.steps):
+        if trainer.global_step in (self._warm_up, self._warm_up + self.steps):
             torch.cuda.synchronize()
             self._marks.append(time.perf_counter())
 
@@ -88,9 +90,9 @@ class _Window(pl.Callback):
         return (ended - begun) / self.steps
 
 
-def _run(name: str, strategy: Strategy, work: Work, steps: int) -> float:
+def _run(name: str, strategy: Strategy, work: Work, warm_up: int, steps: int) -> float:
     """Train, and return the seconds of a step."""
-    window = _Window(steps)
+    window = _Window(warm_up, steps)
     alone: dict[str, Any] = {"num_nodes": 1, "plugins": [LightningEnvironment()]}
     trainer = pl.Trainer(
         accelerator="gpu", devices=1, max_epochs=1, strategy=strategy, callbacks=[window],
@@ -98,47 +100,46 @@ def _run(name: str, strategy: Strategy, work: Work, steps: int) -> float:
         enable_model_summary=False, use_distributed_sampler=False, **work.trainer,
         **(alone if name == "alone" else {"num_nodes": int(os.environ["WORLD_SIZE"])}),
     )  # fmt: skip
-    batches: Any = [work.batch] * (_WARM_UP + steps + 1)
-    trainer.fit(work.module(), DataLoader(batches, batch_size=None))
+    batches: Any = [work.batch] * (warm_up + steps + 1)
+    with trainer.init_module():  # on the GPU
+        module = work.module()
+    trainer.fit(module, DataLoader(batches, batch_size=None))
     return window.step_s
 
 
-def rank(work: Work, steps: int, repetitions: int) -> dict[str, list[float]]:
-    """Run all systems in turn, and return the seconds of a step of each."""
+def rank(work: Work, options: argparse.Namespace) -> None:
+    """Run all systems in turn. The first rank writes the seconds of a step of each."""
     silence_lightning()
     backend = "nccl" if os.environ["WORLD_SIZE"] == "1" else "gloo"
-    systems = _systems(backend, work)
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    systems = _systems(backend, work, options.block_size)
+    seconds: dict[str, list[float]] = {name: [] for name in options.systems or systems}
+    warm_up = 2 * options.block_size
     with joined(backend):
-        _run("alone", systems["alone"](), work, steps)  # initialise the GPU
-        for _ in range(repetitions):
-            for name, strategy in systems.items():
-                seconds[name].append(_run(name, strategy(), work, steps))
-    return seconds
+        _run("alone", systems["alone"](), work, 1, 1)  # initialise the GPU
+        for _ in range(options.repetitions):
+            for name, of_system in seconds.items():
+                of_system.append(_run(name, systems[name](), work, warm_up, options.steps))
+            if os.environ["RANK"] == "0":
+                options.as_rank.write_text(json.dumps(seconds))
 
 
-def table(by_system: dict[str, list[float]], work: Work) -> str:
+def table(by_system: dict[str, list[float]], work: Work, peak: float | None) -> str:
     """Return the table as Markdown."""
-    alone = statistics.median(by_system["alone"])
-    rows = [
-        (
+    rows = []
+    for name, seconds in by_system.items():
+        ratios = [one / alone for one, alone in zip(seconds, by_system["alone"], strict=False)]
+        step_s = statistics.median(seconds)
+        row = [
             name,
-            f"{1e3 * statistics.median(seconds):.2f}",
-            f"{1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}",
-            f"{statistics.median(seconds) / alone:.3f}",
-            *_of_language(statistics.median(seconds), work),
-        )
-        for name, seconds in by_system.items()
-    ]
-    header = ["system", "ms a step", "spread", "of alone"]
-    return markdown([*header, *(["tokens/s", "MFU"] if work.tokens else [])], rows)
-
-
-def _of_language(step_s: float, work: Work) -> tuple[str, ...]:
-    if not work.tokens:
-        return ()
-    mfu = work.mfu(step_s)
-    return f"{work.tokens / step_s:,.0f}", "unknown" if mfu is None else f"{mfu:.1%}"
+            f"{1e3 * step_s:.2f} ({1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f})",
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+        ]
+        if work.tokens:
+            row.append(f"{work.tokens / step_s:,.0f}")
+            row += [f"{work.mfu(step_s, peak):.1%}"] if peak else []
+        rows.append(tuple(row))
+    header = ["system", "ms a step", "of alone", "tokens/s", "MFU"]
+    return markdown(header[: len(rows[0])], rows)
 
 
 def _run_ranks(number: int, arguments: Sequence[str]) -> dict[str, list[float]]:
@@ -158,18 +159,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--work", choices=WORKS, default="lstm")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=100, help="a multiple of 50")
+    parser.add_argument("--systems", nargs="+", help="alone and some of the others")
+    parser.add_argument("--block-size", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=100, help="a multiple of the block size")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16, for the MFU")
     parser.add_argument(
         "--as-rank", type=Path, help="run as a rank; the first one writes this file"
     )
     options = parser.parse_args()
     work = WORKS[options.work]()
     if options.as_rank:
-        seconds = rank(work, options.steps, options.repetitions)
-        if os.environ["RANK"] == "0":
-            options.as_rank.write_text(json.dumps(seconds))
+        rank(work, options)
         return
+    peak = 1e12 * options.peak_tflops if options.peak_tflops else None
     print(
         f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, Lightning {lightning.__version__}"
@@ -177,7 +180,7 @@ def main() -> None:
     for number in options.ranks:
         name = "one rank, NCCL" if number == 1 else f"{number} ranks on one GPU, gloo"
         seconds = _run_ranks(number, sys.argv[1:])
-        print(f"\n## {options.work}, {name}\n\n{table(seconds, work)}", flush=True)
+        print(f"\n## {options.work}, {name}\n\n{table(seconds, work, peak)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk and of a quantised chunk (comm/blocks/shard.py), on CPUs and on accelerators.
-_CPU_CHUNKS, _ACCELERATOR_CHUNKS = (1 << 19, 1 << 20), (1 << 25, 1 << 23)
+# Elements of a chunk (comm/blocks/shard.py). On a CPU, quantised chunks are twice as long.
+_CPU_CHUNK, _ACCELERATOR_CHUNK = 1 << 19, 1 << 25
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
 # Bytes of the position of a selected element.
@@ -154,8 +154,8 @@ class _Fragment:
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
         on_accelerators = self._network.processor.cores is None and not workload.on_cores
-        chunks = _ACCELERATOR_CHUNKS if on_accelerators else _CPU_CHUNKS
-        self.chunks = math.ceil(elements / chunks[self._encodes])
+        on_cpu = 2 * _CPU_CHUNK if self._encodes else _CPU_CHUNK
+        self.chunks = math.ceil(elements / (_ACCELERATOR_CHUNK if on_accelerators else on_cpu))
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.

@@ -17,8 +17,7 @@ from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline
 
-# Chunks in flight at the same time, enough to keep a link busy between two steps. Quantised chunks
-# have buffers of their own, which limit their length on a GPU (shard.py).
+# Chunks in flight at the same time, enough to keep a link busy between two steps.
 _AT_ONCE = 8
 
 

@@ -20,9 +20,8 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 CHUNK = 1 << 19
 
 # On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
-# in docs/reports/cuda.md). Those of quantised values are not as long, because they need memory of
-# their own while they are in flight.
-ACCELERATOR_CHUNK, ACCELERATOR_QUANTISED_CHUNK = 1 << 25, 1 << 23
+# in docs/reports/cuda.md).
+ACCELERATOR_CHUNK = 1 << 25
 
 # Elements that are read at a time, so that the next operation finds them in the cache.
 _PIECE = 1 << 17
@@ -94,7 +93,7 @@ class Shard:
         numel, example = len(self._view), self._view.tensors[0]
         self.chunk = 2 * CHUNK if quantised else CHUNK
         if example.device.type != "cpu":
-            self.chunk = ACCELERATOR_QUANTISED_CHUNK if quantised else ACCELERATOR_CHUNK
+            self.chunk = ACCELERATOR_CHUNK
         self.holders = placement.holders(example)
         self._padded = placement.padded(numel)
         self._options: Any = {"dtype": example.dtype, "device": example.device}
