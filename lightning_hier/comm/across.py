@@ -29,6 +29,7 @@ class AcrossRoute:
         inter_host_ranks: number of ranks that exchange between hosts, also on ranks that do not.
             It changes if groups come and go.
         hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.
+        one_host: whether all ranks are on one host.
         in_flight: overlapped synchronisations of all blocks.
 
     """
@@ -37,6 +38,7 @@ class AcrossRoute:
     host: Channel | None
     inter_host_ranks: int
     hosts_are_shared: bool = False
+    one_host: bool = False
     in_flight: OverlapQueue = field(default_factory=OverlapQueue, compare=False, repr=False)
 
 
@@ -58,7 +60,9 @@ def build_route(
         return AcrossRoute(None, None, 1)
     # Also the routes of other ranks: torch creates a process group on all ranks together.
     routes = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
-    return next(route for route in routes if route is not None)
+    route = next(route for route in routes if route is not None)
+    route.one_host = len(set(host_of)) == 1
+    return route
 
 
 def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:

@@ -18,8 +18,8 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk (comm/blocks/shard.py). On a CPU, quantised chunks are twice as long.
-_CPU_CHUNK, _ACCELERATOR_CHUNK = 1 << 19, 1 << 25
+# Elements of a chunk (comm/blocks/shard.py). Quantised chunks between hosts are twice as long.
+_CHUNK, _ONE_HOST_CHUNK, _ACCELERATOR_CHUNK = 1 << 19, 1 << 21, 1 << 25
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
 # Bytes of the position of a selected element.
@@ -153,9 +153,15 @@ class _Fragment:
         self._bytes = elements * width
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
-        on_accelerators = self._network.processor.cores is None and not workload.on_cores
-        on_cpu = 2 * _CPU_CHUNK if self._encodes else _CPU_CHUNK
-        self.chunks = math.ceil(elements / (_ACCELERATOR_CHUNK if on_accelerators else on_cpu))
+        self.chunks = math.ceil(elements / self._chunk())
+
+    def _chunk(self) -> int:
+        """Elements of a chunk."""
+        if self._network.processor.cores is None and not self._workload.on_cores:
+            return _ACCELERATOR_CHUNK
+        if self._network.hosts == 1:
+            return _ONE_HOST_CHUNK
+        return 2 * _CHUNK if self._encodes else _CHUNK
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.

@@ -92,7 +92,7 @@ def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Te
     never_complete = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
         mock.patch.object(Channel, "_starting", recorded),
-        mock.patch.object(shard, "CHUNK", 4),
+        mock.patch.multiple(shard, CHUNK=4, ONE_HOST_CHUNK=4),
         never_complete if late else nullcontext(),
     ):
         fit(strategy, 14, model)

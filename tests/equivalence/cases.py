@@ -205,7 +205,7 @@ def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
 
     A shard may end in the middle of a chunk.
     """
-    with mock.patch.object(shard, "CHUNK", elements):
+    with mock.patch.multiple(shard, CHUNK=elements, ONE_HOST_CHUNK=elements):
         return fit_all(cases)
 
 

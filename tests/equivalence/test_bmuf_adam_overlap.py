@@ -59,7 +59,7 @@ def _watch_in_chunks(cases: list[LateCase]) -> dict[str, Seen]:
 
     The moments of a parameter may end in the middle of a chunk.
     """
-    with mock.patch.object(shard, "CHUNK", 29):
+    with mock.patch.multiple(shard, CHUNK=29, ONE_HOST_CHUNK=29):
         return watch_all(cases)
 
 

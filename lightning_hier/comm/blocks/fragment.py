@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
 from lightning_hier.comm.blocks.outer_step import OuterStep
-from lightning_hier.comm.blocks.shard import Shard
+from lightning_hier.comm.blocks.shard import Shard, chunk_elements
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.profiling import profiler_range
@@ -80,12 +80,13 @@ class Fragment:
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
     ) -> Bucket:
         """Create the bucket of all tensors of one kind."""
-        context, dtype = self._context, [*parameters, *buffers, *carried][0].dtype
-        config, codec = context.config, None
+        context, example = self._context, [*parameters, *buffers, *carried][0]
+        config, route, codec = context.config, context.communicators.route, None
         if context.averages:
-            codec = make_codec(config.across_dtype, dtype, config.across_density)
-        shard = Shard(parameters, buffers, carried, context.placement, quantised=codec is not None)
-        exchange = Exchange(shard, codec, context.communicators.route)
+            codec = make_codec(config.across_dtype, example.dtype, config.across_density)
+        chunk = chunk_elements(example.device, quantised=codec is not None, one_host=route.one_host)
+        shard = Shard(parameters, buffers, carried, context.placement, chunk=chunk)
+        exchange = Exchange(shard, codec, route)
         model, updates = shard.read()[shard.parameters], self._sends_updates or codec is not None
         outer = context.outer_step(model, from_updates=updates)
         return self._assembled(shard, exchange, outer)

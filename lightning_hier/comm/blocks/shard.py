@@ -19,6 +19,10 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 # shorter. The planner has the same numbers (planning/synchronisation.py).
 CHUNK = 1 << 19
 
+# Ranks of one host have no link to keep busy, and wake each other for every message of a chunk,
+# which takes a third of a synchronisation with shorter ones (docs/reports/performance.md).
+ONE_HOST_CHUNK = 1 << 21
+
 # On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
 # in docs/reports/cuda.md).
 ACCELERATOR_CHUNK = 1 << 25
@@ -49,6 +53,22 @@ class Chunk(NamedTuple):
     carried: slice
 
 
+def chunk_elements(device: torch.device, *, quantised: bool, one_host: bool) -> int:
+    """Number of elements in a chunk of tensors on ``device``.
+
+    Args:
+        device: device of the tensors.
+        quantised: whether updates are quantised.
+        one_host: whether all ranks are on one host.
+
+    """
+    if device.type != "cpu":
+        return ACCELERATOR_CHUNK
+    if one_host:
+        return ONE_HOST_CHUNK
+    return 2 * CHUNK if quantised else CHUNK
+
+
 class Shard:
     """Elements that this rank exchanges with other groups.
 
@@ -60,10 +80,10 @@ class Shard:
         buffers: averaged buffers of the same kind.
         carried: averaged optimizer state of the same kind.
         placement: division among the ranks of the group.
-        quantised: whether updates are quantised.
+        chunk: number of elements in a chunk, see :func:`chunk_elements`.
 
     Attributes:
-        chunk: number of elements in a chunk.
+        chunk: see above.
         chunks: chunks of the fragment. Each is a range of every rank's shard.
         start: position of the shard in the flat tensors.
         is_all: whether this rank exchanges every element.
@@ -83,7 +103,7 @@ class Shard:
         carried: Sequence[Tensor],
         placement: ShardPlacement,
         *,
-        quantised: bool,
+        chunk: int,
     ) -> None:
         self._placement = placement
         # The first part of `_view`, so that a write can leave out the optimizer state.
@@ -91,9 +111,7 @@ class Shard:
         self._carried = FlatView(carried)
         self._view = FlatView([*parameters, *buffers, *carried])
         numel, example = len(self._view), self._view.tensors[0]
-        self.chunk = 2 * CHUNK if quantised else CHUNK
-        if example.device.type != "cpu":
-            self.chunk = ACCELERATOR_CHUNK
+        self.chunk = chunk
         self.holders = placement.holders(example)
         self._padded = placement.padded(numel)
         self._options: Any = {"dtype": example.dtype, "device": example.device}
