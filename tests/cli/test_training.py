@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lightning_hier import QSR, DiLoCo
@@ -134,6 +135,27 @@ def test_file_of_components() -> None:
         block_rule=QSR(coefficient=0.1, max_block_size=500),
         weighting="samples",
     )
+
+
+OUTER = "{class_path: torch.optim.%s, init_args: {lr: 0.1}}"
+
+
+def test_outer_optimizer_is_a_class_with_arguments() -> None:
+    path, arguments = f"--trainer.strategy={STRATEGIES}/diloco.yaml", "--trainer.strategy.init_args"
+    cli = TrainingCLI(["fit", *NET, path, f"{arguments}.outer_optimizer={OUTER % 'AdamW'}"])
+    optimizer = cli.trainer.strategy.block_sync.outer_optimizer([torch.nn.Parameter(torch.ones(2))])
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["lr"] == 0.1
+
+
+def test_outer_optimizer_that_needs_a_closure_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        outer = f"--trainer.strategy.outer_optimizer={OUTER % 'LBFGS'}"
+        main(["fit", *NET, "--trainer.strategy=diloco", outer])
+    assert stop.value.code == 2
+    assert "steps flat parameters without a closure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PRESETS)
