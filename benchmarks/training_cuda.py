@@ -2,7 +2,8 @@
 
     python -m benchmarks.training_cuda                          the papers' LSTM, 24.3M parameters
     python -m benchmarks.training_cuda --work gpt2 --ranks 1    the language example's model
-    torchrun -m benchmarks.training_cuda --as-rank FILE         one rank; results so far in FILE
+    torchrun -m benchmarks.training_cuda --as-rank FILE         as one rank; FILE gets the results
+                                                                after every repetition
 
 One rank uses NCCL. Several ranks share one GPU and use gloo on the loopback, each as a host. The
 systems are::
@@ -159,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--work", choices=WORKS, default="lstm")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--systems", nargs="+", help="alone and some of the others")
+    parser.add_argument("--systems", nargs="+", help="some of them; alone comes first")
     parser.add_argument("--block-size", type=int, default=50)
     parser.add_argument("--steps", type=int, default=100, help="a multiple of the block size")
     parser.add_argument("--repetitions", type=int, default=5)
@@ -169,6 +170,11 @@ def main() -> None:
     )
     options = parser.parse_args()
     work = WORKS[options.work]()
+    if options.systems:
+        known = _systems("gloo", work, options.block_size)
+        if unknown := set(options.systems) - set(known):
+            parser.error(f"unknown systems {sorted(unknown)}: choose from {', '.join(known)}")
+        options.systems = ["alone", *(name for name in options.systems if name != "alone")]
     if options.as_rank:
         rank(work, options)
         return

@@ -90,7 +90,7 @@ def _synchronisations() -> Section:
     return Section(
         title="One synchronisation, 2 x 2, 1 Gbit/s",
         unit="s",
-        source="[performance](performance.md), median of two runs",
+        source="[performance](performance.md), median of five runs",
         given=_GIVEN,
         rows=[
             Comparison(

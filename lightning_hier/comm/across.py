@@ -29,7 +29,7 @@ class AcrossRoute:
         inter_host_ranks: number of ranks that exchange between hosts, also on ranks that do not.
             It changes if groups come and go.
         hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.
-        one_host: whether all ranks are on one host.
+        one_host: whether all ranks that average are known to be on one host.
         in_flight: overlapped synchronisations of all blocks.
 
     """
@@ -59,10 +59,12 @@ def build_route(
     if layout.sizes[1] == 1:
         return AcrossRoute(None, None, 1)
     # Also the routes of other ranks: torch creates a process group on all ranks together.
-    routes = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
-    route = next(route for route in routes if route is not None)
-    route.one_host = len(set(host_of)) == 1
-    return route
+    one_host = len(set(host_of)) == 1
+    routes = [
+        _build(ranks, by_host(ranks, host_of), make, one_host=one_host)
+        for ranks in layout.groups(1)
+    ]
+    return next(route for route in routes if route is not None)
 
 
 def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
@@ -77,6 +79,8 @@ def _build(
     ranks: Sequence[int],
     hosts: Sequence[Sequence[int]],
     make: Callable[[Sequence[int], str], Channel | None],
+    *,
+    one_host: bool,
 ) -> AcrossRoute | None:
     # The first rank of a host exchanges for it, because reduce_ and broadcast_ use position 0.
     between = make([host[0] for host in hosts], "between_hosts")
@@ -84,4 +88,5 @@ def _build(
     host = next((channel for channel in shared if channel is not None), None)
     if between is None and host is None:  # this rank is in another route
         return None
-    return AcrossRoute(between, host, len(hosts), hosts_are_shared=len(hosts) < len(ranks))
+    shared_hosts = len(hosts) < len(ranks)
+    return AcrossRoute(between, host, len(hosts), shared_hosts, one_host)

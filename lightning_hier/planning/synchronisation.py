@@ -18,7 +18,7 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk (comm/blocks/shard.py). Quantised chunks between hosts are twice as long.
+# Elements of a chunk (comm/blocks/shard.py). Quantised chunks on a CPU have twice the first number.
 _CHUNK, _ONE_HOST_CHUNK, _ACCELERATOR_CHUNK = 1 << 19, 1 << 21, 1 << 25
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
@@ -159,9 +159,9 @@ class _Fragment:
         """Elements of a chunk."""
         if self._network.processor.cores is None and not self._workload.on_cores:
             return _ACCELERATOR_CHUNK
-        if self._network.hosts == 1:
-            return _ONE_HOST_CHUNK
-        return 2 * _CHUNK if self._encodes else _CHUNK
+        if self._encodes:
+            return 2 * _CHUNK
+        return _ONE_HOST_CHUNK if self._network.hosts == 1 else _CHUNK
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.

@@ -73,6 +73,14 @@ def test_single_model_needs_no_route() -> None:
     assert build_route(RankLayout.two_tiers(4, 4), [0, 0, 1, 1], make) == AcrossRoute(None, None, 1)
 
 
+def test_route_of_ranks_on_one_host() -> None:
+    def make(ranks: Sequence[int], name: str) -> Any:
+        return tuple(ranks)
+
+    route: Any = build_route(RankLayout.two_tiers(1, 4), [0, 0, 0, 0], make)
+    assert (route.between, route.host, route.one_host) == ((0, 1, 2, 3), None, True)
+
+
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> None:
     layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
@@ -87,6 +95,7 @@ def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> 
         route: Any = build_route(layout, host_of, make)
         created.append(own)
         assert route.inter_host_ranks == 2
+        assert not route.one_host
         peers = next(own for own in layout.groups(1) if rank in own)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)

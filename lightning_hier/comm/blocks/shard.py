@@ -19,8 +19,8 @@ from lightning_hier.comm.sharded_tensors import local_tensor
 # shorter. The planner has the same numbers (planning/synchronisation.py).
 CHUNK = 1 << 19
 
-# Ranks of one host have no link to keep busy, and wake each other for every message of a chunk,
-# which takes a third of a synchronisation with shorter ones (docs/reports/performance.md).
+# Ranks of one host have no link to keep busy. Every message wakes another rank: with chunks of half
+# a million elements, this took a third of a synchronisation (docs/reports/performance.md).
 ONE_HOST_CHUNK = 1 << 21
 
 # On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
@@ -64,9 +64,10 @@ def chunk_elements(device: torch.device, *, quantised: bool, one_host: bool) -> 
     """
     if device.type != "cpu":
         return ACCELERATOR_CHUNK
-    if one_host:
-        return ONE_HOST_CHUNK
-    return 2 * CHUNK if quantised else CHUNK
+    # The same on one host and on several, so that a resumed run keeps all errors of quantisation.
+    if quantised:
+        return 2 * CHUNK
+    return ONE_HOST_CHUNK if one_host else CHUNK
 
 
 class Shard:
