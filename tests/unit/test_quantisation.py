@@ -180,7 +180,9 @@ def _places(chunk: int) -> Iterator[slice]:
 def _with_errors(chunk: int, expected: Tensor) -> ErrorFeedback:
     feedback = ErrorFeedback(_NUMEL, chunk=chunk, inter_host_ranks=3, like=torch.empty(0))
     for place in _places(chunk):
-        feedback.of(place, keep=True).own[: place.stop - place.start] = expected[place]
+        errors = feedback.of(place, keep=True)
+        errors.own[: place.stop - place.start] = expected[place]
+        errors.sums.fill_(1.0)
     return feedback
 
 
