@@ -88,5 +88,10 @@ def _build(
     host = next((channel for channel in shared if channel is not None), None)
     if between is None and host is None:  # this rank is in another route
         return None
-    shared_hosts = len(hosts) < len(ranks)
-    return AcrossRoute(between, host, len(hosts), shared_hosts, one_host)
+    return AcrossRoute(
+        between,
+        host,
+        len(hosts),
+        hosts_are_shared=len(hosts) < len(ranks),
+        one_host=one_host,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lightning_hier.algorithms.exchange_chunks import chunk_elements
 from lightning_hier.planning.collectives import (
     Load,
     all_gather,
@@ -18,8 +19,6 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk (comm/blocks/shard.py). Quantised chunks on a CPU have twice the first number.
-_CHUNK, _ONE_HOST_CHUNK, _ACCELERATOR_CHUNK = 1 << 19, 1 << 21, 1 << 25
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
 # Bytes of the position of a selected element.
@@ -153,15 +152,12 @@ class _Fragment:
         self._bytes = elements * width
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
-        self.chunks = math.ceil(elements / self._chunk())
-
-    def _chunk(self) -> int:
-        """Elements of a chunk."""
-        if self._network.processor.cores is None and not self._workload.on_cores:
-            return _ACCELERATOR_CHUNK
-        if self._encodes:
-            return 2 * _CHUNK
-        return _ONE_HOST_CHUNK if self._network.hosts == 1 else _CHUNK
+        each = chunk_elements(
+            on_cpu=workload.on_cores or self._network.processor.cores is not None,
+            quantised=self._encodes,
+            one_host=self._network.hosts == 1,
+        )
+        self.chunks = math.ceil(elements / each)
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
-from lightning_hier.comm.blocks import shard
+from lightning_hier.algorithms import exchange_chunks
 from tests.equivalence.faults import Fault, FaultyRegression, FaultyTwin, FaultyTwoOptimizers
 from tests.equivalence.tasks import (
     B_PERIOD,
@@ -205,7 +205,7 @@ def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
 
     A shard may end in the middle of a chunk.
     """
-    with mock.patch.multiple(shard, CHUNK=elements, ONE_HOST_CHUNK=elements):
+    with mock.patch.multiple(exchange_chunks, CHUNK=elements, ONE_HOST_CHUNK=elements):
         return fit_all(cases)
 
 

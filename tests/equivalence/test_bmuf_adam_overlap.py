@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lightning_hier.comm.blocks import shard
+from lightning_hier.algorithms import exchange_chunks
 from tests.equivalence.adam_twins import Rule
 from tests.equivalence.cases import identical, make_twin
 from tests.equivalence.faults import Fault
@@ -59,7 +59,7 @@ def _watch_in_chunks(cases: list[LateCase]) -> dict[str, Seen]:
 
     The moments of a parameter may end in the middle of a chunk.
     """
-    with mock.patch.multiple(shard, CHUNK=29, ONE_HOST_CHUNK=29):
+    with mock.patch.multiple(exchange_chunks, CHUNK=29, ONE_HOST_CHUNK=29):
         return watch_all(cases)
 
 

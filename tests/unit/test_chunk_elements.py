@@ -1,11 +1,10 @@
-"""Length of the chunks of a synchronisation, and the planner's copy of it."""
+"""Length of the chunks of a synchronisation, which the planner counts."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from lightning_hier.comm.blocks.shard import chunk_elements
+from lightning_hier.algorithms.exchange_chunks import chunk_elements
 from lightning_hier.planning import Link, Network, Processor, Workload
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import Settings
@@ -25,7 +24,8 @@ CASES = [
 def test_chunks_have_the_length_that_the_planner_counts(
     device: str, quantised: bool, one_host: bool, elements: int
 ) -> None:
-    assert chunk_elements(torch.device(device), quantised=quantised, one_host=one_host) == elements
+    on_cpu = device == "cpu"
+    assert chunk_elements(on_cpu=on_cpu, quantised=quantised, one_host=one_host) == elements
     link = Link(bytes_per_second=1e9, latency_s=1e-3)
     processor = Processor(cores=None if device == "cuda" else 2)
     network = Network(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_hier.algorithms.exchange_chunks import chunk_elements
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
@@ -15,7 +16,7 @@ from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
 from lightning_hier.comm.blocks.outer_step import OuterStep
-from lightning_hier.comm.blocks.shard import Shard, chunk_elements
+from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.profiling import profiler_range
@@ -84,7 +85,11 @@ class Fragment:
         config, route, codec = context.config, context.communicators.route, None
         if context.averages:
             codec = make_codec(config.across_dtype, example.dtype, config.across_density)
-        chunk = chunk_elements(example.device, quantised=codec is not None, one_host=route.one_host)
+        chunk = chunk_elements(
+            on_cpu=example.device.type == "cpu",
+            quantised=codec is not None,
+            one_host=route.one_host,
+        )
         shard = Shard(parameters, buffers, carried, context.placement, chunk=chunk)
         exchange = Exchange(shard, codec, route)
         model, updates = shard.read()[shard.parameters], self._sends_updates or codec is not None

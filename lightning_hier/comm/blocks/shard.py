@@ -14,19 +14,6 @@ from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.sharded_tensors import local_tensor
 
-# Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
-# for the overhead of a message. Quantised chunks are twice as long, because their messages are
-# shorter. The planner has the same numbers (planning/synchronisation.py).
-CHUNK = 1 << 19
-
-# Ranks of one host have no link to keep busy. Every message wakes another rank: with chunks of half
-# a million elements, this took a third of a synchronisation (docs/reports/performance.md).
-ONE_HOST_CHUNK = 1 << 21
-
-# On an accelerator, chunks are longer, so that a kernel runs longer than its launch takes (measured
-# in docs/reports/cuda.md).
-ACCELERATOR_CHUNK = 1 << 25
-
 # Elements that are read at a time, so that the next operation finds them in the cache.
 _PIECE = 1 << 17
 
@@ -53,23 +40,6 @@ class Chunk(NamedTuple):
     carried: slice
 
 
-def chunk_elements(device: torch.device, *, quantised: bool, one_host: bool) -> int:
-    """Number of elements in a chunk of tensors on ``device``.
-
-    Args:
-        device: device of the tensors.
-        quantised: whether updates are quantised.
-        one_host: whether all ranks are on one host.
-
-    """
-    if device.type != "cpu":
-        return ACCELERATOR_CHUNK
-    # The same on one host and on several, so that a resumed run keeps all errors of quantisation.
-    if quantised:
-        return 2 * CHUNK
-    return ONE_HOST_CHUNK if one_host else CHUNK
-
-
 class Shard:
     """Elements that this rank exchanges with other groups.
 
@@ -81,7 +51,7 @@ class Shard:
         buffers: averaged buffers of the same kind.
         carried: averaged optimizer state of the same kind.
         placement: division among the ranks of the group.
-        chunk: number of elements in a chunk, see :func:`chunk_elements`.
+        chunk: number of elements in a chunk.
 
     Attributes:
         chunk: see above.
