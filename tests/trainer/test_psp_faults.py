@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 from datetime import timedelta
@@ -79,11 +80,16 @@ def test_rank_that_sleeps_comes_back() -> None:
 
 
 def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
+    """The error names the rank that died.
+
+    A rank that learns of it late may also have lost others, whose training this error has ended:
+    the number of ranks left is exact in ``test_psp_rules.py``.
+    """
     outcomes = _outcomes({(1, 4): "dies"}, min_pushes="all")
     for outcome in outcomes[:1] + outcomes[2:]:
         assert outcome.error is not None and outcome.error.startswith("QuorumError: ")
         assert "rank 1" in outcome.error
-        assert "min_pushes='all' needs 4 of 4 workers, and 3 are left" in outcome.error
+        assert re.search("min_pushes='all' needs 4 of 4 workers, and [123] are left", outcome.error)
         assert "set min_pushes to the number of workers that must be left" in outcome.error
 
 
