@@ -40,6 +40,7 @@ class Breaks(Net):
 class Disturbed(Net):
     """At given pairs of rank and step, a rank dies, raises, sleeps, or hangs until the others end.
 
+    A late rank of PSP-SGD may skip the step. Then it is disturbed at its next one.
     Ranks leave marks in the folder at their end (`fitted_and_marked`). Every step takes `step_s`
     seconds. Otherwise, the other ranks would finish before they detect the disturbance.
     """
@@ -51,7 +52,7 @@ class Disturbed(Net):
         self.disturbances, self.folder, self.step_s = disturbances, folder, step_s
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        disturbance = self.disturbances.get((this_rank(), self.global_step))
+        disturbance = self._next_disturbance()
         if disturbance == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if disturbance == "raises":
@@ -63,6 +64,12 @@ class Disturbed(Net):
             wait_for_marks(self.folder, *map(str, others))
         time.sleep(self.step_s)
         return self.loss(batch)
+
+    def _next_disturbance(self) -> str | None:
+        for rank, step in sorted(self.disturbances):
+            if rank == this_rank() and step <= self.global_step:
+                return self.disturbances.pop((rank, step))
+        return None
 
 
 def fitted_and_marked(folder: Path, *args: Any, **settings: Any) -> Fitted:
