@@ -7,6 +7,7 @@ python -m examples.acoustic.demo --short    about a minute, to check that it run
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,10 @@ from pathlib import Path
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.demo_words import comparison, header, row
 from examples.acoustic.error_plot import plot_errors
-from examples.acoustic.launch import launch
 from examples.acoustic.link_times import HOSTS, RATES, times_over_links
-from examples.acoustic.run_system import Settings
+from examples.acoustic.run_system import Result, Settings
 from examples.array_cache import default_cache_dir
+from examples.run_store import RunStore
 from examples.tables import markdown
 
 LOG_DIR = "outputs/acoustic/demo"
@@ -57,6 +58,17 @@ def synthesise(settings: Settings) -> None:
     print(f"... {time.perf_counter() - begun:.0f} s\n", flush=True)
 
 
+def train(settings: Settings) -> Result:
+    """Train in new processes, and return the result."""
+    print(f"Training with {LABELS[settings.system]}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        module = "examples.acoustic.run_system"
+        store = RunStore(Path(folder), module=module, settings=Settings, result=Result)
+        [result] = store.results([settings])
+    print(f"... {result.train_seconds:.0f} s on this machine\n", flush=True)
+    return result
+
+
 def main() -> None:
     """Train with both systems, measure steps over links, and print and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -65,12 +77,7 @@ def main() -> None:
     if parser.parse_args().short:
         runs, rates = [short(settings) for settings in runs], SLOW_LINK
     synthesise(runs[0])
-    results = {}
-    for settings in runs:
-        label = LABELS[settings.system]
-        print(f"Training with {label}", flush=True)
-        results[label] = launch(settings)
-        print(f"... {results[label].train_seconds:.0f} s on this machine\n", flush=True)
+    results = {LABELS[settings.system]: train(settings) for settings in runs}
     print(f"Measuring steps of both on {HOSTS} hosts of 2 ranks ...", flush=True)
     times = times_over_links(runs, rates)
     print("... predicted by the planner: " + times.why if times.why else "... measured")

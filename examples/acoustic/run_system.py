@@ -1,16 +1,13 @@
-"""Train one system on one corpus, and write the result on rank 0.
+"""Train one system on one corpus.
 
-``launch.py`` starts this module on every rank. Its argument and its result are JSON objects.
+:class:`examples.run_store.RunStore` starts this module. The argument is one JSON object.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -24,6 +21,7 @@ from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.fixed_schedule import FixedScheduleLSTM
 from examples.acoustic.systems import ALL
 from examples.quiet import progress, silence_lightning
+from examples.run_store import portable, run_job
 from lightning_hier import HierarchicalStrategy
 
 
@@ -35,7 +33,7 @@ class Settings:
         system: name of a system in ``ALL``.
         corpus: argument of ``AcousticDataModule``.
         corpus_args: argument of ``AcousticDataModule``.
-        ranks: number of processes. Systems without strategy use one.
+        ranks: number of processes, 1 for systems without strategy.
         group_size: number of ranks of a group, for systems with two tiers.
         block_size: number of steps between two synchronisations of models.
         density: fraction of the gradient that GTC sends.
@@ -49,7 +47,6 @@ class Settings:
         hidden_dim: number of cells of each of the two LSTM layers.
         log_dir: folder of the TensorBoard logs.
         score: split whose errors are reported, ``"valid"`` or ``"test"``.
-        result: file of the result.
 
     """
 
@@ -70,7 +67,10 @@ class Settings:
     hidden_dim: int = 128
     log_dir: str = "outputs/acoustic"
     score: str = "test"
-    result: str = "result.json"
+
+    def portable_settings(self) -> dict[str, Any]:
+        """Return the settings without the folders of this machine."""
+        return {**asdict(self), "corpus_args": portable(self.corpus_args), "log_dir": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Result:
     """Result of a run.
 
     Attributes:
-        settings: settings of the run.
+        settings: settings of the run, see ``Settings.portable_settings``.
         frame_error_rate: frame error rate.
         word_error_rate: word error rate of the test split, otherwise NaN.
         group_bytes: payload of all ranks inside groups.
@@ -165,7 +165,7 @@ def run(settings: Settings) -> Result:
     curve = LearningCurve()
     trainer = trainer_for(
         settings,
-        devices=ALL[settings.system].ranks(settings.ranks),
+        devices=settings.ranks,
         max_epochs=settings.epochs,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=settings.seed),
@@ -179,7 +179,7 @@ def run(settings: Settings) -> Result:
         model, data, verbose=False
     )[0]
     return Result(
-        settings=asdict(settings),
+        settings=settings.portable_settings(),
         frame_error_rate=scores[f"{settings.score}/frame_error_rate"],
         # The model decodes only in test.
         word_error_rate=scores.get(f"{settings.score}/word_error_rate", math.nan),
@@ -202,14 +202,6 @@ def _bytes_sent(strategy: object) -> tuple[int, int]:
     return group, across
 
 
-def main() -> None:
-    """Run with the settings in the first argument."""
-    silence_lightning()
-    settings = Settings(**json.loads(sys.argv[1]))
-    result = run(settings)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        Path(settings.result).write_text(json.dumps(asdict(result)))
-
-
 if __name__ == "__main__":
-    main()
+    silence_lightning()
+    run_job(run, Settings)

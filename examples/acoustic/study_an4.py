@@ -10,20 +10,18 @@ one seed. ``runs.jsonl`` contains every finished run, so an interrupted study ca
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import lightning
 import torch
 
-from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.systems import ALL, SYSTEMS
-from examples.run_store import portable
+from examples.run_store import RunStore
 from examples.tables import markdown, mean_and_deviation, megabytes
 
 # Results of `--search`, for 16 epochs.
@@ -49,7 +47,7 @@ HEADER = (
 
 
 class Study:
-    """Runs of a study, which are stored in a file.
+    """Runs of a study, which are stored in ``runs.jsonl``.
 
     Args:
         folder: folder of the file.
@@ -58,23 +56,23 @@ class Study:
     """
 
     def __init__(self, folder: Path, base: Settings) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / "runs.jsonl"
+        module = "examples.acoustic.run_system"
+        self._store = RunStore(folder, module=module, settings=Settings, result=Result)
         self._base = base
-        self._done = {_key(result.settings): result for result in self._read()}
 
-    def run(self, **changes: object) -> Result:
-        """Return the result of the base settings with changes, from the file or a new run."""
-        settings = Settings(**{**asdict(self._base), **changes})
-        key = _key(asdict(settings))
-        if key not in self._done:
-            print(f"\n{settings.system}, {settings.learning_rate=}, {settings.seed=}", flush=True)
-            result = launch(settings)
-            result = replace(result, settings=_portable(result.settings))
-            with self._file.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
-            self._done[key] = result
-        return self._done[key]
+    def run(self, system: str, rate: float, *, seed: int = 0, score: str = "test") -> Result:
+        """Return the result of a system at a learning rate, from the file or a new run."""
+        settings = replace(
+            self._base,
+            system=system,
+            ranks=ALL[system].ranks(self._base.ranks),
+            learning_rate=rate,
+            seed=seed,
+            score=score,
+        )
+        print(f"\n{system}, learning rate {rate:g}, seed {seed}", flush=True)
+        [result] = self._store.results([settings])
+        return result
 
     def best_rate(self, system: str, start: float = FIRST_RATE) -> float:
         """Return the learning rate with the lowest frame error rate on the valid split.
@@ -83,29 +81,15 @@ class Study:
         runs have the first seed.
         """
 
+        @cache
         def errors(rate: float) -> float:
-            return self.run(system=system, learning_rate=rate, score="valid").frame_error_rate
+            return self.run(system, rate, score="valid").frame_error_rate
 
         best = start
         for factor in (2.0, 0.5):
             while errors(best * factor) < errors(best):
                 best *= factor
         return best
-
-    def _read(self) -> Iterator[Result]:
-        if self._file.exists():
-            for line in self._file.read_text().splitlines():
-                yield Result(**json.loads(line))
-
-
-def _portable(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without the folders of this machine."""
-    corpus_args = portable(settings["corpus_args"])
-    return {**settings, "corpus_args": corpus_args, "log_dir": "", "result": ""}
-
-
-def _key(settings: dict[str, Any]) -> str:
-    return json.dumps(_portable(settings), sort_keys=True)
 
 
 def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
@@ -174,7 +158,7 @@ def main() -> None:
         rate = RATES.get(system, FIRST_RATE)
         if options.search and not options.quick:
             rate = study.best_rate(system)
-        results = [study.run(system=system, learning_rate=rate, seed=seed) for seed in range(seeds)]
+        results = [study.run(system, rate, seed=seed) for seed in range(seeds)]
         rows.append(row(system, rate, results))
         print(f"\n{markdown(HEADER, rows)}\n", flush=True)
     flags = "" if options.systems == list(SYSTEMS) else f" --systems {' '.join(options.systems)}"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'demo'")
 
-from examples.acoustic import demo, link_times, study_an4  # noqa: E402
+from examples import run_store  # noqa: E402
+from examples.acoustic import demo, link_times  # noqa: E402
 from examples.acoustic.demo_words import comparison, header, row  # noqa: E402
 from examples.acoustic.link_times import LinkTimes, times_over_links  # noqa: E402
 from examples.acoustic.run_system import Result, Settings  # noqa: E402
@@ -136,15 +138,19 @@ def test_study_runs_each_setting_once_also_when_repeated(
 ) -> None:
     started: list[tuple[str, float]] = []
 
-    def fake(settings: Settings) -> Result:
-        started.append((settings.system, settings.learning_rate))
-        return result(settings, errors=abs(settings.learning_rate - 0.25))
+    def fake(module: str, arguments: str, *, ranks: int) -> None:
+        job = json.loads(arguments)
+        for settings in [Settings(**run) for run in job["runs"]]:
+            started.append((settings.system, settings.learning_rate))
+            line = asdict(result(settings, errors=abs(settings.learning_rate - 0.25)))
+            with Path(job["results"]).open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
-    monkeypatch.setattr(study_an4, "launch", fake)
+    monkeypatch.setattr(run_store, "run_module", fake)
     base = Settings(system="ddp")
     assert Study(tmp_path, base).best_rate("gtc") == 0.25
     assert started == [("gtc", rate) for rate in (1.0, 0.5, 0.25, 0.125)]
     assert Study(tmp_path, base).best_rate("gtc") == 0.25
     assert len(started) == 4
-    Study(tmp_path, base).run(system="gtc", learning_rate=0.25, seed=1)
+    Study(tmp_path, base).run("gtc", 0.25, seed=1)
     assert len(started) == 5
