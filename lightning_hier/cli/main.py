@@ -33,9 +33,7 @@ COMMANDS: dict[str, Command] = {
     "predict": Command("training", "make predictions with a model", trains=True),
     "measure": Command("measure", "measure links and a step of a module, for plan"),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
-    "report": Command("report", "create a page that compares runs"),
     "lighthouse": Command("lighthouse", "serve quorums for groups that come and go"),
-    "completion": Command("completion", "print a completion script for bash or zsh"),
 }
 
 
@@ -53,6 +51,8 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_help())
     elif name == "--version":
         print(f"{PROGRAM} {__version__}")
+    elif name.startswith("--print_completion="):  # an option of jsonargparse
+        _module("fit").run([name])
     elif name not in COMMANDS:
         end_with(f"no command {name!r}; there are {', '.join(COMMANDS)}")
     else:

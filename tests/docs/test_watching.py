@@ -1,15 +1,13 @@
-"""Tests that code and commands of docs/watching.md write logs, traces and a report."""
+"""Tests that code and commands of docs/watching.md write logs and traces."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import pytest
 
-from lightning_hier.cli.report import run
 from tests.docs.pages import Page
 from tests.docs.running import run_code
 from tests.ranks import run_ranks
@@ -28,14 +26,9 @@ def test_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
     page = Page.read(PAGE)
     code = [block.text for block in page.code(THIS)]
-    (command,) = (block.text for block in page.code(THIS, "bash"))
     run_ranks(_trained, 2, str(tmp_path), code, ranks_per_node=1)
     monkeypatch.chdir(tmp_path)
     traces = [json.loads(file.read_text()) for file in Path("traces").iterdir()]
     assert {trace["distributedInfo"]["rank"] for trace in traces} == {0, 1}
     for trace in traces:
         assert "hier/block/models" in {event["name"] for event in trace["traceEvents"]}
-    program, name, *args = shlex.split(command)
-    assert (program, name) == ("lightning-hier", "report")
-    run(args)
-    assert ">tensorboard</button>" in Path("report.html").read_text()

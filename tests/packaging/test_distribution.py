@@ -50,7 +50,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert f"{info}/licenses/LICENSE" in names
     files = [path for path in (REPOSITORY / "lightning_hier").rglob("*") if path.is_file()]
     sources = {str(path.relative_to(REPOSITORY)) for path in files if path.suffix != ".pyc"}
-    assert {Path(name).suffix for name in sources} == {".py", ".c", ".css", ".js", ".typed"}
+    assert {Path(name).suffix for name in sources} == {".py", ".c", ".typed"}
     assert sources <= names
 
 
