@@ -52,7 +52,6 @@ OF_WHOLE_MODULES: Mapping[str, str] = {
     "pass across_dtype or across_density to block_sync to send fewer bytes",
     "on_nonfinite": f"{_WHOLE}. Here, NaN or inf is an error that names the rank. Leave it out, "
     "and pass Trainer(gradient_clip_val=...) or a lower learning rate",
-    "uneven_batches": f"{_WHOLE}. Leave it out, and drop the last batches of longer loaders",
     "virtual_workers": f"{_WHOLE}. Leave it out, and start as many ranks",
 }
 """Arguments that strategies for divided modules do not have, with the alternative."""

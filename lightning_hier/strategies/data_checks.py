@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -14,6 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.blocks.out_of_step import SAME_BATCHES
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.virtual_workers.checks import check_loaders
@@ -21,9 +22,6 @@ from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
-
-UnevenBatches = Literal["error", "join"]
-"""Different numbers of batches are an error, or ranks without batches join the others."""
 
 _PARTS = (
     "Leave the sampler to Lightning, or pass "
@@ -63,80 +61,33 @@ def _batch_counts(trainer: pl.Trainer) -> list[float]:
     return [count(RunningStage.TRAINING, length, limit) for length in data.lengths]
 
 
-def check_session_data(session: FitSession, *, join: bool) -> None:
+def check_session_data(session: FitSession) -> None:
     """Check the training data for a synchronous strategy. A collective of the world.
 
-    Args:
-        session: session of the fit.
-        join: whether ranks that have run out of batches join the others.
-
     Raises:
-        ValueError: on every rank, if the numbers of batches are not supported.
+        ValueError: on every rank, if workers have different numbers of batches.
 
     """
-    trainer, (size, groups) = session.trainer, session.worker_layout.sizes
+    trainer = session.trainer
     virtual = len(session.workers) > 1
     if virtual:
         with raise_everywhere(session.communicators.device):
             check_loaders(trainer)
-    counts = check_data(trainer)
-    if join:
-        check_joined(
-            counts,
-            group_size=size,
-            # A run that resumes after its warm-up has no steps that need all ranks.
-            warmup_steps=int(session.settings.warmup_steps) if session.warming else 0,
-            accumulated=trainer.accumulate_grad_batches,
-        )
-    elif virtual:
-        check_even(counts, "worker")
-    else:
-        check_even(counts, way_out=", or pass uneven_batches='join'" if groups > 1 else "")
+    check_even(check_data(trainer), "worker" if virtual else "rank")
 
 
-def check_even(counts: Sequence[float], of: str = "rank", *, way_out: str = "") -> None:
+def check_even(counts: Sequence[float], of: str = "rank") -> None:
     """Raise ValueError unless all have the same number of batches.
 
     Args:
         counts: number of batches of each in one epoch; inf if the data have no length.
         of: noun for the message, in the singular.
-        way_out: alternative, for the end of the message.
 
     """
     if len(set(counts)) > 1:
         raise ValueError(
             f"the {of}s have different numbers of training batches: {_by_count(counts, of)}. Give "
-            f"every {of} the same number (drop_last, a DistributedSampler, or limit_train_batches)"
-            f"{way_out}"
-        )
-
-
-def check_joined(
-    counts: Sequence[float], *, group_size: int, warmup_steps: int, accumulated: int
-) -> None:
-    """Raise ValueError if the ranks of a group have different numbers, or the warm-up is too long.
-
-    Args:
-        counts: as in :func:`check_even`.
-        group_size: number of ranks in a group.
-        warmup_steps: remaining steps of the warm-up.
-        accumulated: number of batches in a step.
-
-    """
-    groups = [counts[i : i + group_size] for i in range(0, len(counts), group_size)]
-    if any(len(set(group)) > 1 for group in groups):
-        raise ValueError(
-            "the ranks of a group have different numbers of training batches: "
-            f"{_by_count(counts)}, in groups of {group_size}. uneven_batches='join' supports "
-            "different numbers between groups only: ranks inside a group communicate at every step "
-            "and need the same number"
-        )
-    fewest = math.ceil(min(counts) / accumulated) if min(counts) < math.inf else math.inf
-    if len(set(counts)) > 1 and warmup_steps > fewest:
-        raise ValueError(
-            f"the warm-up of {warmup_steps} steps is not over when the first ranks run out of "
-            f"batches, after {fewest} steps: {_by_count(counts)}. All ranks communicate in every "
-            f"step of it: set warmup_steps to at most {fewest}"
+            f"every {of} the same number ({SAME_BATCHES})"
         )
 
 

@@ -155,8 +155,7 @@ class DataPosition:
         self._generators.set_states(begun)
         iter(fetcher)
         for number in range(used):
-            # Lightning would take the StopIteration of next() for the end of training. The count is
-            # that of rank 0: with uneven_batches="join", other ranks may have fewer batches.
+            # Lightning would take the StopIteration of next() for the end of training.
             if fetcher.done:
                 rank_zero_warn(
                     f"the checkpoint was saved after {used} batches of an epoch, but the training "

@@ -25,7 +25,6 @@ class FitHooks:
     Args:
         session: session with a synchroniser.
         metrics_callback: logs metrics.
-        join: whether ranks that have run out of batches join the others.
 
     Attributes:
         averages: averages of WeightAveraging callbacks.
@@ -33,7 +32,7 @@ class FitHooks:
 
     """
 
-    def __init__(self, session: FitSession, metrics_callback: Callback, *, join: bool) -> None:
+    def __init__(self, session: FitSession, metrics_callback: Callback) -> None:
         synchroniser, changes = session.synchroniser, session.changes
         if len(session.workers) > 1:
             WorkerSteps(session)
@@ -46,10 +45,10 @@ class FitHooks:
         self.averages = AveragedWeights(
             session.trainer, session.communicators, lambda: synchroniser.trained.kept_equal
         )
-        # All ranks reach the end of the epoch before the global model, a collective, is swapped in.
-        # Averages of weights follow, which callbacks of the user put into the module in its place.
+        # Averages of weights follow the global model, and callbacks of the user put them into the
+        # module in its place.
         first = [
-            EndOfData(session, termination, join=join),
+            EndOfData(synchroniser.health),
             GlobalModelLifecycle(synchroniser.evaluation),
             self.averages,
         ]

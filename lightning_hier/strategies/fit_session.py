@@ -103,7 +103,6 @@ class FitSession:
         on_nonfinite: OnNonfinite,
         metrics_callback: Callback,
         *,
-        join: bool,
         offload: bool = False,
     ) -> None:
         """Start counting steps and change the Trainer. A collective of the world.
@@ -112,7 +111,6 @@ class FitSession:
             optimizers: optimizers of the module; each has its own block.
             on_nonfinite: action for groups whose models are not finite.
             metrics_callback: logs metrics.
-            join: whether ranks that have run out of batches join the others.
             offload: whether the state of outer steps lies in the memory of the host.
 
         """
@@ -128,7 +126,6 @@ class FitSession:
             warmup_steps=int(self.settings.warmup_steps),
             nics=self._groups.fewest_nics(),
             on_nonfinite=on_nonfinite,
-            join=join,
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
@@ -138,7 +135,7 @@ class FitSession:
             self.worker.loss_scale = self.grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
-        self.hooks = FitHooks(self, metrics_callback, join=join)
+        self.hooks = FitHooks(self, metrics_callback)
         self.begun = True
 
     @property

@@ -23,13 +23,7 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
 from lightning_hier.membership.torchft import TorchFT
-from lightning_hier.strategies import (
-    arguments,
-    data_checks,
-    module_setup,
-    optimizer_checks,
-    trainer_checks,
-)
+from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.membership_checks import check_membership
@@ -65,11 +59,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             inf at a synchronisation. ``"error"``: one error on every rank, before any model is
             sent. ``"exclude"``: a warning, and the group starts the next block from the mean of the
             others. If all ranks train one model, as in the warm-up, it is always an error.
-        uneven_batches: action if groups run out of batches in an epoch before others. ``"error"``:
-            one error that names ranks and counts, before training if the data have a length.
-            ``"join"``: they take part in the remaining synchronisations of the epoch with unchanged
-            models and the same weight, or that of their samples. Validating, saving or stopping
-            within an epoch, and different counts in a group, are errors.
         membership: ``TorchFT(...)`` if groups come and go. Every group is then a job of its own,
             and all its ranks are one group, whatever ``group_size`` is. See
             :class:`~lightning_hier.TorchFT`.
@@ -93,7 +82,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: data_checks.UnevenBatches = "error",
         membership: TorchFT | None = None,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
@@ -116,8 +104,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self.block_sync = block_sync
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite: OnNonfinite = on_nonfinite
-        check_choice("uneven_batches", uneven_batches, get_args(data_checks.UnevenBatches))
-        self.uneven_batches: data_checks.UnevenBatches = uneven_batches
         self.membership = membership
         if membership is not None:
             check_membership(self, membership)
@@ -129,7 +115,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         return super()._settings() | {
             "gradient_sync": self.gradient_sync,
             "on_nonfinite": self.on_nonfinite,
-            "uneven_batches": self.uneven_batches,
             "membership": self.membership,
         }
 
@@ -143,8 +128,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        if self.uneven_batches == "join":
-            trainer_checks.check_join(trainer, self.block_sync)
         if self.virtual_workers > 1:
             check_virtual_trainer(trainer, self.groups.worker_counts, self.warmup_steps)
 
@@ -173,12 +156,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
-        self._fit_session.begin(
-            self.optimizers,
-            self.on_nonfinite,
-            self._metrics_callback,
-            join=self.uneven_batches == "join",
-        )
+        self._fit_session.begin(self.optimizers, self.on_nonfinite, self._metrics_callback)
 
     @override
     def on_train_start(self) -> None:
@@ -188,7 +166,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        used = self._open_session(even_batches=self.uneven_batches == "error")
+        used = self._open_session()
         self.gradient_sync, session = used.gradient_sync, self._fit_session
         session.reduce_by_ddp(used, partial(module_setup.wrap_by_ddp, self))
         # DDP would copy the model of the first rank of each group only.
@@ -246,7 +224,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_data(self) -> None:
-        data_checks.check_session_data(self._fit_session, join=self.uneven_batches == "join")
+        data_checks.check_session_data(self._fit_session)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

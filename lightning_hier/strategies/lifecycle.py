@@ -6,75 +6,41 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.profiling import profiler_range
 
 if TYPE_CHECKING:
     from lightning_hier.comm.blocks.evaluation import Evaluation
-    from lightning_hier.strategies.fit_session import FitSession
+    from lightning_hier.comm.blocks.health_exchange import HealthExchange
     from lightning_hier.strategies.server_session import ServerSession
-    from lightning_hier.strategies.sigterm import QuietTermination
 
 
 class EndOfData(Callback):
-    """Records the end of this rank's batches for errors, or makes the rank join the others.
+    """Records the end of this rank's batches for errors that other ranks have batches left.
 
-    It is the first of all callbacks, so that all ranks have reached the end of the epoch when
-    validation, checkpoints and other callbacks follow.
+    It is the first of all callbacks, because those that follow may synchronise all ranks.
 
     Args:
-        session: session of this rank.
-        termination: reaction to signals.
-        join: whether ranks that have run out of batches join the others.
+        health: exchange of health reports.
 
     """
 
-    def __init__(self, session: FitSession, termination: QuietTermination, *, join: bool) -> None:
-        synchroniser = session.synchroniser
-        self._health = health = synchroniser.health
-        self._termination = termination
-        self._joining = (
-            Joining(session.communicators, session.worker, health, synchroniser.after_step)
-            if join
-            else None
-        )
-        self._ended = False
+    def __init__(self, health: HealthExchange) -> None:
+        self._health = health
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Record that there is a batch."""
-        self._ended, self._health.batches = False, -1
+        self._health.batches = -1
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Join the others after the last batch."""
+        """Record the last batch."""
         # The conditions by which Lightning ends an epoch (`_num_ready_batches_reached`).
         if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
-            self._end_epoch(trainer)
+            self._health.batches = _batches(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Join the others if the epoch has no batches, or if a hook of the user ended it."""
-        if not self._ended:
-            self._end_epoch(trainer)
-
-    def _end_epoch(self, trainer: pl.Trainer) -> None:
-        self._ended = True
+        """Record the end of an epoch without batches, or that a hook of the user has ended."""
         self._health.batches = _batches(trainer)
-        if self._joining is None:
-            return
-        # It returns early when a rank has reported a signal, on which all ranks act together.
-        while not self._joining.run():
-            self._act_on_signal()
-            if trainer.received_sigterm:
-                # The other ranks stop in the middle of their epoch, where Lightning checks.
-                raise SIGTERMException
-        # A signal in the last exchange. All ranks are here, so none of them acts in a later batch.
-        if self._health.signalled:
-            self._act_on_signal()
-
-    def _act_on_signal(self) -> None:
-        """Act immediately. Other ranks act at the end of their batch. A collective of the world."""
-        self._termination.on_train_batch_end()
 
 
 def _batches(trainer: pl.Trainer) -> int:

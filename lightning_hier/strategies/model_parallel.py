@@ -172,7 +172,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
-        used = self._open_session(even_batches=True)
+        used = self._open_session()
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)
         # First inside each group: then the ranks of the first group send consistent values.
@@ -185,7 +185,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
         callback, offload = self._metrics_callback, self.offload_outer_state
-        self._fit_session.begin(self.optimizers, "error", callback, join=False, offload=offload)
+        self._fit_session.begin(self.optimizers, "error", callback, offload=offload)
 
     @override
     def on_train_start(self) -> None:

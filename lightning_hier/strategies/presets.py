@@ -15,7 +15,6 @@ from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.strategies.data_checks import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 # Arguments and defaults are written out, because the command line and its help read signatures.
@@ -74,7 +73,6 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -90,7 +88,6 @@ class ModelAveragingStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             on_nonfinite=on_nonfinite,
-            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -121,7 +118,6 @@ class BMUFStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -142,7 +138,6 @@ class BMUFStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             on_nonfinite=on_nonfinite,
-            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -173,7 +168,6 @@ class BMUFAdamStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -194,7 +188,6 @@ class BMUFAdamStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             on_nonfinite=on_nonfinite,
-            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )

@@ -111,7 +111,6 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_early_exit": "rejects the callback with parameter servers",
     },
     "lightning.pytorch.callbacks.ModelCheckpoint": {
-        "_every_n_train_steps": "rejects saves within an epoch with uneven_batches='join'",
         "_train_time_interval": "rejects saves at time intervals, or warns about them",
     },
     "lightning.pytorch.callbacks.ModelPruning": {

@@ -101,7 +101,7 @@ def _can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
 
 
 def resolved_for_run(
-    asked: Synchronisation, resumed: Mapping[str, Any], session: FitSession, *, even_batches: bool
+    asked: Synchronisation, resumed: Mapping[str, Any], session: FitSession
 ) -> Synchronisation:
     """Choose a number for each ``"auto"`` and log the choice. A collective of the world.
 
@@ -112,7 +112,6 @@ def resolved_for_run(
         resumed: :func:`automatic_values` of the resumed run, if there is one.
         session: session of the run. Its Trainer determines the length of the run, which loads the
             training data.
-        even_batches: whether all ranks must have the same number of batches, as a warm-up requires.
 
     """
     names = asked.automatic
@@ -121,7 +120,7 @@ def resolved_for_run(
     used, why = asked.with_values(resumed), "as in the resumed run"
     if used.automatic:
         steps = run_steps(session.trainer)
-        warms_up = even_batches and _can_warm_up(asked, session)
+        warms_up = _can_warm_up(asked, session)
         num_models = session.communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"

@@ -35,19 +35,15 @@ class SynchronousStrategy(TieredStrategy, ABC):
     _session: FitSession | None = None
     _ended: FitSession | None = None
 
-    def _open_session(self, *, even_batches: bool) -> Synchronisation:
+    def _open_session(self) -> Synchronisation:
         """Create the session of this fit, and return its settings with numbers for ``"auto"``.
 
         A collective of the world.
-
-        Args:
-            even_batches: whether all ranks must have the same number of batches.
-
         """
         self._session = session = FitSession(self._module.trainer, self.groups, self._elastic)
         self._ended = None
         resumed = self._checkpoints.automatic_values
-        used = resolved_for_run(self._asked, resumed, session, even_batches=even_batches)
+        used = resolved_for_run(self._asked, resumed, session)
         self.warmup_steps, self.block_sync = int(used.warmup_steps), used.block_sync
         return used
 

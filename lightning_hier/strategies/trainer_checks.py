@@ -18,7 +18,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
-from lightning_hier.comm.blocks.block_sync import BlockSync
 
 
 def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None]) -> None:
@@ -92,40 +91,6 @@ def check_trainer(trainer: pl.Trainer) -> None:
                 "then, and training continues from the local model. Pass "
                 "use_lottery_ticket_hypothesis=False."
             )
-
-
-def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
-    """Raise ValueError for settings that do not support ``uneven_batches="join"``.
-
-    They need all ranks within an epoch, or count steps.
-    """
-    refused = []
-    if block_sync is not None and block_sync.block_rule is not None:
-        refused.append("block_rule (learning rates of ranks without batches stay as they are)")
-    settings: Any = trainer  # without annotations for some settings
-    # fast_dev_run sets max_steps to its few batches, which all ranks have.
-    if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
-        refused.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
-    interval = settings._val_check_time_interval or trainer.val_check_interval
-    # In Lightning, 1.0 is a whole epoch, and the int 1 is a batch.
-    within = interval != 1.0 or isinstance(interval, int)
-    if trainer.enable_validation and (within or trainer.check_val_every_n_epoch is None):
-        refused.append("validation within an epoch (leave out val_check_interval)")
-    for callback in settings.callbacks:
-        if isinstance(callback, Timer) and callback._interval == "step":
-            refused.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
-        if isinstance(callback, ModelCheckpoint) and (
-            callback._every_n_train_steps > 0 or callback._train_time_interval is not None
-        ):
-            refused.append(
-                "ModelCheckpoint within an epoch (leave out every_n_train_steps and "
-                "train_time_interval)"
-            )
-    if refused:
-        raise ValueError(
-            "with uneven_batches='join', all ranks are synchronised only at the ends of epochs, so "
-            f"it can't be combined with {'; '.join(refused)}"
-        )
 
 
 def check_served_trainer(trainer: pl.Trainer) -> None:

@@ -18,7 +18,6 @@ from lightning_hier.comm.blocks.outer_optimizer import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies.data_checks import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 
@@ -52,7 +51,6 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -75,7 +73,6 @@ class BMUFGTCStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             on_nonfinite=on_nonfinite,
-            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -106,7 +103,6 @@ class DiLoCoStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -126,7 +122,6 @@ class DiLoCoStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             on_nonfinite=on_nonfinite,
-            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )

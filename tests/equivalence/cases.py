@@ -51,8 +51,6 @@ class Case:
         compiled: whether the module is compiled.
         trainer: further arguments of the Trainer.
         faults: faults of some workers.
-        counts: number of batches of each rank in one epoch, if ranks differ.
-        unknown: whether the dataset has no length.
         tolerance: largest difference from the twin.
 
     """
@@ -69,8 +67,6 @@ class Case:
     compiled: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
-    counts: tuple[int, ...] = ()
-    unknown: bool = False
     tolerance: float = 1e-10
 
     @staticmethod

@@ -267,7 +267,6 @@ def fragment_case(
         block_sync=block_sync,
         warmup_steps=0,
         on_nonfinite="exclude",
-        uneven_batches="join" if run and "counts" in run else "error",
     )
     with_momentum = isinstance(block_sync, (BMUF, ModelAveraging))
     resets = with_momentum and block_sync.local_momentum == "reset"

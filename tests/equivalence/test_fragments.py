@@ -13,17 +13,11 @@ from tests.equivalence.cases import (
     difference,
     fit_in_chunks,
     identical,
-    make_module,
-    make_trainer,
-    make_twin,
     run_twin,
-    state_of,
 )
 from tests.equivalence.faults import Fault
 from tests.equivalence.fragment_twins import fragment_case
-from tests.equivalence.tasks import batch_of, loss_on, rank_number
 from tests.equivalence.twins import Values
-from tests.equivalence.uneven import batches_of
 from tests.ranks import run_ranks
 
 _SEEN = {"trainer": {"val_check_interval": 1}}
@@ -89,44 +83,6 @@ def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Value
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
         assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
-
-
-UNEVEN: list[Any] = [
-    fragment_case(
-        f"a rank joins, {n} fragments, delay {delay}",
-        fragments=n,
-        overlap=delay,
-        run={"counts": (7, 3, 9, 6), "batches": 9},
-    )
-    for n, delay in ((1, 2), (2, 0), (2, 3), (4, 4))
-]
-
-
-def _fit_joined(cases: list[Any]) -> dict[str, Values]:
-    states = {}
-    for case in cases:
-        module = make_module(case)
-        make_trainer(case).fit(module, batches_of(case, rank_number()))
-        states[case.name] = state_of(module.net)
-    return states
-
-
-@pytest.fixture(scope="module")
-def joined() -> list[dict[str, Values]]:
-    """Final states of runs in which ranks have different numbers of batches."""
-    return run_ranks(_fit_joined, 4, UNEVEN)
-
-
-@pytest.mark.parametrize("case", UNEVEN, ids=lambda case: case.name)
-def test_ranks_without_batches_join(case: Any, joined: list[dict[str, Values]]) -> None:
-    twin: Any = make_twin(case)
-    for number in range(case.batches):
-        for rank, worker in enumerate(twin.workers):
-            if number < case.counts[rank]:
-                worker.add_gradient(loss_on(batch_of(rank, number)), 1.0)
-        twin.step()
-    for state in joined:
-        assert difference(state[case.name], twin.global_model()) < 1e-10
 
 
 @pytest.mark.parametrize("merge", [0.0, 0.5, 1.0, "progress"])

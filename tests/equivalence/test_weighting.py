@@ -37,7 +37,6 @@ BLOCKS: list[Any] = [
 
 AUTO: dict[str, Any] = {"outer_momentum": "auto"}
 SEEN = {"trainer": {"val_check_interval": 1}}
-_ALONE = {"counts": (2, 3, 14, 2), "batches": 14}
 CASES: list[Any] = [
     weighted("fragments", DiLoCo, fragments=2, outer_lr=1.0, run=SEEN, **AUTO),
     weighted(
@@ -52,8 +51,6 @@ CASES: list[Any] = [
     ),
     weighted("a delay, BatchNorm", BMUF, fragments=2, overlap=2, run={"net": "batch_norm", **SEEN}),
     weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
-    weighted("a group alone has batches", DiLoCo, fragments=2, outer_lr=1.0, run=_ALONE, **AUTO),
-    weighted("the same with a delay", BMUF, overlap=3, run=_ALONE),
     blocks_case("Adam", **_ADAM),
     blocks_case("moments every second block", **_ADAM, group_size=2, moments_every=2),
     blocks_case("late moments", **_ADAM, overlap=3, moments_every=2),

@@ -25,7 +25,6 @@ from tests.equivalence.cases import (
 )
 from tests.equivalence.tasks import loader, rank_number
 from tests.equivalence.twins import Values, Worker
-from tests.equivalence.uneven import batches_of
 
 KINDS = ("exp_avg", "exp_avg_sq", "counts")
 
@@ -161,7 +160,7 @@ def watch(
     trainer = make_trainer(case, callbacks=callbacks, **never)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        batches = batches_of(case, rank_number() if data_of is None else data_of)
+        batches = loader(rank_number() if data_of is None else data_of, case.batches)
         trainer.fit(module, batches, loader(0, 2))
     seen.final = state_of(module.net)
     return seen

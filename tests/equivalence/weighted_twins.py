@@ -29,8 +29,7 @@ def batch(case: Any, rank: int, number: int) -> Batch:
 
 def batches(case: Any, rank: int) -> list[Batch]:
     """All batches of a rank in an epoch."""
-    count = case.counts[rank] if case.counts else case.batches
-    return [batch(case, rank, number) for number in range(count)]
+    return [batch(case, rank, number) for number in range(case.batches)]
 
 
 def shares(samples: Sequence[float], size: int) -> tuple[list[float], float]:
@@ -232,10 +231,9 @@ def run_by_samples(own: Any) -> Any:
     for count in range(own.batches * own.epochs):
         number = count % own.batches
         for rank, worker in enumerate(twin.workers):
-            if not own.counts or number < own.counts[rank]:
-                data = batch(own, rank, number)
-                worker.add_gradient(loss_on(data), 1.0 / own.accumulate)
-                twin.pending[rank] += len(data.x)
+            data = batch(own, rank, number)
+            worker.add_gradient(loss_on(data), 1.0 / own.accumulate)
+            twin.pending[rank] += len(data.x)
         if (number + 1) % own.accumulate == 0 or number + 1 == own.batches:
             twin.step()
     return twin

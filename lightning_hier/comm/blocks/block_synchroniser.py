@@ -48,7 +48,6 @@ class BlockSynchroniser:
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
         on_nonfinite: action for groups whose models are not finite.
-        join: whether ranks without batches join the synchronisations of the others.
         offload: whether the state of outer steps lies in the memory of the host.
         membership: finds the groups that are present, if groups come and go.
 
@@ -81,14 +80,13 @@ class BlockSynchroniser:
         warmup_steps: int = 0,
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
-        join: bool = False,
         offload: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self._module = module
         self._communicators = communicators
         self._worker = worker
-        self._warmup_steps, self._join = warmup_steps, join
+        self._warmup_steps = warmup_steps
         self.models = LocalModels(module, optimizers, communicators.models_per_rank)
         self._buffers = self.models.buffers
         across = config.across if config else "auto"
@@ -186,7 +184,6 @@ class BlockSynchroniser:
         In the warm-up and without blocks, none is due, and ranks check from time to time that they
         are in step. Every rank must call it at the same step.
         """
-        self.before_step()  # for ranks without batches, which only count steps
         count, warming = self._worker.steps[optimizer], self.blocks is None and self.warming
         samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
         count.total += 1
@@ -216,9 +213,6 @@ class BlockSynchroniser:
         """
         assert self.blocks is not None
         block = self.blocks[optimizer]
-        if self._join:
-            # A rank without batches finishes what is in flight before it exchanges reports.
-            self._communicators.route.in_flight.finish()
         agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
         if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
             participation = block.commit(agree)

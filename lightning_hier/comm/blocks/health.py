@@ -56,7 +56,6 @@ class SyncPoint(IntEnum):
     EVALUATION = 2
     TRAINING_END = 3
     CHECK = 4
-    OUT_OF_DATA = 5
 
     @property
     def text(self) -> str:
@@ -68,7 +67,6 @@ class SyncPoint(IntEnum):
             ),
             SyncPoint.TRAINING_END: "the end of training",
             SyncPoint.CHECK: "the regular check of all ranks",
-            SyncPoint.OUT_OF_DATA: "the end of its batches",
         }[self]
 
 

@@ -147,30 +147,11 @@ class HealthExchange:
         digest = torch.tensor([self._trained.digest], device=self._communicators.device)
         return bool((channel.gather_rows(digest, "status") == digest).all())
 
-    def report_out_of_data(self) -> HealthReport | None:
-        """Exchange reports after this rank's last batch. A collective of the world.
-
-        Returns:
-            A report of a rank that has batches left, or None if there are none.
-
-        Raises:
-            OutOfStepError: on every rank, if those ranks are not at the end of a block.
-
-        """
-        reports = self._reports(SyncPoint.OUT_OF_DATA, -1, ModelHealth())
-        return next(iter(require_common_point(reports)), None)
-
     def _exchange(
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
-        if self._independent:
-            require_common_point(self._of_group(reports))
-        elif len(require_common_point(reports)) < len(reports):
-            # Ranks without batches get the point of the others in the first exchange, and report
-            # the health of their models in the second one.
-            reports = self._reports(point, optimizer, health)
-            require_common_point(reports)
+        require_common_point(self._of_group(reports) if self._independent else reports)
         self._trained.buffers.require_fit(reports)
         return reports
 
@@ -195,7 +176,6 @@ class HealthExchange:
         with profiler_range("hier/block/status"):
             rows = world.gather_rows(row, "status")
         reports = [_report(values, self._counted) for values in rows.tolist()]
-        # Not in _exchange, because ranks without batches must raise the error together with others.
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
         # A group that is a job of its own stops by itself. The others go on without it.

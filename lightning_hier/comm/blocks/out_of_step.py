@@ -10,26 +10,25 @@ from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 # Maximum number of parameters that an error names.
 _MOST_NAMES = 5
 
+SAME_BATCHES = (
+    "drop_last, a DistributedSampler, limit_train_batches, or a stream that is repeated without end"
+)
+"""Ways to give every rank the same number of batches, for messages."""
+
 
 class OutOfStepError(RuntimeError):
     """Ranks reached different synchronisations, or synchronise different parameters."""
 
 
-def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
-    """Reports of the ranks that have batches left in this epoch, which must be at one point.
+def require_common_point(reports: Sequence[HealthReport]) -> None:
+    """Check that all ranks are at one point.
 
     Raises:
-        OutOfStepError: they are at different points, or not at the end of a block while other ranks
-            have no batches left.
+        OutOfStepError: they are at different points.
 
     """
-    active = [report for report in reports if report.point != SyncPoint.OUT_OF_DATA]
-    points = {(report.point, report.optimizer, report.steps) for report in active}
-    # Ranks without batches can only join the end of a block, not an evaluation or a save.
-    joined = 0 < len(active) < len(reports)
-    if len(points) > 1 or (joined and active[0].point != SyncPoint.BLOCK):
+    if len({(report.point, report.optimizer, report.steps) for report in reports}) > 1:
         raise OutOfStepError(_positions(reports))
-    return active
 
 
 def _positions(reports: Sequence[HealthReport]) -> str:
@@ -40,21 +39,10 @@ def _positions(reports: Sequence[HealthReport]) -> str:
         f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
         for (point, optimizer, steps, batches), members in ranks.items()
     )
-    if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
-        return (
-            "some ranks wait at the end of their batches, but others are not at a synchronisation "
-            f"of models: {positions}. With uneven_batches='join', validate and save at the ends of "
-            "epochs, and end training there."
-        )
-    way_out = (
-        " With uneven_batches='join', ranks that run out of batches join the others."
-        if len({report.batches >= 0 for report in reports}) > 1
-        else ""
-    )
     return (
         f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
-        "give every rank the same number of batches (drop_last, a DistributedSampler, or "
-        f"limit_train_batches), and validate or save on all ranks at the same step.{way_out}"
+        f"give every rank the same number of batches ({SAME_BATCHES}), and validate or save on all "
+        "ranks at the same step."
     )
 
 

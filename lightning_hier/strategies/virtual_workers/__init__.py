@@ -23,7 +23,7 @@ G workers, and each model is shared by min(V, G) of its workers.
   with the same number of workers.
 
 Not supported, each with one error before training: ``on_nonfinite="exclude"``,
-``uneven_batches="join"``, fp16 loss scaling, manual optimization,
+fp16 loss scaling, manual optimization,
 ``weighting="samples"``, ``training_step(dataloader_iter)``, several loaders, a sampler with a
 constructor of its own unless ``train_dataloader`` creates the loader; with several models on a
 rank, averages of weights and unfreezing; with several workers on a model, hooks,

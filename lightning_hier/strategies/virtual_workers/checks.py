@@ -39,8 +39,6 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
     """
     refused = []
     if layout.workers_per_rank > 1:
-        if strategy.uneven_batches != "error":
-            refused.append(f"uneven_batches={strategy.uneven_batches!r}")
         if strategy.on_nonfinite != "error":
             refused.append(f"on_nonfinite={strategy.on_nonfinite!r}")
         if strategy.block_sync is not None and strategy.block_sync.weighting != "equal":
