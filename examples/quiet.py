@@ -8,8 +8,6 @@ import warnings
 
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
-from lightning_hier.callbacks.progress_lines import ProgressLines
-
 
 def silence_lightning() -> None:
     """Suppress all warnings, and all messages of Lightning below errors."""
@@ -19,5 +17,5 @@ def silence_lightning() -> None:
 
 
 def progress() -> ProgressBar:
-    """Return a progress bar for a terminal, or progress lines for a file or a pipe."""
-    return TQDMProgressBar(leave=False) if sys.stdout.isatty() else ProgressLines()
+    """Return a progress bar, which is redrawn rarely in a file or a pipe."""
+    return TQDMProgressBar(leave=False, refresh_rate=1 if sys.stdout.isatty() else 200)

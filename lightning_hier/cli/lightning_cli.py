@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from importlib import import_module
 from inspect import signature
 from typing import Any, NoReturn, cast
@@ -11,11 +10,9 @@ from typing import Any, NoReturn, cast
 import lightning
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
-from lightning_hier.callbacks.progress_lines import ProgressLines
 from lightning_hier.cli.mistakes import PROGRAM, end_with
 from lightning_hier.strategies.arguments import of_synchronisations
 from lightning_hier.strategies.registry import class_path_of
@@ -58,17 +55,6 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Do nothing: :meth:`run` runs it, so that errors before training can be distinguished."""
-
-    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Create the Trainer. Without a terminal, progress is written as lines."""
-        named = config.get("callbacks") or []
-        given = named if isinstance(named, list) else [named]
-        bars = [callback for callback in [*callbacks, *given] if isinstance(callback, ProgressBar)]
-        wanted = config.get("enable_progress_bar") is not False and not config.get("barebones")
-        # A progress bar redraws its line, which fills the log file of a job.
-        if wanted and not bars and not sys.stdout.isatty():
-            callbacks = [*callbacks, ProgressLines()]
-        return super()._instantiate_trainer(config, callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create the parser, with :class:`ConfigFile` for configs."""

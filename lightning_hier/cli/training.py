@@ -7,9 +7,9 @@ import os
 import warnings
 from importlib.util import find_spec
 
-from lightning_hier.cli.mistakes import INSTALL, end_with, mistakes_in_one_screen
-from lightning_hier.cli.training_help import preset_asked_for, short_help, strategy_help
-from lightning_hier.strategies.registry import class_path_of, register
+from lightning_hier.cli.main import COMMANDS
+from lightning_hier.cli.mistakes import INSTALL, PROGRAM, end_with, mistakes_in_one_screen
+from lightning_hier.strategies.registry import PRESETS, class_path_of, register, summary
 
 NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
 # Prefixes of module names. They match the module that the warning points to (stacklevel).
@@ -20,6 +20,37 @@ _OPTIONS = {
     "--trainer.strategy": "--trainer.strategy.class_path",
     "--trainer.strategy.help": "--trainer.strategy.help",
 }
+
+_TEXT = """\
+usage: {program} {name} --config FILE [--config FILE ...] [--OPTION=VALUE ...]
+
+{summary}: LightningCLI with the strategies of this package. A config:
+
+  model:
+    class_path: my_models.Net        # any LightningModule, also in the current directory
+    init_args: {{width: 64}}
+  data:
+    class_path: my_data.Images       # any LightningDataModule; optional
+  trainer:                           # arguments of Trainer
+    devices: 8
+    num_nodes: 4
+    strategy: bmuf_gtc
+
+Options set or override any line: --model.width=32 --trainer.devices=2
+
+strategies:
+{strategies}
+
+  --trainer.strategy=bmuf --trainer.strategy.block_size=20    a name and its arguments
+  --trainer.strategy=my_bmuf.yaml                             a file, as in examples/strategies
+
+more:
+  --print_config           the whole config with all defaults
+  --trainer.strategy.help=bmuf, --model.help=my_models.Net, --data.help=my_data.Images
+                           arguments of a strategy, a model, a data module
+  --ckpt_path=FILE         resume from a checkpoint, or evaluate it
+  --help_all               every option
+"""
 
 
 def run(args: list[str]) -> None:
@@ -36,18 +67,13 @@ def run(args: list[str]) -> None:
     """
     name, *rest = args
     if {"-h", "--help"} & set(rest):
-        print(short_help(name), end="")
+        print(_help(name), end="")
         return
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
         end_with(f"{name} needs {', '.join(missing)}: {INSTALL}")
     # Lightning's use of its own parser causes warnings that a user cannot act on.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    given = with_classes(rest)
-    preset = preset_asked_for(given)
-    if preset is not None:
-        print(strategy_help(name, preset), end="")
-        return
     from lightning_hier.cli.lightning_cli import TrainingCLI
 
     silence_libraries(name)
@@ -56,7 +82,7 @@ def run(args: list[str]) -> None:
     register()
 
     # --help_all is the help of LightningCLI.
-    asked = ["--help" if argument == "--help_all" else argument for argument in given]
+    asked = ["--help" if argument == "--help_all" else argument for argument in with_classes(rest)]
     with mistakes_in_one_screen():
         cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):
@@ -96,3 +122,13 @@ def silence_libraries(command: str = "fit") -> None:
 
 def _is_no_tip(record: logging.LogRecord) -> bool:
     return "Tip:" not in record.getMessage()[:10]
+
+
+def _help(name: str) -> str:
+    """Help of ``fit``, ``validate``, ``test`` or ``predict``."""
+    width = max(map(len, PRESETS))
+    strategies = "\n".join(
+        f"  {key:<{width}}  {summary(preset)}" for key, preset in PRESETS.items()
+    )
+    does = COMMANDS[name].summary.capitalize()
+    return _TEXT.format(program=PROGRAM, name=name, summary=does, strategies=strategies)

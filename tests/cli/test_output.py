@@ -1,4 +1,4 @@
-"""Tests of the output of a run: lines of progress in a file, a bar in a terminal, no noise."""
+"""Tests of the output of a run: no noise of libraries."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.callbacks import TQDMProgressBar
 
-from lightning_hier.callbacks.progress_lines import ProgressLines
-from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.main import main
 from lightning_hier.cli.training import silence_libraries
 from tests.conftest import REPOSITORY
@@ -24,37 +21,11 @@ def arguments(folder: Path, *more: str) -> list[str]:
     return ["fit", f"--config={CONFIG}", *SMALL, save, *more]
 
 
-def test_output_into_a_file_has_some_lines(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_has_values_and_no_tips(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     main(arguments(tmp_path))
     out, err = capfd.readouterr()
-    assert "Training: 19 batches in an epoch\n" in out
-    assert "Training: 19 steps done, train/loss" in out
-    assert "valid/accuracy" in out
-    assert "\r" not in out + err
+    assert "valid/accuracy" in out + err
     assert not {"Tip:", "deprecated"} & set((out + err).split())
-
-
-@pytest.mark.parametrize(
-    ("more", "kind"),
-    [
-        ([], ProgressLines),
-        (["--trainer.enable_progress_bar=false"], type(None)),
-        (["--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar"], TQDMProgressBar),
-    ],
-)
-def test_given_or_disabled_progress_bar_is_kept(
-    more: list[str], kind: type, tmp_path: Path
-) -> None:
-    cli = TrainingCLI(arguments(tmp_path, *more))
-    assert type(cli.trainer.progress_bar_callback) is kind
-
-
-def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    cli = TrainingCLI(arguments(tmp_path))
-    assert not isinstance(cli.trainer.progress_bar_callback, (ProgressLines, type(None)))
 
 
 def test_libraries_are_silent_and_a_users_own_code_is_not(
