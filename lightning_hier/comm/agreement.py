@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from lightning_hier.comm.progress_record import named_ranks, progress_record, ra
 
 # By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
 _EXACT = (type(None), bool, int, float, str)
+# Maximum number of differences that an error names.
+_MOST_NAMED = 6
 
 
 def gather_json(
@@ -152,6 +155,53 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
     if not problems:
         return None
     return "all ranks must have the same settings, but they differ in " + " | ".join(problems)
+
+
+def list_difference(lists: Sequence[Sequence[str]]) -> str | None:
+    """Message about entries that not all ranks list, or list at other positions; None if equal.
+
+    Args:
+        lists: for each rank, distinct entries in order.
+
+    """
+    different = []
+    # By position, so that the entries of different ranks for one thing follow each other.
+    for entry in dict.fromkeys(chain.from_iterable(zip_longest(*lists))):
+        holders = [rank for rank, entries in enumerate(lists) if entry in entries]
+        if entry is not None and len(holders) < len(lists):
+            different.append(f"{entry} only on {named_ranks(holders)}")
+    if different:
+        omitted = len(different) - _MOST_NAMED
+        more = f"; and {omitted} more" if omitted > 0 else ""
+        return "; ".join(different[:_MOST_NAMED]) + more
+    for position, entries in enumerate(zip(*lists, strict=True)):
+        ranks = ranks_by_value(entries)
+        if len(ranks) > 1:
+            texts = (f"{entry} on {named_ranks(numbers)}" for entry, numbers in ranks.items())
+            return f"position {position} is {'; '.join(texts)}"
+    return None
+
+
+def require_same_list(
+    entries: Sequence[str], device: torch.device, rule: str, way_out: str
+) -> None:
+    """Check that all ranks list the same distinct ``entries`` in the same order.
+
+    A collective of the world: every rank must call it.
+
+    Args:
+        entries: entries of this rank.
+        device: device of collectives.
+        rule: begins the error.
+        way_out: ends the error.
+
+    Raises:
+        ValueError: on every rank, naming the entries that differ and the ranks that have them.
+
+    """
+    lists = gather_where_different(entries, device, place="the comparison of settings")
+    if lists is not None:
+        raise ValueError(f"{rule}, but ranks differ: {list_difference(lists)}. {way_out}")
 
 
 def require_same(settings: Mapping[str, Any], device: torch.device) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module, SyncBatchNorm
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import require_same
+from lightning_hier.comm.agreement import require_same_list
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
@@ -36,8 +35,13 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
         ValueError: on every rank, if the models of the ranks have different tensors.
 
     """
-    # First, because a broadcast between tensors of other sizes may hang, or write wrong values.
-    require_same(model_settings(module), communicators.device)
+    # First, because a broadcast goes by position: it may hang, or write into other tensors.
+    require_same_list(
+        described_tensors(module),
+        communicators.device,
+        "the module must have the same tensors in the same order on all ranks",
+        "Layers, parameters and buffers must be created and frozen in the same order on all ranks.",
+    )
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
@@ -75,15 +79,14 @@ def _mesh_ranks(tensor: Tensor) -> set[int]:
     return set(tensor.device_mesh.mesh.flatten().tolist())
 
 
-def model_settings(module: Module) -> dict[str, Any]:
-    """Properties of the model that must be equal on all ranks, by name."""
-    settings: dict[str, Any] = {}
+def described_tensors(module: Module) -> list[str]:
+    """Name, shape and dtype of each parameter and buffer, in order."""
+    tensors: list[tuple[str, str, Tensor]] = []
     for name, parameter in module.named_parameters():
-        frozen = "" if parameter.requires_grad else " frozen"
-        settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}{frozen}"
-    for name, buffer in module.named_buffers():
-        settings[f"buffer {name}"] = f"{tuple(buffer.shape)} {buffer.dtype}"
-    return settings
+        kind = "parameter" if parameter.requires_grad else "frozen parameter"
+        tensors.append((kind, name, parameter))
+    tensors += [("buffer", name, buffer) for name, buffer in module.named_buffers()]
+    return [f"{kind} {name} {tuple(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
 
 def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:

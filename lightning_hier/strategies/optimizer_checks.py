@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import gather_where_different, raise_everywhere
+from lightning_hier.comm.agreement import raise_everywhere, require_same_list
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
@@ -55,31 +55,49 @@ def check_served(optimizers: Sequence[Optimizer]) -> None:
         seen |= parameters
 
 
-def require_same_order(
+def require_same_optimizers(
     module: Module, optimizers: Sequence[Optimizer], device: torch.device
 ) -> None:
-    """Raise ValueError on every rank unless optimizers list the same parameters in one order.
+    """Check types, hyperparameters and parameters of the optimizers, in order, on all ranks.
 
     A collective of the world: every rank must call it.
+
+    Raises:
+        ValueError: on every rank, naming what differs and the ranks that have it.
+
     """
     names = {parameter: name for name, parameter in module.named_parameters()}
-    order = [
-        f"{names.get(parameter)} (optimizer {index}, group {i})"
-        for index, optimizer in enumerate(optimizers)
-        for i, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    ]
-    rows = gather_where_different(order, device, place="the comparison of optimizers") or []
-    for rank, row in enumerate(rows):
-        for position, (first, here) in enumerate(zip_longest(rows[0], row, fillvalue="missing")):
-            if here != first:
-                raise ValueError(
-                    "optimizers must list the same parameters in the same order on all ranks, "
-                    "because servers identify a parameter by its position. "
-                    f"Position {position} is {first} on rank 0, and {here} on rank {rank}. The "
-                    "order of a set differs between processes: use the order of the module, "
-                    "`[p for p in self.parameters() if p in chosen]`"
-                )
+    entries = []
+    for index, optimizer in enumerate(optimizers):
+        entries.append(f"{type(optimizer).__name__} as optimizer {index}")
+        for number, group in enumerate(optimizer.param_groups):
+            where = f"in group {number} of optimizer {index}"
+            entries += [
+                f"{name}={_shown(value)} {where}"
+                for name, value in sorted(group.items())
+                if name != "params"
+            ]
+            entries += [
+                f"{names.get(parameter, f'a parameter outside of the module at {i}')} {where}"
+                for i, parameter in enumerate(group["params"])
+            ]
+    require_same_list(
+        entries,
+        device,
+        "optimizers must have the same type, hyperparameters and parameters in the same order on "
+        "all ranks",
+        "The order of a set differs between processes: use that of the module, "
+        "`[p for p in self.parameters() if p in chosen]`.",
+    )
+
+
+def _shown(value: Any) -> str:
+    """A hyperparameter as text that is equal on all ranks if the value is."""
+    if isinstance(value, Tensor):
+        return str(value.tolist())
+    # The default text of other objects has an address.
+    known = value is None or isinstance(value, (bool, int, float, str, tuple, list))
+    return repr(value) if known else type(value).__name__
 
 
 def log_advice(

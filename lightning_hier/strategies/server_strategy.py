@@ -111,7 +111,6 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         # A failed fit leaves its mark, with which this one would end without the other ranks.
         self._states, self._steps, self._failed = None, _saved_steps(trainer), False
-        optimizer_checks.require_same_order(self._module, self.optimizers, self.root_device)
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.strategies.server_session import open_session
 

@@ -36,6 +36,7 @@ from lightning_hier.strategies import (
 )
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.saved_run import read_same
+from lightning_hier.strategies.optimizer_checks import require_same_optimizers
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import described
 
@@ -210,8 +211,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         if fitting:  # only now has Lightning called configure_optimizers
             with raise_everywhere(self.root_device):
                 self._check_optimizers()
-            names = [type(optimizer).__name__ for optimizer in self.optimizers]
-            require_same({"optimizers": names}, self.root_device)
+            require_same_optimizers(self._module, self.optimizers, self.root_device)
             self._begin_fit(trainer)
 
     @override

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder
 
 import lightning_hier as lh
-from tests.ranks import rank_outcomes, run_ranks
+from tests.ranks import rank_outcomes
 from tests.trainer.fitting import Net, Untrained, fit, loader, make_trainer, this_rank
 from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
@@ -77,10 +77,6 @@ MISTAKES: Mistakes = {
         lambda: _fit("psp", callbacks=[LearningRateFinder()]),
         r"LearningRateFinder can't be .*Tuner\(trainer\).lr_find",
     ),
-    "optimizers_differ": (
-        lambda: _fit("psp", Untrained(optimizer="Adam" if this_rank() == 1 else "SGD")),
-        r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1',
-    ),
     "batches_differ": (
         _batches_differ,
         r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1",
@@ -96,36 +92,6 @@ def errors() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
     check_errors([rank[name] for rank in errors], MISTAKES[name][1])
-
-
-def _one_order(strategy: str) -> str:
-    """Pass parameters in another order on rank 1, as the iteration over a set may do.
-
-    All shards then have the same sizes on all ranks, but different parameters.
-    """
-
-    def in_order_of_rank(net: Net) -> torch.optim.Optimizer:
-        halves = [net.layers[0].weight, net.layers[0].bias], [*net.layers[2].parameters()]
-        if this_rank() == 1:
-            halves[0].reverse()
-        return torch.optim.SGD([{"params": half} for half in halves], lr=0.1)
-
-    with pytest.raises(ValueError) as caught:
-        _fit(strategy, _Makes(in_order_of_rank))
-    return str(caught.value)
-
-
-def _orders_under_both() -> list[str]:
-    return [_one_order("psp"), _one_order("two_stage_asgd")]
-
-
-def test_order_of_parameters_that_differs_is_one_clear_error_on_every_rank() -> None:
-    problems = run_ranks(_orders_under_both, 2)
-    assert len({problem for both in problems for problem in both}) == 1
-    assert (
-        "Position 0 is layers.0.weight (optimizer 0, group 0) on rank 0, and layers.0.bias "
-        "(optimizer 0, group 0) on rank 1" in problems[0][0]
-    )
 
 
 @pytest.mark.parametrize(

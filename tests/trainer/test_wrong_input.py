@@ -52,6 +52,27 @@ class _OneGroupWithAmsgrad(Untrained):
         return torch.optim.Adam([{"params": first}, {"params": second, "amsgrad": True}], lr=0.01)
 
 
+class _Backwards(Untrained):
+    """Lists its parameters in the other order, if ``backwards``."""
+
+    def __init__(self, backwards: bool) -> None:
+        super().__init__()
+        self.backwards = backwards
+
+    def configure_optimizers(self) -> Any:
+        parameters = list(self.parameters())
+        return torch.optim.SGD(parameters[::-1] if self.backwards else parameters, lr=0.1)
+
+
+class _TwoTables(Untrained):
+    """Registers two buffers of one size in the other order, if ``backwards``."""
+
+    def __init__(self, backwards: bool) -> None:
+        super().__init__()
+        for name in ("second", "first") if backwards else ("first", "second"):
+            self.register_buffer(name, torch.full((3,), float(len(name))))
+
+
 def _sparse() -> None:
     model = Untrained()
     model.table = nn.Embedding(5, 4, sparse=True)
@@ -93,15 +114,33 @@ MISTAKES: Mistakes = {
     ),
     "models_differ": (
         lambda: _with("bmuf", "2", nn.Linear(8, 2, bias=False), 2),
-        r"layers.2.bias: .* on ranks 0, 1, 3; null on rank 2",
+        r"parameter layers.2.bias \(2,\) torch.float32 only on ranks 0, 1, 3\.",
     ),
     "shapes_differ": (
         _other_shapes,
-        r"layers.0.weight: \"\(8, 4\).* on ranks 0, 1, 2; \"\(9, 4\).* on rank 3",
+        r"layers.0.weight \(8, 4\).* on ranks 0, 1, 2;.*layers.0.weight \(9, 4\).* on rank 3",
     ),
     "optimizers_differ": (
         lambda: _fit("bmuf", Untrained(optimizer="Adam" if this_rank() == 1 else "SGD")),
-        r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1',
+        r"SGD as optimizer 0 only on ranks 0, 2, 3; Adam as optimizer 0 only on rank 1",
+    ),
+    "momentum_differs": (
+        lambda: _fit(
+            BMUF(local_momentum="average"), Untrained(momentum=0.0 if this_rank() == 1 else 0.9)
+        ),
+        r"momentum=0.9 in group 0 of optimizer 0 only on ranks 0, 2, 3; .*=0.0 .* rank 1\.",
+    ),
+    "rates_differ": (
+        lambda: _fit("psp", Untrained(lr=0.1 if this_rank() else 0.2)),
+        r"lr=0.2 in group 0 .* only on rank 0; lr=0.1 in group 0 .* only on ranks 1, 2, 3\.",
+    ),
+    "orders_of_parameters_differ": (
+        lambda: _fit("gtc", _Backwards(this_rank() == 3)),
+        r"position \d+ is layers.0.weight in .* on ranks 0, 1, 2; layers.2.bias in .* on rank 3\.",
+    ),
+    "orders_of_layers_differ": (
+        lambda: _fit("bmuf", _TwoTables(this_rank() == 2)),
+        r"same tensors .*position 4 is buffer first .* 0, 1, 3; buffer second .* on rank 2\.",
     ),
     "no_momentum_to_average": (
         lambda: _fit(BMUF(local_momentum="average"), Untrained(optimizer="Adam")),
