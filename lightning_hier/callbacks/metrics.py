@@ -14,15 +14,24 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_hier.callbacks.tensorboard_layout import layout
+from lightning_hier.comm.traffic import TIERS
 
 # File in the directory of a logger with the name and the settings of the strategy.
 SETTINGS_FILE = "lightning_hier.json"
+
+# Totals whose increase by step is logged too, so that runs can be compared without a calculation.
+_BY_STEP = {"hier/elapsed_seconds": "hier/step/seconds"} | {
+    f"hier/{tier}/{total}": f"hier/step/{tier}/{total}"
+    for tier in TIERS
+    for total in ("payload_bytes", "waited_seconds")
+}
 
 
 class HierarchyMetrics(Callback):
     """Logs the values of rank 0 every ``log_every_n_steps`` steps and at the end of training.
 
-    It adds ``hier/elapsed_seconds``, the time since training started in this process. It writes the
+    It adds ``hier/elapsed_seconds``, the time since training started in this process, and
+    ``hier/step/...``, the mean increase of totals in each step since the previous row. It writes the
     settings of the strategy to ``lightning_hier.json`` in the directory of each logger, and the
     layout of its charts once in this process to each TensorBoardLogger.
 
@@ -45,10 +54,12 @@ class HierarchyMetrics(Callback):
         self._layout = layout(families)
         self._arranged: list[TensorBoardLogger] = []
         self._begun_s = 0.0
+        self._previous: tuple[int, dict[str, float]] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock, and write settings and layout."""
         self._begun_s = time.perf_counter()
+        self._previous = None
         if not trainer.is_global_zero:
             return
         # A set, because several loggers may share a directory. Loggers of web services have none.
@@ -63,22 +74,39 @@ class HierarchyMetrics(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Log if Lightning logs at this batch."""
         if trainer._logger_connector.should_update_logs:
-            self._log(trainer)
+            self._log(trainer, by_step=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the totals of the run."""
-        self._log(trainer)
+        # Without means, because its step is one more after the same number of steps.
+        self._log(trainer, by_step=False)
 
-    def _log(self, trainer: pl.Trainer) -> None:
+    def _log(self, trainer: pl.Trainer, *, by_step: bool) -> None:
         if trainer.is_global_zero and trainer.loggers:
             # Lightning's step of all logged values. `global_step` counts those of all optimizers.
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             # Once for all loggers, because reading the density resets it.
             metrics = self._metrics()
             metrics["hier/elapsed_seconds"] = time.perf_counter() - self._begun_s
+            if by_step:
+                metrics |= self._means(step, metrics)
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)
                 logger.save()
+
+    def _means(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Mean increase of totals in each step since the previous row, from the second row on."""
+        before, totals = self._previous or (step, metrics)
+        # With accumulation, every batch of a step that is logged has a row.
+        if step == before:
+            self._previous = (before, totals)
+            return {}
+        self._previous = (step, metrics)
+        return {
+            name: (metrics[total] - totals.get(total, 0.0)) / (step - before)
+            for total, name in _BY_STEP.items()
+            if total in metrics
+        }
 
 
 def _write_settings(folder: str, settings: dict[str, Any]) -> None:

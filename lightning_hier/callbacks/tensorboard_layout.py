@@ -21,6 +21,19 @@ def _tier(tier: str) -> Charts:
 
 
 _TIERS: dict[str, Charts] = {
+    # One metric in each chart, so that its lines are runs.
+    "Runs side by side": {
+        "seconds of a step": "hier/step/seconds",
+        "seconds of a step in which training waited within its group": (
+            "hier/step/group/waited_seconds"
+        ),
+        "seconds of a step in which training waited for other groups": (
+            "hier/step/across/waited_seconds"
+        ),
+        "payload bytes of a step within a group": "hier/step/group/payload_bytes",
+        "payload bytes of a step across groups": "hier/step/across/payload_bytes",
+        "payload bytes across groups so far": "hier/across/payload_bytes",
+    },
     "Both tiers": {
         "payload bytes": r"hier/((group|across)/)?payload_bytes",
         "seconds in flight": r"hier/(group|across)/seconds",
