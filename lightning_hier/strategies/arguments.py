@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lightning_hier.algorithms.arguments import is_number
+from lightning_hier.algorithms.arguments import check_whole, is_number
 from lightning_hier.algorithms.foreign_names import unknown_argument
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf import BMUF
@@ -87,6 +87,26 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
         if value is not None and value is not False:
             raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def for_ranks_of_a_device(ranks_per_device: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for Lightning's strategy. Ranks that share a device communicate by gloo.
+
+    Raises:
+        ValueError: the number is invalid, or the backend needs a device for each rank.
+
+    """
+    check_whole("ranks_per_device", ranks_per_device)
+    if ranks_per_device == 1:
+        return kwargs
+    backend = kwargs.get("process_group_backend") or "gloo"
+    if "nccl" in backend:
+        raise ValueError(
+            f"process_group_backend={backend!r} can't be combined with ranks_per_device="
+            f"{ranks_per_device}: NCCL needs a device for each rank. Leave it out, and the ranks "
+            "communicate by gloo"
+        )
+    return {**kwargs, "process_group_backend": backend}
 
 
 def of_synchronisations(strategy: type) -> dict[str, str]:

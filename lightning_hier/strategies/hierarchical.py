@@ -55,6 +55,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             and part of the data, and those of different groups have their own model and optimizer
             state. Up to the order of additions, the results are those of as many ranks. It must
             divide the number of workers in a group, or be a multiple of it.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         on_nonfinite: action if the model or the averaged optimizer state of a group contains NaN or
             inf at a synchronisation. ``"error"``: one error on every rank, before any model is
             sent. ``"exclude"``: a warning, and the group starts the next block from the mean of the
@@ -81,6 +84,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         block_sync: BlockSync | None = None,
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
+        ranks_per_device: int = 1,
         on_nonfinite: OnNonfinite = "error",
         membership: TorchFT | None = None,
         timeout: timedelta | None = default_pg_timeout,
@@ -91,6 +95,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             group_size="world" if membership else group_size,
             warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
             virtual_workers=virtual_workers,
+            ranks_per_device=ranks_per_device,
             timeout=timeout,
             **ddp_kwargs,
         )

@@ -28,6 +28,33 @@ def in_ray(strategy: ParallelStrategy) -> bool:
     return ray is not None and isinstance(strategy.cluster_environment, ray.RayLightningEnvironment)
 
 
+def check_ranks_per_device(strategy: Any, ranks_per_device: int) -> None:
+    """Check that a launcher of the user starts all ranks that share the devices.
+
+    Raises:
+        ValueError: it starts another number of ranks, or it is Ray, which assigns the devices.
+
+    """
+    if in_ray(strategy):
+        raise ValueError(
+            f"ranks_per_device={ranks_per_device} can't be used in Ray Train, which assigns the "
+            "devices: leave it out, and let workers share a GPU by ScalingConfig(num_workers=..., "
+            f"resources_per_worker={{'GPU': {1 / ranks_per_device:.3g}}}) and "
+            "TorchConfig(backend='gloo')"
+        )
+    environment, here = strategy.cluster_environment, strategy.num_processes
+    if environment is None or not environment.creates_processes_externally:
+        return
+    needed, started = here * strategy.num_nodes, environment.world_size()
+    if started != needed:
+        raise ValueError(
+            f"ranks_per_device={ranks_per_device} makes {here} ranks on each of "
+            f"{strategy.num_nodes} hosts, {needed} in all, but {started} processes were started: "
+            f"start {here} on each host (torchrun --nproc-per-node {here}, srun --ntasks-per-node "
+            f"{here}), or set ranks_per_device, devices and num_nodes of the Trainer accordingly"
+        )
+
+
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
     """Return the host number of each rank. With Ray, a collective of the world."""
     if in_ray(strategy):

@@ -58,6 +58,9 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         warmup_steps: number of first steps in which gradients are averaged over all ranks.
             ``"auto"`` is a tenth of the steps of the run, at most 500. It is 500 if the length
             of the run is unknown, and 0 with a single group.
+        ranks_per_device: ranks that share each device, each with its own shards, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         offload_outer_state: whether W, the state of the outer step and the moments at the start of
             a block lie in the memory of the host, pinned if the model is on a GPU. Their
             chunks are copied to the device at a synchronisation. The results are the same.
@@ -80,6 +83,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         tensor_parallel_size: int = 1,
         block_sync: BlockSync | None = None,
         warmup_steps: int | Auto = 0,
+        ranks_per_device: int = 1,
         offload_outer_state: bool = False,
         save_distributed_checkpoint: bool = True,
         timeout: timedelta | None = default_pg_timeout,
@@ -92,6 +96,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         super().__init__(
             group_size=group_size,
             warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
+            ranks_per_device=ranks_per_device,
             timeout=timeout,
             tensor_parallel_size=tensor_parallel_size,
             save_distributed_checkpoint=save_distributed_checkpoint,

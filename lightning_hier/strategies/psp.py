@@ -47,6 +47,9 @@ class PSPStrategy(ParameterServerStrategy):
             DDP.
         warmup_steps: number of first steps in which every optimizer waits for all ranks and uses
             the mean gradient with the unchanged learning rate.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         grace_s: seconds that a rank may be unreachable or stopped before the others continue
             without it. If it returns in time, nothing is lost. A rank whose process has ended is
             lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
@@ -70,6 +73,7 @@ class PSPStrategy(ParameterServerStrategy):
         pull_timeout_s: float = 0.0,
         linear_scaling: bool = True,
         warmup_steps: int = 0,
+        ranks_per_device: int = 1,
         grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
@@ -78,6 +82,7 @@ class PSPStrategy(ParameterServerStrategy):
         super().__init__(
             group_size=1,
             warmup_steps=warmup_steps,
+            ranks_per_device=ranks_per_device,
             grace_s=grace_s,
             timeout=timeout,
             **ddp_kwargs,

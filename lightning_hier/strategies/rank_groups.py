@@ -90,6 +90,7 @@ class RankGroups:
         ranks = self._strategy.world_size
         return {
             "ranks": ranks,
+            "ranks_per_device": self._strategy.ranks_per_device,
             "hosts": ranks // self._strategy.num_processes,
             "groups": self.worker_layout.sizes[1],
             "ranks_per_group": self.communicators.layout.sizes[0],

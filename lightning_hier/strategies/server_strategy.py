@@ -56,6 +56,9 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
             ``"world"``. Traffic is counted by group.
         warmup_steps: number of first steps in which the gradients of every optimizer are averaged
             exactly over all ranks.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         grace_s: seconds that a rank may be unreachable or stopped before the others continue
             without it. A rank whose process has ended is lost immediately.
         timeout: time limit of every wait, after which an error names the missing ranks.
@@ -75,12 +78,17 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         *,
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
+        ranks_per_device: int = 1,
         grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__(
-            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+            group_size=group_size,
+            warmup_steps=warmup_steps,
+            ranks_per_device=ranks_per_device,
+            timeout=timeout,
+            **ddp_kwargs,
         )
         if self.virtual_workers != 1:
             raise ValueError(

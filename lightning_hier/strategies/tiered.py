@@ -49,6 +49,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     Args:
         group_size, warmup_steps, virtual_workers, timeout: see the subclasses.
+        ranks_per_device: ranks that share each device. All ranks of a host are its node.
         **kwargs: arguments of that strategy of Lightning.
 
     Attributes:
@@ -69,13 +70,16 @@ class TieredStrategy(ParallelStrategy, ABC):
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
         virtual_workers: int = 1,
+        ranks_per_device: int = 1,
         timeout: timedelta | None = default_pg_timeout,
         **kwargs: Any,
     ) -> None:
         # The parser of the command line resolves **kwargs only if the name is passed unchanged.
         if isinstance(self, DDPStrategy):
             kwargs = arguments.without_taken(type(self), kwargs)
+        kwargs = arguments.for_ranks_of_a_device(ranks_per_device, kwargs)
         arguments.check_timeout(timeout)
+        self.ranks_per_device = ranks_per_device  # before the devices are set
         super().__init__(timeout=timeout, **kwargs)  # type: ignore[call-arg]
         private_names.check_names(self)
         arguments.check_group_size(group_size)
@@ -146,6 +150,18 @@ class TieredStrategy(ParallelStrategy, ABC):
         return torch.device(self._lightning.root_device)
 
     @property
+    @override
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The device of each rank of this host. Those that ranks share are repeated."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        # Lightning takes the number of ranks of a host, and the device of each, from this list.
+        repeated = [device for device in devices or () for _ in range(self.ranks_per_device)]
+        self._parallel_devices = repeated or None
+
+    @property
     def num_processes(self) -> int:
         """Ranks on this host."""
         if launch.in_ray(self):
@@ -164,6 +180,8 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     @override
     def _configure_launcher(self) -> None:
+        if self.ranks_per_device > 1:
+            launch.check_ranks_per_device(self, self.ranks_per_device)
         super()._configure_launcher()
         # Wraps the whole run, because metrics and hooks of the user may call collectives too.
         launcher: Any = self.launcher
@@ -193,6 +211,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         same: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
         same |= {"timeout": str(self.limit), "group_size": self.groups.size}
         same |= {"virtual_workers": self.virtual_workers, "warmup_steps": self.warmup_steps}
+        same |= {"ranks_per_device": self.ranks_per_device}
         # Compared first: with another group size, ranks would create other process groups and hang.
         require_same(same | described(self._settings()), self.root_device)
         self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)

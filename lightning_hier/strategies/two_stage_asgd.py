@@ -43,6 +43,9 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         hierarchical_lr: whether the learning rate of the master is eta / N (eq. 5). False: eta.
         refresh_period: mini-batches of a rank between two copies of the replica into its module.
         warmup_steps: number of first steps that all ranks make together, with their mean gradient.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         grace_s: seconds that a rank may be unreachable or stopped before the others continue
             without it. If it returns in time, nothing is lost. A rank whose process has ended is
             lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
@@ -67,6 +70,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         hierarchical_lr: bool = True,
         refresh_period: int = 1,
         warmup_steps: int = 0,
+        ranks_per_device: int = 1,
         grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
@@ -74,6 +78,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         super().__init__(
             group_size=group_size,
             warmup_steps=warmup_steps,
+            ranks_per_device=ranks_per_device,
             grace_s=grace_s,
             timeout=timeout,
             **ddp_kwargs,

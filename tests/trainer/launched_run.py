@@ -9,17 +9,18 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
+from lightning_hier.strategies.registry import PRESETS
 from tests.trainer.fitting import Net, loader, weights
 
 
 def main() -> None:
-    """Train and save the model. Arguments: folder and name of the strategy."""
-    folder, name = Path(sys.argv[1]), sys.argv[2]
-    os.environ.setdefault("WORLD_SIZE", "2")
+    """Train and save the model. Arguments: folder, name of the strategy, ranks of a device."""
+    folder, name, ranks_per_device = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    os.environ.setdefault("WORLD_SIZE", str(2 * ranks_per_device))
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=name,
+        strategy=PRESETS[name](ranks_per_device=ranks_per_device),
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_hier import BMUFStrategy
 from lightning_hier.strategies.launch import check_hosts, unbind_from_device
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, fit_on_ranks, loader, make_trainer, this_rank, weights
@@ -98,6 +99,17 @@ def test_devices_hosts_and_division_of_data_come_from_ray() -> None:
     for (sizes, model), plain in zip(results, expected, strict=True):
         assert sizes == (2, 2)
         assert torch.equal(model, plain.weights)
+
+
+def _share_devices_in_ray() -> None:
+    environment = _stand_in_for_ray().RayLightningEnvironment()
+    make_trainer(BMUFStrategy(ranks_per_device=2), plugins=[environment])
+
+
+def test_ranks_cannot_share_a_device_of_ray() -> None:
+    for error in run_ranks(_share_devices_in_ray, 2, expect_failure=True):
+        assert error.startswith("ValueError: ranks_per_device=2 can't be used in Ray Train")
+        assert "resources_per_worker={'GPU': 0.5}" in error
 
 
 def _fit_with_too_few_ranks_in_the_trainer() -> None:

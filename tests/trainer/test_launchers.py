@@ -10,19 +10,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-
-LAUNCHERS = {
-    "lightning": ["-m", "tests.trainer.launched_run"],
-    "torchrun": [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *("-m", "tests.trainer.launched_run"),
-    ],
-}
+from tests.ranks import run_ranks
+from tests.trainer.fitting import fitted
 
 
 @pytest.mark.parametrize(
@@ -36,8 +31,36 @@ LAUNCHERS = {
     ],
 )
 def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: Path) -> None:
+    (first, world), (second, _) = _launched(launcher, tmp_path, name)
+    assert world == 2
+    assert torch.equal(first, second)
+
+
+def test_launchers_start_all_ranks_of_a_device(tmp_path: Path) -> None:
+    """Two devices with two ranks each, by both launchers, train what four devices train."""
+    devices = run_ranks(_fit_on_devices, 4)
+    for launcher in ("lightning", "torchrun"):
+        launched = _launched(launcher, tmp_path, "bmuf_gtc", ranks_per_device=2)
+        for (weights, world), expected in zip(launched, devices, strict=True):
+            assert world == 4
+            assert torch.equal(weights, expected)
+
+
+def _fit_on_devices() -> Any:
+    return fitted("bmuf_gtc", batches=5, validate=2, max_epochs=2).weights
+
+
+def _launched(
+    launcher: str, folder: Path, name: str, ranks_per_device: int = 1
+) -> list[tuple[torch.Tensor, int]]:
+    """Weights and number of ranks of each rank of `launched_run`, which has two devices."""
+    ranks = 2 * ranks_per_device
+    command = ["-m", "tests.trainer.launched_run", str(folder), name, str(ranks_per_device)]
+    if launcher == "torchrun":
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = torchrun + command
     done = subprocess.run(
-        [sys.executable, *LAUNCHERS[launcher], str(tmp_path), name],
+        [sys.executable, *command],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -45,9 +68,7 @@ def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: P
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (first, world), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert world == 2
-    assert torch.equal(first, second)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
 @pytest.mark.parametrize(("end", "left", "status"), [("well", False, 0), ("fail", True, 1)])
