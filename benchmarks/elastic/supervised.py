@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -140,7 +141,15 @@ class Groups:
         membership = ["--lighthouse", self._lighthouse.address, "--group", str(group)]
         membership += ["--groups", str(self._setup.groups)]
         membership += ["--join_timeout_s", str(self._setup.join_timeout_s)]
-        command = [JOB, str(self._folder), *membership, *_pace(self._setup), *self._options]
+        command = [
+            sys.executable,
+            "-m",
+            JOB,
+            str(self._folder),
+            *membership,
+            *_pace(self._setup),
+            *self._options,
+        ]
         return self._stack.enter_context(Job(command, self._folder / f"group_{group}.txt"))
 
 

@@ -130,7 +130,9 @@ class Demo:
         }
         options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         output = self._folder / f"group_{group}.txt"
-        return self._stack.enter_context(Job(("examples.elastic.train", *options), output))
+        return self._stack.enter_context(
+            Job((sys.executable, "-m", "examples.elastic.train", *options), output)
+        )
 
     def _kill(self) -> tuple[int, float]:
         """Kill a group in the middle of a block. Return the step and the time."""

@@ -19,10 +19,10 @@ from examples.loopback import ADDRESS, free_port, loopback_interface
 
 
 class Job:
-    """A Python module in a separate process. Leaving the context kills it.
+    """A command in a separate process. Leaving the context kills it.
 
     Args:
-        command: module, and its arguments.
+        command: program, and its arguments.
         output: file to which its output is appended.
 
     Attributes:
@@ -41,7 +41,7 @@ class Job:
         }
         with output.open("a") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                list(command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -76,7 +76,7 @@ class Job:
 
 
 class LighthouseJob(Job):
-    """``lightning-hier lighthouse`` on a free port of the loopback.
+    """torchft's Lighthouse on a free port of the loopback.
 
     Args:
         output: file to which its output is appended.
@@ -93,9 +93,11 @@ class LighthouseJob(Job):
     ) -> None:
         port = free_port()
         self.address = f"http://{ADDRESS}:{port}"
-        command = ["lightning_hier", "lighthouse", "--bind", f"{ADDRESS}:{port}"]
-        command += ["--heartbeat_timeout_s", str(heartbeat_timeout_s)]
-        command += ["--join_timeout_s", str(join_timeout_s)]
+        # Beside the interpreter, because the environment may not be activated.
+        command = [str(Path(sys.executable).with_name("torchft_lighthouse"))]
+        command += ["--min_replicas", "1", "--bind", f"{ADDRESS}:{port}"]
+        command += ["--heartbeat_timeout_ms", str(round(1000 * heartbeat_timeout_s))]
+        command += ["--join_timeout_ms", str(round(1000 * join_timeout_s))]
         super().__init__(command, output)
 
     def wait_until_ready(self, limit_s: float = 60.0) -> None:

@@ -1,6 +1,6 @@
 """Train one group on digits, together with the other groups that are running.
 
-    lightning-hier lighthouse --bind 127.0.0.1:29510
+    torchft_lighthouse --min_replicas 1 --bind 127.0.0.1:29510
     python -m examples.elastic.train --lighthouse http://127.0.0.1:29510 --group 0 --groups 3
 
 Run the second command once for each group, with the index of the group. The same command restarts a

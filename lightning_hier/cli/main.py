@@ -33,7 +33,6 @@ COMMANDS: dict[str, Command] = {
     "predict": Command("training", "make predictions with a model", trains=True),
     "measure": Command("measure", "measure links and a step of a module, for plan"),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
-    "lighthouse": Command("lighthouse", "serve quorums for groups that come and go"),
 }
 
 

@@ -182,7 +182,7 @@ class ElasticFit:
         if seconds > limit / 2:
             rank_zero_warn(
                 f"sending the state took {seconds:.0f} s: the other groups wait for this one up to "
-                "--join_timeout_s of the Lighthouse. Keep it, and join_timeout_s, well above"
+                "--join_timeout_ms of the Lighthouse. Keep it, and join_timeout_s, well above"
             )
 
     def _save(self, folder: Path) -> bool:

@@ -119,7 +119,7 @@ def test_a_lighthouse_that_restarts(tmp_path: Path) -> None:
 
 
 def _serve(port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "lightning_hier", "lighthouse"]
-    limits = ["--heartbeat_timeout_s", "3", "--join_timeout_s", "20"]
+    command = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--min_replicas", "1"]
+    limits = ["--heartbeat_timeout_ms", "3000", "--join_timeout_ms", "20000"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUST_LOG": "error"}
     return subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}", *limits], env=environment)
