@@ -64,13 +64,7 @@ class GlobalModelLifecycle(Callback):
         self._model = model
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Swap the local model back.
-
-        At the end of training, ``StochasticWeightAveraging`` writes its average into the module and
-        computes the statistics of BatchNorm in an epoch without steps. Then the average is kept.
-        """
-        if trainer.fit_loop._skip_backward:
-            self._model.keep_module()
+        """Swap the local model back."""
         self._model.swap_back()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

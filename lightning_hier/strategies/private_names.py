@@ -33,7 +33,6 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
     "fit_loop._data_source": "creates a data loader for each virtual worker",
     "fit_loop._should_accumulate": "ends the step of several virtual workers",
-    "fit_loop._skip_backward": "detects the epoch of StochasticWeightAveraging without steps",
     "fit_loop.epoch_loop._batches_that_stepped": "logs with Lightning's step number",
     "fit_loop.epoch_loop._broadcast_sigterm_tensor": (
         "replaced: avoids a broadcast over all ranks at every batch"
@@ -112,9 +111,6 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     },
     "lightning.pytorch.callbacks.ModelCheckpoint": {
         "_train_time_interval": "rejects saves at time intervals, or warns about them",
-    },
-    "lightning.pytorch.callbacks.ModelPruning": {
-        "_use_lottery_ticket_hypothesis": "rejects it, as it resets weights",
     },
     "lightning.pytorch.callbacks.Timer": {
         "_interval": "warns about synchronisation of all ranks at every step",

@@ -53,7 +53,6 @@ class ServerSession:
     Attributes:
         engine: worker and server of this rank.
         collectives: collectives of the live ranks.
-        keeps_module: whether the weights in the module are kept (StochasticWeightAveraging).
         started: whether the servers are running.
 
     """
@@ -101,7 +100,6 @@ class ServerSession:
         self._traffic = traffic
         self._at_end = ExitStack()
         self._swapped_in = False
-        self.keeps_module = False
         self.started = False
 
     def begin(
@@ -160,8 +158,7 @@ class ServerSession:
         gradients.taken = False
         with self._raw_steps.counted():
             yield
-        # At the end of an epoch without steps, Lightning still calls a step.
-        if not gradients.taken and not self.keeps_module:
+        if not gradients.taken:
             # There was no gradient, or gradient scaling found that it is not finite.
             self.engine.workers[optimizer].abstain()
 
@@ -169,9 +166,8 @@ class ServerSession:
         """Put the global model into the module. Every live rank must call it."""
         if self._swapped_in:
             return
-        if not self.keeps_module:
-            self.engine.rendezvous()
-            self._parameters.note()
+        self.engine.rendezvous()
+        self._parameters.note()
         self._buffers.swap_in()
         self._swapped_in = True
 
@@ -187,18 +183,9 @@ class ServerSession:
             self._buffers.swap_back()
             self._swapped_in = False
 
-    def keep_module(self) -> None:
-        """Keep the weights that a callback has put into the module. Only buffers still change."""
-        if not self.keeps_module:
-            self._keep_values()
-            self._swapped_in, self.keeps_module = False, True
-
     def end_training(self) -> None:
         """Leave the global model in the module."""
         self.swap_in_global_model()
-        self._keep_values()
-
-    def _keep_values(self) -> None:
         self._buffers.keep()
         self._parameters.forget()
 

@@ -169,8 +169,6 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
             return state
         snapshot = self._live.engine.snapshot()
         self._states = snapshot.optimizer_states
-        if self._live.keeps_module:  # weights that the servers do not have
-            return state
         values = snapshot.values
         # The state dict contains a tied weight under each of its names.
         named = self._module.named_parameters(remove_duplicate=False)

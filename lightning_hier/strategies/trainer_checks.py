@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    StochasticWeightAveraging,
     Timer,
 )
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -79,17 +80,22 @@ def check_trainer(trainer: pl.Trainer) -> None:
             "several ranks, which must validate at the same step but have different clocks. Set it "
             "to a number of batches or a fraction of an epoch."
         )
-    # Without blocks, all ranks train one model, so the model that a callback changes is kept.
     strategy: Any = trainer.strategy
-    if hasattr(strategy, "block_sync") and strategy.block_sync is None:
-        return
+    one_model = getattr(strategy, "block_sync", strategy) is None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
+        if isinstance(callback, StochasticWeightAveraging):
             raise ValueError(
-                f"{type(callback).__name__} can't reset weights at the end of an epoch "
-                "(use_lottery_ticket_hypothesis, on by default): the module holds the global model "
-                "then, and training continues from the local model. Pass "
-                "use_lottery_ticket_hypothesis=False."
+                f"{type(callback).__name__} steps the optimizer with old gradients of each rank in "
+                "an epoch without training steps, so it can't be combined with this strategy. Use "
+                "lightning.pytorch.callbacks.WeightAveraging(), which averages with equal weights "
+                "too (should_update chooses when), torch.optim.swa_utils.SWALR as the scheduler "
+                "and, with BatchNorm, torch.optim.swa_utils.update_bn after training."
+            )
+        if isinstance(callback, ModelPruning) and not one_model:
+            raise ValueError(
+                f"{type(callback).__name__} prunes by the weights in the module, which between two "
+                "synchronisations are those of one group: groups would prune other weights. Prune "
+                "in setup() or after fit by torch.nn.utils.prune, or train with 'gtc'."
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from tests.ranks import run_ranks
@@ -56,23 +56,6 @@ def _train(name: str, folder: Path) -> tuple[list[int], int]:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_masks_of_different_lengths(name: str, tmp_path: Path) -> None:
     assert run_ranks(_train, 2, name, tmp_path) == [([3 + rank] * 2, 8) for rank in range(2)]
-
-
-def _prune(folder: Path) -> list[str]:
-    pruning = ModelPruning(
-        "l1_unstructured", amount=0.5, parameters_to_prune=None, use_lottery_ticket_hypothesis=False
-    )
-    saving = ModelCheckpoint(folder, save_last=True)
-    make_trainer(
-        BMUF(block_size=3), max_epochs=2, enable_checkpointing=True, callbacks=[pruning, saving]
-    ).fit(Net(), loader(5))
-    return sorted(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
-
-
-def test_pruned_model_is_saved(tmp_path: Path) -> None:
-    """The callback creates masks before training. A checkpoint has the weights without masks."""
-    for names in run_ranks(_prune, 2, tmp_path):
-        assert names == sorted(Net().state_dict())
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)

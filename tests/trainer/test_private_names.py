@@ -35,7 +35,6 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Closure": (lambda: None,),
     "CombinedLoader": ([],),
     "_DatasetSamplerWrapper": ([0],),
-    "ModelPruning": ("l1_unstructured",),
 }
 LISTED = (
     {name for path in OF_TRAINER for name in path.split(".") if name.startswith("_")}

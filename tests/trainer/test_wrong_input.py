@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, StochasticWeightAveraging
 from torch import nn
 
 import lightning_hier as lh
@@ -163,9 +163,17 @@ MISTAKES: Mistakes = {
         lambda: _fit("bmuf", Untrained().requires_grad_(False)),
         r"must have a trainable parameter",
     ),
-    "lottery_ticket": (
+    "pruning": (
         lambda: _fit("bmuf", callbacks=[ModelPruning("l1_unstructured")]),
-        r"ModelPruning can't reset weights.*use_lottery_ticket_hypothesis=False",
+        r"ModelPruning prunes by the weights.*torch.nn.utils.prune",
+    ),
+    "pruning_under_servers": (
+        lambda: _fit("psp", callbacks=[ModelPruning("l1_unstructured")]),
+        r"ModelPruning prunes by the weights",
+    ),
+    "stochastic_averaging": (
+        lambda: _fit("gtc", callbacks=[StochasticWeightAveraging(swa_lrs=0.01)]),
+        r"StochasticWeightAveraging steps .*WeightAveraging\(\)",
     ),
     "validates_by_the_clock": (
         lambda: _fit("bmuf", val_check_interval="00:00:00:15"),

@@ -142,12 +142,8 @@ class BlockSynchroniser:
         """Count a step, and apply and send the fragments that are due after it.
 
         A collective of the world if a fragment is sent. In the warm-up, where every step is one,
-        and without blocks, ranks check from time to time that they are in step. After
-        :meth:`~lightning_hier.comm.blocks.evaluation.Evaluation.keep_module` a step has no
-        gradients and does not count.
+        and without blocks, ranks check from time to time that they are in step.
         """
-        if self.evaluation.keeps_module:
-            return
         due = self._count_step(optimizer)
         if due == NOTHING_DUE:
             return

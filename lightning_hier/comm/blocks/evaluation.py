@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import reshard_
@@ -37,9 +37,6 @@ class Evaluation:
             are synchronised.
         finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
             does not contain them.
-
-    Attributes:
-        keeps_module: whether :meth:`keep_module` has been called.
 
     """
 
@@ -66,7 +63,6 @@ class Evaluation:
         self._blocks = blocks
         self._finish_blocks = finish_blocks
         self._ended = False
-        self.keeps_module = False
 
     @property
     def active(self) -> bool:
@@ -77,14 +73,9 @@ class Evaluation:
         """Save the local model and write the global one into the module, in place.
 
         A collective of the world. Does nothing if the module already contains the global model.
-        After :meth:`keep_module`, it averages the buffers.
         """
-        buffers = self._models.buffers
-        buffers.reclaim()
-        if self.keeps_module:
-            with self._communicators.progress.at(SyncPoint.EVALUATION.text):
-                average_tensors_(buffers.tensors, self._communicators.world, "buffers")
-        elif not self.active:
+        self._models.buffers.reclaim()
+        if not self.active:
             self._write_global_model(SyncPoint.EVALUATION)
 
     def swap_back(self) -> None:
@@ -96,7 +87,7 @@ class Evaluation:
             RuntimeError: a hook has written to a trained parameter.
 
         """
-        if not self.active or self._ended or self.keeps_module:
+        if not self.active or self._ended:
             return
         reshard_(self._module)  # training would otherwise use weights gathered in the evaluation
         self._local.keep_written_buffers()
@@ -126,26 +117,15 @@ class Evaluation:
 
         A collective of the world. The local model remains saved for a checkpoint after training.
         """
-        if self.keeps_module:
-            self.swap_in_global_model()
-            return
         self.swap_back()  # the last blocks are synchronised from the local model
         self._finish_blocks()
         self._write_global_model(SyncPoint.TRAINING_END)
         self._ended = True
 
-    def keep_module(self) -> None:
-        """Keep the weights that a callback has put into the module. Only buffers still change.
-
-        ``StochasticWeightAveraging`` ends training with such an epoch. Does not communicate.
-        """
-        self._local.saved.keep_all()
-        self.keeps_module = True
-
     def forget(self) -> None:
         """Discard the saved local model before an older state is loaded."""
         self._local.saved.forget()
-        self._ended = self.keeps_module = False
+        self._ended = False
 
     @torch.inference_mode(False)  # optimizer state that is created here is used in training
     @torch.no_grad()

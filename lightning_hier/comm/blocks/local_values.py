@@ -65,10 +65,6 @@ class SavedTensors:
             self._saved.pop(tensor, None)
             self._fingerprints.pop(tensor, None)
 
-    def keep_all(self) -> None:
-        """Keep all current values."""
-        self._saved, self._fingerprints = {}, {}
-
     def restore(self) -> None:
         """Copy the saved values back."""
         if self._saved:
@@ -79,7 +75,7 @@ class SavedTensors:
 
     def forget(self) -> None:
         """Discard the saved values."""
-        self.keep_all()
+        self._saved, self._fingerprints = {}, {}
         self.used = False
 
     def local(self, tensor: Tensor) -> Tensor:
