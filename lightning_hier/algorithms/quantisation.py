@@ -14,6 +14,8 @@ class Codec:
     """Encodes real numbers as bytes and decodes them.
 
     Values are 1-D, in float32 or float64. Their number is a multiple of ``QUANTISATION_GROUP``.
+    Finite values are decoded as finite ones: what is beyond the range of the code is part of the
+    error.
     """
 
     def bytes_for(self, numel: int) -> int:

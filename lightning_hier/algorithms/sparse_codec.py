@@ -23,7 +23,7 @@ class SparseCodec(Codec):
     Of n elements, ``ceil(density * n)`` are sent from each block of ``SELECTION_BLOCK`` consecutive
     ones, and from the shorter last one. An element that is not sent has itself as its error, so
     decoded values plus errors are the encoded values, as with every codec. NaN and inf count as the
-    largest.
+    largest. Of equal magnitudes, the first are sent.
 
     The values come first, in the encoding of another codec and padded with zeros to whole
     quantisation groups. Two bytes for each follow, the position in its block. The length depends on

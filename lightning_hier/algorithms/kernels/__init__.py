@@ -4,9 +4,8 @@
 - :mod:`native`: C loops for float32 on the CPU, compiled if the host has a C compiler.
 - :mod:`triton_backend`: passes of GTC and of block momentum as Triton kernels, for CUDA.
 
-All backends give bit-identical results, so ranks with different backends stay equal. Exceptions are
-sums of squares, which are equal up to rounding in double precision and do not affect training, and
-the choice among equal magnitudes in ``largest``, which each rank makes for itself.
+All backends give bit-identical results, so ranks with different backends stay equal. An exception is
+sums of squares, which are equal up to rounding in double precision and do not affect training.
 """
 
 from __future__ import annotations

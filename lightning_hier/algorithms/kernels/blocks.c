@@ -178,6 +178,9 @@ static inline float scale_of(const float *restrict v, int numel, float largest, 
         most = magnitude > most ? magnitude : most;
     }
     float scale = value_of(most) / largest;
+    /* Its product with `largest` stays below FLT_MAX for finite groups. */
+    float limit = (float)(0.999999 * (double)FLT_MAX / (double)largest);
+    if (most < 0x7f800000u && scale > limit) scale = limit;
     /* 0 for groups of zeros and for scales whose reciprocal may overflow. NaN stays NaN. */
     scale *= (float)(scale >= FLT_MIN);
     *factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
@@ -248,7 +251,8 @@ void decode_int4(float *restrict values, int64_t numel, const float *restrict sc
     }
 }
 
-/* BFloat16Codec.encode_: to the nearest, ties to even. Every NaN becomes 0x7fc0, as in torch. */
+/* BFloat16Codec.encode_: to the nearest, ties to even; finite numbers stay finite. Every NaN becomes
+   0x7fc0, as in torch. */
 void encode_bfloat16(float *restrict values, int64_t numel, const float *restrict plus,
                      int64_t plus_numel, float weight, uint16_t *restrict out) {
     for (int64_t from = 0; from < numel; from += PIECE) {
@@ -259,6 +263,7 @@ void encode_bfloat16(float *restrict values, int64_t numel, const float *restric
             uint32_t bits = bits_of(values[i]);
             uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
             if ((bits & MAGNITUDE) > 0x7f800000u) rounded = 0x7fc0u;
+            rounded -= (rounded & 0x7fffu) == 0x7f80u && (bits & MAGNITUDE) < 0x7f800000u;
             out[i] = (uint16_t)rounded;
             values[i] -= value_of(rounded << 16);
         }

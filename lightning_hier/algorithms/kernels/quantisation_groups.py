@@ -19,6 +19,9 @@ INT4_GROUP = 128
 
 LARGEST_INT8, LARGEST_INT4 = 127.0, 7.0
 
+# A product of the largest step and a rounded scale could be above the largest float32.
+_LARGEST_PRODUCT = 0.999999 * torch.finfo(torch.float32).max
+
 # Half a byte stores a step from -7 to 7 plus this.
 INT4_ZERO = 8
 
@@ -44,10 +47,15 @@ def groups(
 def quantise(rows: Tensor, scale: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """Set the scale of each row. Returns the rows in whole steps, and the scales as a column."""
     rounded = torch.abs(rows)
-    scale.copy_(rounded.amax(dim=1).div_(largest))
+    most = rounded.amax(dim=1)
+    # Finite groups have finite products. inf and NaN must not be hidden.
+    limited = most.div(largest).clamp_(max=_LARGEST_PRODUCT / largest)
+    scale.copy_(torch.where(most.isfinite(), limited, most))
     # Scale 0 for groups of zeros, and for scales below the normal range of float32, whose
     # reciprocal may overflow. By a product, in which NaN stays NaN: it must not be hidden.
     scale.mul_(scale >= torch.finfo(torch.float32).tiny)
     wide = scale.to(rows.dtype).unsqueeze(1)
     torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
+    # Longer dtypes have values beyond the largest product. What is above it stays as error.
+    rounded.clamp_(-largest, largest)
     return rounded, wide

@@ -255,14 +255,22 @@ class TorchKernels:
     def largest(self, values: Tensor, length: int, number: int) -> Tensor:
         """Select the ``number`` largest magnitudes in each row of ``length`` elements.
 
-        NaN and inf count as the largest. Of equal magnitudes, any are selected.
+        NaN and inf count as the largest. Of equal magnitudes, the first are selected.
 
         Returns:
             Their offsets in their rows (int16), row by row and in ascending order.
 
         """
-        offsets = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
-        return offsets.sort(dim=1).values.view(-1).to(torch.int16)
+        # Compared as bits, of which NaN has the largest. The order of topk depends on the device,
+        # so only its smallest value is used.
+        magnitudes = values.abs().view(INTEGER[values.itemsize]).view(-1, length)
+        least = magnitudes.topk(number, dim=1).values[:, -1:]
+        above, equal = magnitudes > least, magnitudes == least
+        wanted = number - above.sum(1, keepdim=True)
+        # A row has at most SELECTION_BLOCK elements, whose number fits into int16.
+        chosen = above.logical_or_(equal & (equal.cumsum(1, dtype=torch.int16) <= wanted))
+        # Without a wait for the device, because the number of offsets is known.
+        return chosen.nonzero_static(size=len(chosen) * number)[:, 1].to(torch.int16)
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
@@ -271,6 +279,9 @@ class TorchKernels:
         for chunk, start in with_sum(values, plus, weight):
             rounded = out[start : start + chunk.numel()]
             rounded.copy_(chunk)
+            # The bits of the largest finite number are those of inf minus 1.
+            too_large = rounded.isinf().logical_and_(chunk.isfinite())
+            rounded.view(torch.int16).sub_(too_large.to(torch.int16))
             chunk.sub_(rounded)
 
 
