@@ -261,10 +261,10 @@ class TorchKernels:
             Their offsets in their rows (int16), row by row and in ascending order.
 
         """
-        # Compared as bits, of which NaN has the largest. The order of topk depends on the device,
+        # Compared as bits, of which NaN has the largest. What topk selects depends on the device,
         # so only its smallest value is used.
         magnitudes = values.abs().view(INTEGER[values.itemsize]).view(-1, length)
-        least = magnitudes.topk(number, dim=1).values[:, -1:]
+        least = magnitudes.topk(number, dim=1, sorted=False).values.amin(1, keepdim=True)
         above, equal = magnitudes > least, magnitudes == least
         wanted = number - above.sum(1, keepdim=True)
         # A row has at most SELECTION_BLOCK elements, whose number fits into int16.
