@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.gloo_connections import recorded_connections
 from lightning_hier.comm.progress_record import progress_record
 
 
@@ -69,7 +70,9 @@ class ProcessGroups:
         key = (tuple(ranks), timeout, name)
         if key not in self._groups:
             # A group does not inherit the time limit of the world, but has torch's own default.
-            self._groups[key] = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            with recorded_connections():
+                group = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            self._groups[key] = group
         return self._groups[key]
 
     def doubt(self) -> None:

@@ -13,6 +13,8 @@ from weakref import ref
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_hier.comm.gloo_connections import close_connections
+
 # Messages of gloo, NCCL and the store that mean a lost or late peer.
 _LOST = re.compile(
     r"timed? ?out|connect|closed|closure|broken pipe|reset by peer|aborted|unreachable|"
@@ -41,7 +43,8 @@ class ProgressRecord:
     leave the group. After a failure, a rank records it and waits a short time for the records of
     the other ranks. Ranks without such a record are missing; at a collective of all ranks, only
     those that have not reached it. If all ranks have failed, the missing ranks are those that
-    failed in another collective.
+    failed in another collective. A rank whose collective has failed closes its connections, so
+    that ranks that wait for it fail too. Rank 0, which may host the store, raises its error last.
 
     Args:
         store: the job's ``torch.distributed.Store``.
@@ -142,21 +145,20 @@ class ProgressRecord:
 
     def _report(self, ranks: Sequence[int], cause: Exception) -> PeerError:
         try:
-            self._reported = self._message(*self._missing(ranks), cause)
+            missing, reached = self._missing(ranks)
+            self._reported = self._message(missing, reached, cause)
+            self._record("done", "")
+            if self._rank == 0:  # its process may host the store, from which the others still read
+                self._without_record("done", [rank for rank in ranks if rank not in missing])
         except RuntimeError as unreachable:  # the store is on rank 0's host
             self._reported = self._unreachable(unreachable, cause)
         return PeerError(self._reported)
 
     def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
         """Missing ranks, and whether they had reached the collective."""
-        # Ranks that wait in the same collective fail with this one, and each of them records it.
         self._record("failed", "")
-        silent, until = list(ranks), time.monotonic() + self.grace_s
-        while True:
-            silent = [rank for rank in silent if self._read("failed", rank)[0] < self._first]
-            if not silent or time.monotonic() > until:
-                break
-            time.sleep(0.05)
+        close_connections()
+        silent = self._without_record("failed", ranks)
         failed = [rank for rank in ranks if rank not in silent]
         elsewhere = [rank for rank in failed if self._read("failed", rank)[0] != self.number]
         if self._place is None:
@@ -166,6 +168,15 @@ class ProgressRecord:
         # A silent rank that has reached this collective may be waiting in it, like this one did.
         late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
         return (silent, True) if silent and not late else (late or elsewhere, False)
+
+    def _without_record(self, kind: str, ranks: Sequence[int]) -> list[int]:
+        """Ranks without a record of this kind in this run after a wait of ``grace_s``."""
+        silent, until = list(ranks), time.monotonic() + self.grace_s
+        while True:
+            silent = [rank for rank in silent if self._read(kind, rank)[0] < self._first]
+            if not silent or time.monotonic() > until:
+                return silent
+            time.sleep(0.05)
 
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where

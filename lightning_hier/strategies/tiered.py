@@ -23,6 +23,7 @@ from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gloo_connections import recorded_connections
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
 from lightning_hier.comm.progress_record import call_naming_missing, naming_missing
 from lightning_hier.comm.tiers import GroupSize, RankLayout
@@ -189,7 +190,8 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def _start_processes(self) -> None:
         """Set up the device, and the process group of the world."""
-        super().setup_environment()
+        with recorded_connections():
+            super().setup_environment()
 
     @override
     def setup_environment(self) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from examples.loopback import free_port
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.trainer.fitting import (
     BMUF,
@@ -160,6 +161,30 @@ def test_at_a_resume(tmp_path: Path) -> None:
     model = partial(Net, batchnorm=True)
     fit_on_ranks(4, TIERS, model, 5, max_steps=3, max_epochs=-1, save=path)
     _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
+
+
+def _train_with_store_on_rank_zero(port: int, folder: Path, lost: int) -> None:
+    """As with Lightning's launcher: the store ends with the process of rank 0."""
+    os.environ["MASTER_PORT"] = str(port)
+    model = partial(_Lost, lost, KILL, "training_step", 7, folder)
+    # A limit that the test does not reach: ranks notice a loss before it.
+    fitted(partial(BMUF, timeout=timedelta(minutes=10)), model, 12)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_while_rank_zero_hosts_the_store(lost: int, tmp_path: Path) -> None:
+    """Rank 2 exchanges data with rank 0 only, which raises its error last."""
+    outcomes = rank_outcomes(
+        _train_with_store_on_rank_zero,
+        3,
+        free_port(),
+        tmp_path,
+        lost,
+        env={"TORCHELASTIC_USE_AGENT_STORE": "False"},
+    )
+    for error in _errors(outcomes, lost).values():
+        named = "rank 0 or its host is gone" if lost == 0 else "because rank 1 did not take part"
+        assert error.startswith("PeerError") and named in error, error
 
 
 class _OwnCollective(Net):
