@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_hier as lh
 from benchmarks.two_stage_memory import status
 from examples.quiet import silence_lightning
+from examples.ranks import run_module
 from examples.tables import markdown
-from examples.torchrun import run_module
 
 _ROUNDS = 2
 _SYSTEMS: dict[str, Callable[[], pl.strategies.Strategy]] = {

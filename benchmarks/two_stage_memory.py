@@ -26,8 +26,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from benchmarks.joined import gathered
 from benchmarks.two_stage_ranks import DNN, train
 from examples.quiet import silence_lightning
+from examples.ranks import run_module
 from examples.tables import markdown
-from examples.torchrun import run_module
 from lightning_hier import TwoStageASGDStrategy
 
 _RANKS, _STEPS, _FRAMES = 4, 24, 16

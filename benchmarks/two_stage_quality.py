@@ -28,8 +28,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import DNNAcousticModel
 from examples.quiet import silence_lightning
+from examples.ranks import run_module
 from examples.tables import markdown, mean_and_deviation
-from examples.torchrun import run_module
 from lightning_hier import TwoStageASGDStrategy
 
 _RANKS = 4

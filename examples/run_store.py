@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from examples.torchrun import run_module
+from examples.ranks import run_module
 
 
 class Run(Protocol):

@@ -19,7 +19,7 @@ from benchmarks.launch import run_module as run_on_hosts
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.step_times import StepTimes, arguments, read
 from examples.acoustic.systems import ALL
-from examples.torchrun import run_module
+from examples.ranks import run_module
 from lightning_hier import GTC, planning
 from lightning_hier.planning import Link, Network, Processor, Workload
 

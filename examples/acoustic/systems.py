@@ -44,13 +44,7 @@ class System:
         return 1 if self.gradient_sync is None else available
 
     def strategy(
-        self,
-        *,
-        group_size: int,
-        block_size: int,
-        density: float,
-        warmup_steps: int,
-        virtual_workers: int = 1,
+        self, *, group_size: int, block_size: int, density: float, warmup_steps: int
     ) -> Strategy | str:
         """Return the ``strategy`` argument of the Trainer."""
         if self.gradient_sync is None:
@@ -61,7 +55,6 @@ class System:
             gradient_sync=self.gradient_sync(density),
             block_sync=self.block_sync(block_size) if self.block_sync else None,
             warmup_steps=warmup_steps,
-            virtual_workers=virtual_workers,
         )
 
 

@@ -1,6 +1,6 @@
 """Train image classifiers with several systems, and store the results.
 
-``torchrun.py`` or ``lone_ranks.py`` starts this module on every rank. The argument is a JSON
+``examples.ranks`` or ``lone_ranks.py`` starts this module on every rank. The argument is a JSON
 object: ``runs``, a list of settings with the same number of ranks, and ``results``, a file to which
 the first rank appends one line of JSON for each run.
 """

@@ -1,8 +1,6 @@
 """Train the tiny language model with one system after the other, and write the results to a file.
 
-``torchrun.py`` starts this module on every rank. The argument is a JSON object: ``runs``, a list of
-settings that all take the same number of ranks, and ``results``, a file to which rank 0 appends one
-line of JSON for each run.
+``RunStore`` starts this module on every rank, and documents its argument.
 """
 
 from __future__ import annotations

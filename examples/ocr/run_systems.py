@@ -1,9 +1,6 @@
 """Train text line models with several systems, and store the results.
 
-``torchrun.py`` starts this module on every rank. The argument is a JSON object: ``runs``, a list of
-settings with the same number of ranks, and ``results``, a file to which rank 0 appends one line of
-JSON for each run. The processes are started once for all runs, because the start of 16 processes on
-few cores takes as long as the training.
+``RunStore`` starts this module on every rank, and documents its argument.
 """
 
 from __future__ import annotations
@@ -50,7 +47,6 @@ class Settings:
         augment: whether training images are distorted.
         model_args: arguments of ``DarkNetDBLSTM.small``.
         workers: N, number of workers.
-        virtual_workers: number of virtual workers of each rank. It does not change the results.
         block_size: tau, number of steps between two synchronisations of models.
         warmup_epochs: duration of the warm-up with synchronous Adam, in epochs.
         epochs: number of epochs, including the warm-up.
@@ -73,7 +69,6 @@ class Settings:
     augment: bool = True
     model_args: dict[str, Any] = field(default_factory=dict)
     workers: int = 4
-    virtual_workers: int = 1
     block_size: int = 8
     warmup_epochs: float = 0.5
     epochs: int = 6
@@ -93,13 +88,12 @@ class Settings:
         settings = {**asdict(self), "corpus_args": portable(self.corpus_args), "log_dir": ""}
         if self.system in ("adam", "sync_adam"):
             settings["block_size"] = type(self).block_size
-        del settings["virtual_workers"]
         return settings
 
     @property
     def ranks(self) -> int:
         """Number of processes of the run."""
-        return 1 if self.system == "adam" else self.workers // self.virtual_workers
+        return 1 if self.system == "adam" else self.workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +158,9 @@ def strategy(settings: Settings, steps_per_epoch: int) -> HierarchicalStrategy |
     if settings.system == "adam":
         return "auto"
     if settings.system == "sync_adam":
-        return HierarchicalStrategy(group_size="world", virtual_workers=settings.virtual_workers)
+        return HierarchicalStrategy(group_size="world")
     return HierarchicalStrategy(
         group_size=1,
-        virtual_workers=settings.virtual_workers,
         block_sync=BMUFAdam(
             block_size=settings.block_size, moments=settings.system, local_beta1="keep"
         ),
@@ -198,8 +191,7 @@ def run(settings: Settings) -> Result:
         **settings.model_args,
     )
     losses, test_lines = ValidLosses(), LineCollector(maximum=8 if settings.show else 0)
-    workers = settings.ranks * settings.virtual_workers
-    steps_per_epoch = len(data.train) // (settings.batch_lines * workers)
+    steps_per_epoch = len(data.train) // (settings.batch_lines * settings.ranks)
     version = f"{settings.workers}_workers_beta_{settings.beta1:g}_seed_{settings.seed}"
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -3,8 +3,7 @@
     python -m examples.studies.across --data FOLDER/an4_mfcc
 
 With ``overlap=True``, the exchange overlaps with the training of the next block, and local updates
-are applied one block later. In int8, each rank quantises its local update, with error feedback. A
-single rank sends nothing, so 4 ranks train the virtual workers of the runs in int8.
+are applied one block later. In int8, each rank quantises its local update, with error feedback.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ BMUF = {
 }
 AVERAGING = {"model_averaging": "MA", "model_averaging_overlap": "MA, overlap"}
 WORKERS = 16
-RANKS = 4
-"""Number of ranks of the rows in int8, each of which quantises the mean of its workers."""
 
 
 def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
@@ -56,7 +53,6 @@ def _row(base: SpeechRun, system: str, name: str, workers: int) -> Row:
         base,
         system=system,
         workers=workers,
-        ranks=RANKS if "int8" in system else 1,
         rate_factor=rate_factor(system),
     )
     return Row((name,), run)

@@ -2,9 +2,9 @@
 
     python -m examples.studies.bmuf_adam --data FOLDER
 
-``FOLDER`` contains the data sets ``oldbooks`` (print) and ``copiste`` (handwriting). One rank
-trains all workers. All systems train on the same lines for the same number of epochs. BMUF-Adam has
-the learning rate of one worker, as in the paper, and synchronous Adam four times that rate.
+``FOLDER`` contains the data sets ``oldbooks`` (print) and ``copiste`` (handwriting). All systems
+train on the same lines for the same number of epochs. BMUF-Adam has the learning rate of one
+worker, as in the paper, and synchronous Adam four times that rate.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _by_moments(name: str, base: Settings, numbers: list[int], period: int) -> I
     for system in systems:
         for beta1 in (0.9, SMALL_BETA1):
             for number in numbers:
-                run = _on_one_rank(base, system, number, block_size=period, beta1=beta1)
+                run = replace(base, system=system, workers=number, block_size=period, beta1=beta1)
                 labels = (TITLES[system], f"{beta1:g}", str(number))
                 errors = TABLE_1[name].get((system, beta1))
                 yield Row(labels, run, _paper_reduction(name, errors, number))
@@ -130,19 +130,17 @@ def _by_moments(name: str, base: Settings, numbers: list[int], period: int) -> I
 def _by_period(name: str, base: Settings, numbers: list[int], periods: list[int]) -> Iterator[Row]:
     for number in numbers:
         rate = SYNC_RATE * base.learning_rate
-        run = _on_one_rank(base, "sync_adam", number, learning_rate=rate)
+        run = replace(base, system="sync_adam", workers=number, learning_rate=rate)
         labels = (TITLES["sync_adam"], "1", str(number))
         yield Row(labels, run, _paper_reduction(name, TABLE_2[name]["sync_adam", 1], number))
     for period in periods:
         for number in numbers:
-            run = _on_one_rank(base, "corrected", number, block_size=period, beta1=SMALL_BETA1)
+            run = replace(
+                base, system="corrected", workers=number, block_size=period, beta1=SMALL_BETA1
+            )
             labels = ("BMUF-Adam", str(period), str(number))
             errors = TABLE_2[name].get(("corrected", period))
             yield Row(labels, run, _paper_reduction(name, errors, number))
-
-
-def _on_one_rank(base: Settings, system: System, workers: int, **changes: Any) -> Settings:
-    return replace(base, system=system, workers=workers, virtual_workers=workers, **changes)
 
 
 def _paper_reduction(name: str, errors: float | None, workers: int) -> float | None:

@@ -34,7 +34,8 @@ class Task:
             (None: the default of the task) and the first beta of Adam.
         gradient_clip: maximum norm of a gradient.
         epochs: number of epochs. None: the length of a run is a number of steps.
-        valid_batches: number of batches of the valid split that are evaluated. 1.0: all batches.
+        valid_batches: number of batches of the valid split that all ranks evaluate together. None:
+            all batches.
 
     """
 
@@ -43,10 +44,11 @@ class Task:
     build: Callable[[int, float | None, float], ModelAndData]
     gradient_clip: float = 1.0
     epochs: int | None = None
-    valid_batches: int | float = 1.0
+    valid_batches: int | None = None
 
-    def trainer_arguments(self, steps: int) -> dict[str, Any]:
+    def trainer_arguments(self, steps: int, ranks: int) -> dict[str, Any]:
         """Return arguments of the Trainer: length of the run, validation, gradient clipping."""
+        batches = None if self.valid_batches is None else -(-self.valid_batches // ranks)
         if self.epochs is not None:
             return {"gradient_clip_val": self.gradient_clip, "max_epochs": self.epochs}
         return {
@@ -54,7 +56,7 @@ class Task:
             "max_steps": steps,
             "check_val_every_n_epoch": None,
             "val_check_interval": steps,
-            "limit_val_batches": self.valid_batches,
+            "limit_val_batches": batches,
         }
 
 

@@ -1,4 +1,4 @@
-"""Runs of the studies on speech: virtual workers on few ranks, from a pre-trained model.
+"""Runs of the studies on speech: one rank for each worker, from a pre-trained model.
 
 :class:`examples.run_store.RunStore` starts this module. The argument is one JSON object.
 """
@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -31,7 +30,7 @@ from examples.acoustic.fixed_schedule import (
 )
 from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
-from examples.run_store import portable
+from examples.run_store import portable, run_job
 from examples.studies.study import Experiment, Measure
 from lightning_hier import TwoStageASGDStrategy
 
@@ -49,7 +48,6 @@ class SpeechRun:
     Attributes:
         system: a name of ``examples.acoustic.systems.ALL``, or ``TWO_STAGE``.
         workers: number of workers, among which the data are divided.
-        ranks: number of processes, each of which trains equally many workers.
         group_size: number of workers of a group in two tiers.
         block_size: number of steps between two synchronisations of models.
         density: fraction of the gradient elements that GTC sends.
@@ -71,7 +69,6 @@ class SpeechRun:
 
     system: str
     workers: int = 1
-    ranks: int = 1
     group_size: int = 8
     block_size: int = 10
     density: float = 0.05
@@ -88,6 +85,11 @@ class SpeechRun:
     corpus: str = "synthetic"
     corpus_args: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return self.workers
 
     def portable_settings(self) -> dict[str, Any]:
         """Return the settings without folders of this machine.
@@ -167,7 +169,11 @@ _MODELS: dict[ModelName, Callable[..., FixedSchedule]] = {
 
 
 def train(run: SpeechRun) -> SpeechResult:
-    """Train from the pre-trained model, which is trained first if necessary, and test."""
+    """Train from the pre-trained model, which is trained first if necessary, and test.
+
+    Every rank must call it.
+    """
+    torch.set_num_threads(1)
     data = AcousticDataModule(
         corpus=run.corpus,  # type: ignore[arg-type]
         corpus_args=run.corpus_args,
@@ -206,7 +212,7 @@ def _trainer(run: SpeechRun) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         devices=run.ranks,
-        # The pre-training needs one process, also if torchrun has started several.
+        # The pre-training has one process, also if there are several ranks.
         plugins=[LightningEnvironment()] if run.ranks == 1 else None,
         strategy=_strategy(run),
         max_epochs=run.epochs,
@@ -231,7 +237,6 @@ def _strategy(run: SpeechRun) -> Strategy | str:
         block_size=run.block_size,
         density=run.density,
         warmup_steps=0,
-        virtual_workers=run.workers // run.ranks,
     )
 
 
@@ -241,21 +246,24 @@ def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
         run,
         system="one_worker",
         workers=1,
-        ranks=1,
         epochs=run.pretraining_epochs,
         decay_epochs=0,
         rate_factor=1.0,
     )
     path = Path(run.folder) / "pretrained" / f"{_name(pretraining)}.pt"
-    if not path.exists():
+    if not path.exists() and int(os.environ.get("RANK", "0")) == 0:
         model = _model(pretraining, data)
         if pretraining.epochs:
             _trainer(pretraining).fit(model, data)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may write the file at the same time.
+        # Several jobs may write the file at the same time.
         temporary = path.with_suffix(f".{os.getpid()}")
         torch.save(model.state_dict(), temporary)
         temporary.replace(path)
+    # Not a barrier: with a process group, the Trainer of one rank would wait for the others. If the
+    # first rank fails, all ranks are stopped.
+    while not path.exists():
+        time.sleep(0.1)
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
 
@@ -265,18 +273,6 @@ def _name(run: SpeechRun) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
-def main() -> None:
-    """Do the runs of the command-line argument."""
-    silence_lightning()
-    torch.set_num_threads(1)
-    arguments = json.loads(sys.argv[1])
-    for settings in arguments["runs"]:
-        result = train(SpeechRun(**settings))
-        if int(os.environ.get("RANK", "0")):
-            continue
-        with Path(arguments["results"]).open("a") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    silence_lightning()
+    run_job(train, SpeechRun)

@@ -25,7 +25,6 @@ BASE = SpeechRun(
     model="dnn",
     model_args={"hidden_dim": 256, "num_layers": 5},
     workers=4,
-    ranks=4,
     group_size=2,
     push_period=1,
     learning_rate=0.1,

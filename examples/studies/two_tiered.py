@@ -2,9 +2,9 @@
 
     python -m examples.studies.two_tiered --data FOLDER/an4_mfcc
 
-One rank trains all workers, so the study needs two cores and a few hours. An epoch of AN4 has only
-five or six steps with 128 workers. Therefore, blocks are shorter than the paper's 25 to 200 steps,
-by the same factor in all tables.
+Each worker is a rank, and ranks share cores, so the study needs two cores and many hours. An epoch
+of AN4 has only five or six steps with 128 workers. Therefore, blocks are shorter than the paper's
+25 to 200 steps, by the same factor in all tables.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from examples.image.lone_ranks import run_apart
 from examples.loopback import ADDRESS, loopback_store
-from examples.torchrun import run_module
+from examples.ranks import run_module
 
 _TABLES, _LISTENING = ("tcp", "tcp6"), "0A"
 _LOOPBACK = "0100007F:"

@@ -1,4 +1,4 @@
-"""Tests of the store of text line runs: each run is done once, whatever its virtual workers."""
+"""Tests of the store of text line runs: each run is done once."""
 
 from __future__ import annotations
 
@@ -70,13 +70,3 @@ def test_a_run_is_done_once_also_by_another_store(fake: FakeRuns, tmp_path: Path
     (tmp_path / "runs.jsonl").write_text("\n".join(lines[:-2]) + "\n")
     RunStore(tmp_path).results([BASE, *runs])
     assert fake.starts == [(4, 2)]
-
-
-def test_virtual_workers_make_no_other_run(fake: FakeRuns, tmp_path: Path) -> None:
-    """A study with virtual workers therefore uses results of runs with real ranks."""
-    real = replace(BASE, system="corrected", workers=8)
-    virtual = replace(real, virtual_workers=8)
-    assert (real.ranks, virtual.ranks) == (8, 1)
-    store = RunStore(tmp_path)
-    assert store.results([real]) == store.results([virtual])
-    assert fake.starts == [(8, 1)]

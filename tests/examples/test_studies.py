@@ -7,7 +7,7 @@ import csv
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ pytest.importorskip("torchmetrics", reason="the example needs the extra 'example
 from examples.studies import defaults, page, study, two_tiered  # noqa: E402
 from examples.studies.comparison import difference  # noqa: E402
 from examples.studies.default_tasks import TASKS  # noqa: E402
-from examples.studies.defaults import Run, table  # noqa: E402
+from examples.studies.defaults import Result, Run, table  # noqa: E402
 from examples.studies.speech import (  # noqa: E402
     EXPERIMENT,
     TWO_STAGE,
@@ -177,7 +177,10 @@ def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
 def test_ratios_are_to_the_first_system_with_the_same_seed() -> None:
     losses = {("ddp", 0): 2.0, ("ddp", 1): 4.0, ("bmuf", 0): 3.0, ("bmuf", 1): 6.0}
     runs = [
-        Run(system=system, workers=4, steps=300, seed=seed, result=loss)
+        Result(
+            settings=asdict(Run(system=system, workers=4, steps=300, seed=seed)),
+            value=loss,
+        )
         for (system, seed), loss in losses.items()
     ]
     line = next(line for line in table(runs).splitlines() if line.startswith("| bmuf"))
@@ -192,7 +195,8 @@ def test_a_run_in_the_file_is_not_done_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "runs.jsonl"
-    arguments = ["--systems", "bmuf_adam", "--workers", "2", "--steps", "4", "--results", str(file)]
+    arguments = ["--systems", "bmuf_adam", "--workers", "2", "--steps", "4"]
+    arguments += ["--out", str(tmp_path)]
     defaults.main(arguments)
     first, lines = capsys.readouterr().out, file.read_text()
     defaults.main(arguments)
@@ -207,7 +211,7 @@ def test_each_task_builds_a_module_and_its_data(name: str) -> None:
     module, data = task.build(0, 0.125, 0.5)
     assert module.hparams["learning_rate"] == 0.125
     assert data is not None
-    limits = task.trainer_arguments(7)
+    limits = task.trainer_arguments(7, ranks=4)
     assert limits.get("max_steps", 7) == 7
     assert ("max_epochs" in limits) == (task.epochs is not None)
 

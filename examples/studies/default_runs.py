@@ -1,0 +1,126 @@
+"""Runs of the study of defaults, one rank for each worker.
+
+``RunStore`` starts this module on every rank, and documents its argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from examples.quiet import silence_lightning
+from examples.run_store import run_job
+from examples.studies.default_tasks import TASKS
+from lightning_hier import (
+    BMUF,
+    GTC,
+    BMUFAdam,
+    BMUFAdamStrategy,
+    BMUFGTCStrategy,
+    BMUFStrategy,
+    DiLoCoStrategy,
+    GTCStrategy,
+    HierarchicalStrategy,
+    ModelAveragingStrategy,
+)
+
+# Earlier defaults had no warm-up ("as before").
+_NO_WARMUP: dict[str, Any] = {"warmup_steps": 0}
+_ONE_WORKER = "one worker"
+# BMUF-Adam lowers the first beta to 0.5 by default.
+_DDP_HALF_BETA1 = "ddp, first beta 0.5"
+SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
+    "ddp": lambda: HierarchicalStrategy(group_size="world"),
+    _DDP_HALF_BETA1: lambda: HierarchicalStrategy(group_size="world"),
+    _ONE_WORKER: lambda: HierarchicalStrategy(group_size="world"),
+    "model_averaging": ModelAveragingStrategy,
+    "bmuf": BMUFStrategy,
+    "bmuf_adam": BMUFAdamStrategy,
+    "bmuf_adam, groups of 2": lambda: HierarchicalStrategy(group_size=2, block_sync=BMUFAdam()),
+    "diloco": lambda: DiLoCoStrategy(group_size=1),
+    "gtc": GTCStrategy,
+    "bmuf_gtc, groups of 2": lambda: BMUFGTCStrategy(group_size=2),
+    "bmuf_adam, as before": lambda: BMUFAdamStrategy(
+        block_size=50, local_beta1="keep", **_NO_WARMUP
+    ),
+    "bmuf, as before": lambda: BMUFStrategy(block_size=50, **_NO_WARMUP),
+    "gtc, as before": lambda: GTCStrategy(density=0.01, **_NO_WARMUP),
+    "bmuf_gtc, as before": lambda: HierarchicalStrategy(
+        group_size=2,
+        gradient_sync=GTC(density=0.01),
+        block_sync=BMUF(block_size=50),
+        **_NO_WARMUP,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Settings of a run.
+
+    Attributes:
+        task: a key of ``TASKS``.
+        system: a key of ``SYSTEMS``.
+        rate: learning rate. None: that of the task.
+        workers: N, number of workers.
+        steps: number of steps of a worker, or 0 if the task has a number of epochs.
+        seed: seed of the initial model and of the order of the data.
+
+    """
+
+    task: str = "language"
+    system: str
+    rate: float | None = None
+    workers: int
+    steps: int
+    seed: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return 1 if self.system == _ONE_WORKER else self.workers
+
+    def portable_settings(self) -> dict[str, Any]:
+        """Return the settings."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Settings of a run, and the value of the task's measure at its end."""
+
+    settings: dict[str, Any]
+    value: float
+
+
+def train(run: Run) -> Result:
+    """Train, and return the result. Every rank must call it."""
+    pl.seed_everything(run.seed, verbose=False)
+    torch.set_num_threads(1)
+    task = TASKS[run.task]
+    model, data = task.build(run.seed, run.rate, 0.5 if run.system == _DDP_HALF_BETA1 else 0.9)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=run.ranks,
+        strategy=SYSTEMS[run.system](),
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **task.trainer_arguments(run.steps, run.ranks),
+    )
+    trainer.fit(model, data)
+    return Result(
+        settings=run.portable_settings(), value=float(trainer.callback_metrics[task.measure])
+    )
+
+
+if __name__ == "__main__":
+    silence_lightning()
+    run_job(train, Run)
