@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -57,19 +57,15 @@ class GroupWeight:
     effective: float
 
 
-def group_weights(samples: Sequence[float], excluded: Collection[int] = ()) -> list[GroupWeight]:
+def group_weights(samples: Sequence[float]) -> list[GroupWeight]:
     """Weight of each group by its samples, or equal weights if no group has samples.
 
     Args:
         samples: n_k of each group, as in :func:`sample_weights`.
-        excluded: numbers of the groups that are not averaged, and have no weight.
 
     """
-    counted = [0.0 if group in excluded else count for group, count in enumerate(samples)]
-    if not any(counted):
-        # Only buffers can differ, for example in an evaluation at the end of a block.
-        counted = [float(group not in excluded) for group in range(len(samples))]
-    weights, effective = sample_weights(counted)
+    # Without samples, only buffers can differ, as in an evaluation at the end of a block.
+    weights, effective = sample_weights(samples if any(samples) else [1.0] * len(samples))
     return [GroupWeight(weight, effective) for weight in weights]
 
 

@@ -55,8 +55,8 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
         "Block": {
             "norm of the global update": rf"hier/block/{_ONE_OPTIMIZER}update_norm",
             "distance between the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
-            "blocks, their steps by a rule, and excluded groups": (
-                rf"hier/block/{_ONE_OPTIMIZER}(blocks|block_size|excluded)"
+            "blocks, and their steps by a rule": (
+                rf"hier/block/{_ONE_OPTIMIZER}(blocks|block_size)"
             ),
         },
     },

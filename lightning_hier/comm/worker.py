@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,14 +71,6 @@ class GradientMemory:
                 flat = residual.to(parameter.device, parameter.dtype, copy=True)
                 self.tensors[parameter] = TensorMemory(flat, state["thresholds"][name])
 
-    def forget(self, parameters: Iterable[Parameter]) -> None:
-        """Reset residuals and thresholds of these parameters."""
-        for parameter in parameters:
-            memory = self.tensors.get(parameter)
-            if memory is not None:
-                memory.residual.zero_()
-                memory.threshold = None
-
     def residual_norm(self) -> float:
         """Euclidean norm of all residuals of this worker."""
         # In float64, because the squares of small float16 residuals would be zero.
@@ -97,8 +89,6 @@ class StepCount:
         total: steps since the start of the run, including the warm-up.
         in_block: steps since the last synchronisation of models.
         blocks: number of synchronisations of models.
-        excluded: number of groups excluded from them because their models were not finite, summed
-            over synchronisations.
         block_size: steps of the current block if a rule computes them, otherwise 0.
 
     """
@@ -106,7 +96,6 @@ class StepCount:
     total: int = 0
     in_block: int = 0
     blocks: int = 0
-    excluded: int = 0
     block_size: int = 0
 
 
@@ -119,15 +108,12 @@ class Worker:
         steps: one count for each optimizer, shared by the workers of a rank.
         samples: samples of the step in progress of each optimizer, if groups count by samples.
             Shared by the workers of a rank.
-        loss_scale: scale of fp16 gradients at the last synchronisation with a finite model. None if
-            gradients are not scaled.
 
     """
 
     memory: GradientMemory = field(default_factory=GradientMemory)
     steps: list[StepCount] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
-    loss_scale: float | None = None
 
     @classmethod
     def several(cls, number: int) -> list[Worker]:

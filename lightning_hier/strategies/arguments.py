@@ -50,8 +50,6 @@ _WHOLE = "HierarchicalStrategy, for modules that are not divided"
 OF_WHOLE_MODULES: Mapping[str, str] = {
     "gradient_sync": f"{_WHOLE}, because GTC and hooks need whole gradients. Leave it out, and "
     "pass across_dtype or across_density to block_sync to send fewer bytes",
-    "on_nonfinite": f"{_WHOLE}. Here, NaN or inf is an error that names the rank. Leave it out, "
-    "and pass Trainer(gradient_clip_val=...) or a lower learning rate",
     "virtual_workers": f"{_WHOLE}. Leave it out, and start as many ranks",
 }
 """Arguments that strategies for divided modules do not have, with the alternative."""

@@ -2,13 +2,12 @@
 
 After a step, such a callback sees the local model, so every group has its own average. An average
 over steps is linear in the models, so the mean of these averages over the groups is the average of
-the mean model of the groups. This one is validated, saved and left in the module. NaN stays in an
-average forever, so a group whose average contains NaN is excluded, and continues from the mean.
+the mean model of the groups. This one is validated, saved and left in the module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -20,9 +19,8 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.blocks.local_values import SavedTensors
-from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_, is_averaged
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 
 KIND = "averages"
@@ -37,18 +35,11 @@ class AveragedWeights(Callback):
     Args:
         trainer: Trainer whose callbacks to process.
         communicators: channels of this rank.
-        kept_equal: names of buffers that are not averaged. NaN and inf in them are ignored.
 
     """
 
-    def __init__(
-        self,
-        trainer: pl.Trainer,
-        communicators: Communicators,
-        kept_equal: Callable[[], Collection[str]],
-    ) -> None:
+    def __init__(self, trainer: pl.Trainer, communicators: Communicators) -> None:
         self._trainer = trainer
-        self._kept_equal = kept_equal
         self._communicators = communicators
         self._own = SavedTensors()
 
@@ -124,41 +115,19 @@ class AveragedWeights(Callback):
         with self._own.overwriting(tensors):
             if tensors:
                 place = "the evaluation of averaged weights"
-                finite = all(self._is_finite(averaged) for averaged in models)
                 with self._communicators.progress.at(place), torch.no_grad():
-                    _average_(tensors, self._communicators, takes_part=finite)
-                if not finite:
-                    # restore() then writes the mean, because this group's NaN would stay forever.
-                    self._own.save(tensors)
-
-    def _is_finite(self, averaged: AveragedModel) -> bool:
-        ignored = self._kept_equal()
-        buffers = [b for name, b in averaged.module.named_buffers() if name not in ignored]
-        return all(all_finite(tensor.detach()) for tensor in chain(averaged.parameters(), buffers))
+                    _average_(tensors, self._communicators)
 
 
-def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
-    """Average in place over the groups that take part. Integers are those of rank 0.
+def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:
+    """Average over the groups, in place. Integers are those of rank 0.
 
-    If no group takes part, all do, so that values that are finite everywhere stay finite. The first
-    ranks of the groups average and broadcast. The tensors may be on another device than the
-    collectives.
+    The first ranks of the groups average and broadcast. The tensors may be on another device than
+    the collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:
-        # Before the values, because a group that is not finite must know whether to send zeros.
-        share = torch.tensor(float(takes_part), device=communicators.device)
-        average_tensors_([share], communicators.across, KIND)
-        groups = communicators.across.size
-        healthy = round(float(share) * groups) or groups
-        averaged = [value for value in moved if is_averaged(value)]
-        # Zeros instead of a weight of 0, because 0 * NaN is NaN.
-        for value in averaged if not takes_part and healthy < groups else ():
-            value.zero_()
         average_tensors_(moved, communicators.across, KIND)
-        if healthy < groups:
-            # The average divides by the number of all groups.
-            torch._foreach_mul_(averaged, groups / healthy)
     broadcast_tensors_(moved, communicators.group, KIND)
     for tensor, value in zip(tensors, moved, strict=True):
         tensor.copy_(value)

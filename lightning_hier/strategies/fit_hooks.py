@@ -42,9 +42,7 @@ class FitHooks:
             lambda: synchroniser.evaluation.active or session.communicators.world.size == 1,
         )
         changes.on_close(self.raw_steps.remove)
-        self.averages = AveragedWeights(
-            session.trainer, session.communicators, lambda: synchroniser.trained.kept_equal
-        )
+        self.averages = AveragedWeights(session.trainer, session.communicators)
         # Averages of weights follow the global model, and callbacks of the user put them into the
         # module in its place.
         first = [

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
-from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction, Wrap
@@ -100,7 +99,6 @@ class FitSession:
     def begin(
         self,
         optimizers: Sequence[Optimizer],
-        on_nonfinite: OnNonfinite,
         metrics_callback: Callback,
         *,
         offload: bool = False,
@@ -109,7 +107,6 @@ class FitSession:
 
         Args:
             optimizers: optimizers of the module; each has its own block.
-            on_nonfinite: action for groups whose models are not finite.
             metrics_callback: logs metrics.
             offload: whether the state of outer steps lies in the memory of the host.
 
@@ -125,15 +122,11 @@ class FitSession:
             worker=self.worker,
             warmup_steps=int(self.settings.warmup_steps),
             nics=self._groups.fewest_nics(),
-            on_nonfinite=on_nonfinite,
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
         self.models = self.synchroniser.models
         self.synchroniser.on_warm = self.wrap  # from now on over the group
-        if self.scaler is not None:
-            self.worker.loss_scale = self.grad_scale()
-            self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
         self.hooks = FitHooks(self, metrics_callback)
         self.begun = True
@@ -227,19 +220,6 @@ class FitSession:
     def grad_scale(self) -> float:
         """Current factor of fp16 loss scaling, or 1."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-
-    def _keep_loss_scale(self, takes_part: bool) -> None:
-        """Store the loss scale of a finite model, or restore it for a model that restarts.
-
-        Every step with a non-finite gradient halves the scale. A model with NaN has such steps
-        until the end of its block. With the remaining scale, gradients would underflow for a long
-        time.
-        """
-        if not takes_part:
-            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}  # as after a skip
-            self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
-        else:
-            self.worker.loss_scale = self.grad_scale()
 
     def close(self) -> None:
         """Undo changes to the Trainer, and remove hooks of parameters."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy
@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
+from lightning_hier.algorithms.arguments import check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
@@ -58,10 +57,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start
             ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
-        on_nonfinite: action if the model or the averaged optimizer state of a group contains NaN or
-            inf at a synchronisation. ``"error"``: one error on every rank, before any model is
-            sent. ``"exclude"``: a warning, and the group starts the next block from the mean of the
-            others. If all ranks train one model, as in the warm-up, it is always an error.
         membership: ``TorchFT(...)`` if groups come and go. Every group is then a job of its own,
             and all its ranks are one group, whatever ``group_size`` is. See
             :class:`~lightning_hier.TorchFT`.
@@ -85,7 +80,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         membership: TorchFT | None = None,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
@@ -107,8 +101,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
         self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
-        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
-        self.on_nonfinite: OnNonfinite = on_nonfinite
         self.membership = membership
         if membership is not None:
             check_membership(self, membership)
@@ -119,7 +111,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     def _settings(self) -> dict[str, Any]:
         return super()._settings() | {
             "gradient_sync": self.gradient_sync,
-            "on_nonfinite": self.on_nonfinite,
             "membership": self.membership,
         }
 
@@ -161,7 +152,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
-        self._fit_session.begin(self.optimizers, self.on_nonfinite, self._metrics_callback)
+        self._fit_session.begin(self.optimizers, self._metrics_callback)
 
     @override
     def on_train_start(self) -> None:

@@ -190,7 +190,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
         callback, offload = self._metrics_callback, self.offload_outer_state
-        self._fit_session.begin(self.optimizers, "error", callback, offload=offload)
+        self._fit_session.begin(self.optimizers, callback, offload=offload)
 
     @override
     def on_train_start(self) -> None:

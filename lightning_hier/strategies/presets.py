@@ -12,7 +12,6 @@ from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
@@ -39,7 +38,6 @@ class GTCStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -49,7 +47,6 @@ class GTCStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -75,7 +72,6 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -91,7 +87,6 @@ class ModelAveragingStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -122,7 +117,6 @@ class BMUFStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -143,7 +137,6 @@ class BMUFStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -174,7 +167,6 @@ class BMUFAdamStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -195,7 +187,6 @@ class BMUFAdamStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )

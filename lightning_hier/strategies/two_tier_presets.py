@@ -12,7 +12,6 @@ from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.model_averaging import LocalMomentum
 from lightning_hier.comm.blocks.outer_optimizer import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
@@ -51,7 +50,6 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -74,7 +72,6 @@ class BMUFGTCStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -105,7 +102,6 @@ class DiLoCoStrategy(HierarchicalStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         ranks_per_device: int = 1,
-        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -125,7 +121,6 @@ class DiLoCoStrategy(HierarchicalStrategy):
             warmup_steps=warmup_steps,
             virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
-            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )

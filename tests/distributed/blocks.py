@@ -11,7 +11,7 @@ from torch import nn
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.health import ModelHealth, Participation
+from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
@@ -50,11 +50,11 @@ def make_blocks(
     ]
 
 
-def agree(reading: ModelHealth, groups: int = 4) -> Participation:
-    """Participation of all groups, without an exclusion. A collective of the world."""
+def agree(reading: ModelHealth, groups: int = 4) -> Averaging:
+    """Equal weights of all groups. A collective of the world."""
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
-    return Participation(float(squares) / groups, groups)
+    return Averaging(float(squares) / groups, groups)
 
 
 def end_block(block: ModelBlock, groups: int = 4) -> BlockReport:

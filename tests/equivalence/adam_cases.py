@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from tests.equivalence.adam_twins import AdamRecipe, AdamTwin, Kind, Rule, Rules
 from tests.equivalence.cases import Case, symbols_of
-from tests.equivalence.faults import FaultyAdamTwin
 from tests.equivalence.twins import Twin
 
 _CLASSES: dict[Kind, type[Optimizer]] = {
@@ -58,7 +57,7 @@ class AdamCase(Case):
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         rules = [Rules(of={name: self._rule(name) for name in own}) for own in names]
-        return (FaultyAdamTwin if self.faults else AdamTwin)(net, self.recipe, rules)
+        return AdamTwin(net, self.recipe, rules)
 
     def _rule(self, name: str) -> Rule:
         return self.biases if self.biases is not None and name.endswith("bias") else self.rule

@@ -15,7 +15,6 @@ from torch import nn
 
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
 from lightning_hier.algorithms import exchange_chunks
-from tests.equivalence.faults import Fault, FaultyRegression, FaultyTwin, FaultyTwoOptimizers
 from tests.equivalence.tasks import (
     B_PERIOD,
     Batch,
@@ -50,7 +49,6 @@ class Case:
         momentum: momentum of SGD.
         compiled: whether the module is compiled.
         trainer: further arguments of the Trainer.
-        faults: faults of some workers.
         tolerance: largest difference from the twin.
 
     """
@@ -66,7 +64,6 @@ class Case:
     momentum: float = 0.0
     compiled: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
     tolerance: float = 1e-10
 
     @staticmethod
@@ -82,7 +79,7 @@ class Case:
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         """The twin, with one optimizer for each list of parameter names."""
         sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
-        return (FaultyTwin if self.faults else Twin)(net, self.recipe, sgds)
+        return Twin(net, self.recipe, sgds)
 
 
 AnyCase = TypeVar("AnyCase", bound=Case)
@@ -172,10 +169,7 @@ def make_module(case: Case, seed: int = 0) -> Regression:
     """The module of a case. Ranks may have different seeds, because rank 0's weights are used."""
     net = make_net(case.net, seed)
     kinds: Any = (Regression, TwoOptimizers)
-    if case.faults:
-        kinds = (FaultyRegression, FaultyTwoOptimizers)
-    module: Any = kinds[isinstance(net, Pair)](net, case.optimizer)
-    module.faults = case.faults
+    module: Regression = kinds[isinstance(net, Pair)](net, case.optimizer)
     return module
 
 
@@ -229,7 +223,7 @@ def run_twin(case: Case) -> Twin:
 def train_batch(
     case: Case, twin: Twin, count: int, *, batch_of: Callable[[int, int], Batch] = batch_of
 ) -> None:
-    """Train the twin on one more batch, with the faults of this batch.
+    """Train the twin on one more batch.
 
     Args:
         case: the run.
@@ -240,11 +234,6 @@ def train_batch(
     """
     number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
-    for fault in case.faults:
-        if fault.batch == count and isinstance(twin, FaultyTwin):
-            twin.strike(fault)
-            if fault.where == "loss":
-                losses[fault.rank] = partial(_scaled, losses[fault.rank], fault.value)
     if case.net == "pair":
         twin.backward([_part(loss, "a") for loss in losses])
         twin.step(0)
@@ -256,12 +245,6 @@ def train_batch(
     # Lightning also steps at the last batch of an epoch if it has accumulated fewer batches.
     if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
         twin.step()
-
-
-def _scaled(
-    loss: Callable[[nn.Module], torch.Tensor], factor: float, net: nn.Module
-) -> torch.Tensor:
-    return loss(net) * factor
 
 
 def _part(

@@ -104,26 +104,18 @@ class FragmentTwin(Twin):
     outer: Outer
     resets: bool
     parts: list[Part]
-    faults: Mapping[int, int]
 
     def begin(self, timing: Timing, outer: Outer, *, resets: bool) -> None:
         """Set the schedule and the outer step, and divide the parameters into fragments."""
-        self.timing, self.outer, self.resets, self.faults = timing, outer, resets, {}
+        self.timing, self.outer, self.resets = timing, outer, resets
         values = self.workers[0].values()
         self.parts = []
         for own in divided({name: value.numel() for name, value in values.items()}, timing.n):
             first = {name: values[name].clone() for name in own}
             self.parts.append(Part(own, first, first, [first] * len(self.workers)))
 
-    def strike(self, rank: int) -> None:
-        """Make a worker's gradient NaN."""
-        for gradient in self.workers[rank].gradients.values():
-            gradient.fill_(float("nan"))
-
     def step(self, index: int = 0) -> None:
         """One step of every worker, and the sends and outer steps that are due after it."""
-        if self.faults.get(self.blocks[0].steps) is not None:
-            self.strike(self.faults[self.blocks[0].steps])
         super().step(index)
         t, now = self.timing, self.blocks[0].steps
         for number, part in enumerate(self.parts):
@@ -141,23 +133,10 @@ class FragmentTwin(Twin):
                 self._average_buffers()
 
     def _send(self, part: Part) -> None:
-        """Send the local updates of a fragment.
-
-        A group that is not finite is excluded. It continues from the start model of all fragments.
-        """
-        excluded = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
-        part.travelling, part.steps = self._mean_of(part, excluded), 0
+        """Send the local updates of a fragment."""
+        part.travelling, part.steps = self._mean_of(part), 0
         if self.timing.merge == "progress":
             part.begun = [self._own(part, worker) for worker in range(len(self.workers))]
-        for number in excluded:
-            self.workers[number].momenta.clear()
-            for own in self.parts:
-                own.begun = [*own.begun[:number], own.start, *own.begun[number + 1 :]]
-                for name in own.names:
-                    self.workers[number].values()[name].copy_(own.start[name])
-
-    def _finite(self, part: Part, worker: int) -> bool:
-        return all(bool(own.isfinite().all()) for own in self._own(part, worker).values())
 
     def _apply(self, part: Part) -> None:
         if part.travelling is not None:
@@ -188,20 +167,17 @@ class FragmentTwin(Twin):
             return {name: own[name] - part.begun[worker][name] for name in own}
         return {name: alpha * (own[name] - start[name]) for name in own}
 
-    def _mean_of(self, part: Part, excluded: Sequence[int] = ()) -> Values:
+    def _mean_of(self, part: Part) -> Values:
         updates = [
-            None
-            if worker in excluded
-            else {name: value - part.begun[worker][name] for name, value in own.items()}
+            {name: value - part.begun[worker][name] for name, value in own.items()}
             for worker in range(0, len(self.workers), self.recipe.group)
             for own in [self._own(part, worker)]
         ]
         return self._average(part, updates)
 
-    def _average(self, part: Part, updates: Sequence[Values | None]) -> Values:
-        """Mean of the updates of all groups. None is an excluded group."""
-        finite = [update for update in updates if update is not None]
-        return {name: torch.stack([own[name] for own in finite]).mean(0) for name in part.names}
+    def _average(self, part: Part, updates: Sequence[Values]) -> Values:
+        """Mean of the updates of all groups."""
+        return {name: torch.stack([own[name] for own in updates]).mean(0) for name in part.names}
 
     def _average_buffers(self) -> None:
         mean = deepcopy(self.workers[0].model)
@@ -242,7 +218,6 @@ class FragmentCase(Case):
         [own] = names
         twin = FragmentTwin(net, self.recipe, [Sgd(names=own, lr=self.lr, momentum=self.momentum)])
         twin.begin(self.timing, self.outer, resets=self.resets)
-        twin.faults = {fault.batch: fault.rank for fault in self.faults}
         return twin
 
 
@@ -266,7 +241,6 @@ def fragment_case(
         group_size=group,
         block_sync=block_sync,
         warmup_steps=0,
-        on_nonfinite="exclude",
     )
     with_momentum = isinstance(block_sync, (BMUF, ModelAveraging))
     resets = with_momentum and block_sync.local_momentum == "reset"

@@ -78,7 +78,6 @@ class LateAdamTwin(FragmentTwin):
         return 1.0 if self.timing.merge == "progress" else 1.0 - self.timing.merge
 
     def _send(self, part: Part) -> None:
-        finite = [self._finite(part, number) for number in range(len(self.workers))]
         groups, eta = self._groups(part)
         for name in part.names:
             self._sends[name] += 1
@@ -90,16 +89,11 @@ class LateAdamTwin(FragmentTwin):
                 if self.timing.merge == "progress":
                     worker.position[name] = 0.0
         super()._send(part)
-        for worker, is_finite in zip(self.workers, finite, strict=True):
-            for name, begin in self._begin.items() if not is_finite else ():
-                worker.memory[name], worker.since[name] = begin.copied(), []
-                worker.position[name] = 0.0
 
     def _groups(self, part: Part) -> tuple[Groups, float]:
-        """The groups that take part, each with its weight in the mean, and eta for this mean."""
-        leaders = range(0, len(self.workers), self.recipe.group)
-        finite = [self.workers[number] for number in leaders if self._finite(part, number)]
-        return [(worker, 1 / len(finite)) for worker in finite], self.recipe.eta
+        """The groups, each with its weight in the mean, and eta for this mean."""
+        leaders = self.workers[:: self.recipe.group]
+        return [(worker, 1 / len(leaders)) for worker in leaders], self.recipe.eta
 
     def _count(self, name: str, groups: Groups, eta: float) -> None:
         """Update rho, the number of steps in Delta, by the mean distance from the start model."""
@@ -161,7 +155,6 @@ class LateCase(AdamCase):
         timing = Timing(tau=sync.steps, n=sync.fragments, delay=delay, merge=sync.merge)
         plain: Any = partial(block_momentum, eta=self.recipe.eta, zeta=1.0)
         twin.begin(timing, self.outer or plain, resets=False)
-        twin.faults = {fault.batch: fault.rank for fault in self.faults}
         result: Twin = twin
         return result
 
@@ -169,7 +162,7 @@ class LateCase(AdamCase):
 def late_case(name: str, rule: Rule, *, group: int = 1, **settings: Any) -> LateCase:
     """A run of BMUF-Adam with these settings."""
     own = {"block_size": 4, "block_momentum": 0.6, "local_beta1": "keep", "batches": 19}
-    more = {"on_nonfinite": "exclude", "find_unused_parameters": True}
+    more = {"find_unused_parameters": True}
     result: LateCase = case(
         name,
         kind=LateCase,

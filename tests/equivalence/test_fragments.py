@@ -15,7 +15,6 @@ from tests.equivalence.cases import (
     identical,
     run_twin,
 )
-from tests.equivalence.faults import Fault
 from tests.equivalence.fragment_twins import fragment_case
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
@@ -51,22 +50,6 @@ CASES: list[Any] = [
     fragment_case("Streaming DiLoCo", block_size=5, fragments=2, overlap=2, merge=0.5),
     fragment_case("merge with look-ahead", BMUF, fragments=2, overlap=3, merge=0.3, run=_SEEN),
     fragment_case("blocks across epochs", fragments=2, overlap=3, run={"batches": 5, "epochs": 3}),
-    *(
-        fragment_case(
-            f"a group is left out, {n} fragments, delay {delay}",
-            fragments=n,
-            overlap=delay,
-            merge=merge,
-            run={"faults": (Fault(batch=5, rank=2),), "batches": 17},
-        )
-        for n, delay, merge in (
-            (1, 2, "progress"),
-            (2, 0, "progress"),
-            (3, 3, "progress"),
-            (2, 2, 0.5),
-            (2, 4, "progress"),
-        )
-    ),
     fragment_case("accumulation", fragments=2, overlap=1, run={"accumulate": 2, "batches": 22}),
 ]
 

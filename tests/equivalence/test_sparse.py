@@ -9,13 +9,11 @@ import pytest
 
 from lightning_hier import BMUF, ModelAveraging
 from tests.equivalence.cases import difference, fit_all, fit_in_chunks, identical, run_twin
-from tests.equivalence.faults import Fault
 from tests.equivalence.sparse_twins import Cut, sparse_case, sparse_fragment_case
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
 _SEEN = {"trainer": {"val_check_interval": 1}}
-_FAULTS = {"faults": (Fault(batch=4, rank=2), Fault(batch=7, rank=0)), "batches": 17}
 
 CASES: list[Any] = [
     sparse_case("a quarter", 0.25),
@@ -30,19 +28,13 @@ CASES: list[Any] = [
     sparse_case("blocks across epochs", 0.1, run={"batches": 4, "epochs": 3}),
     sparse_case("overlapping", 0.1, overlap=True),
     sparse_case("overlapping, seen", 0.1, overlap=True, run={**_SEEN, "net": "batch_norm"}),
-    sparse_case("groups are left out", 0.1, run=_FAULTS),
-    sparse_case("groups are left out, overlapping", 0.1, overlap=True, run=_FAULTS),
 ]
 IN_FRAGMENTS: list[Any] = [
     sparse_fragment_case("two fragments", 0.2, fragments=2, run=_SEEN),
     sparse_fragment_case("a delay of half a block", 0.2, sync=BMUF, overlap=2, run=_SEEN),
     sparse_fragment_case("Streaming DiLoCo", 0.2, fragments=2, overlap=3, merge=0.5, run=_SEEN),
     sparse_fragment_case("three, groups", 0.2, fragments=3, overlap=1, group=2, across="leader"),
-    sparse_fragment_case(
-        "fragments, and a group is left out", 0.2, fragments=2, overlap=1,
-        run={"faults": (Fault(batch=5, rank=2),), "batches": 17},
-    ),
-]  # fmt: skip
+]
 IN_PIECES: list[Any] = [
     sparse_case("hosts", 0.2, run={"together": 2}),
     sparse_case("hosts, overlapping", 0.2, overlap=True, run={"together": 2}),

@@ -22,8 +22,6 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
     own: dict[str, Any] = {"warmup_steps": warmup}
     if workers > 1:
         own["virtual_workers"] = workers
-    elif dice.random() < 0.3:
-        own["on_nonfinite"] = "exclude"
     drawn = _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
     strategy, gradient, block = _with_automatic(drawn)
     return _with_late_moments(strategy), gradient, block and _with_late_moments(block)

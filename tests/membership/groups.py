@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
+from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.lighthouse import Quorum
@@ -47,6 +48,7 @@ class Life:
         resumes: name of the checkpoint from which training resumes.
         dies_at: step before which the process ends itself with SIGKILL, or a method and the number
             of completed synchronisations, such as ("send", 2).
+        diverges_at: step in which the loss is NaN.
         settings: further arguments of the strategy.
 
     """
@@ -59,6 +61,7 @@ class Life:
     saves: str = ""
     resumes: str = ""
     dies_at: int | tuple[str, int] = -1
+    diverges_at: int = -1
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -102,7 +105,8 @@ class Module(pl.LightningModule):
         features, targets, numbers = batch
         self.used.append(numbers.tolist())
         self.count.add_(1)
-        return (self.net(features) - targets).square().mean()
+        factor = torch.nan if self.global_step == self.life.diverges_at else 1.0
+        return factor * (self.net(features) - targets).square().mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
         exchange = self.trainer.strategy._elastic.exchange
@@ -190,7 +194,7 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     path = Path(run.folder) / life.resumes if life.resumes else None
     try:
         trainer.fit(module, DataLoader(data(), batch_size=BATCH, shuffle=True), ckpt_path=path)
-    except PeerError:
+    except (PeerError, NonFiniteModelError):
         leave_mark(Path(run.folder), f"restarts-{life.group}")
         raise
     if life.saves:

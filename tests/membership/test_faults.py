@@ -59,6 +59,29 @@ def test_a_group_dies_between_quorum_and_connection(tmp_path: Path) -> None:
     assert [entry["present"] for entry in log(run, 0)] == [[0, 2]] * 5
 
 
+def test_a_group_that_diverges_ends_and_comes_back_with_the_model_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """It ends before it votes. The others synchronise without it, and do not fail."""
+    lives = [
+        Life(0, stands_at=26, until="joining"),
+        Life(1, diverges_at=9),
+        Life(2, stands_at=26, until="joining"),
+        Life(1, after="restarts-1"),
+    ]
+    with lighthouse() as address:
+        run = Run(str(tmp_path), address, lh.BMUFAdam(block_size=TAU), optimizer="Adam")
+        outcomes = live_all(run, lives)
+    error = str(outcomes[1].error)
+    assert "NonFiniteModelError: NaN or inf after 12 steps in parameters" in error, error
+    assert [outcomes[life].error for life in (0, 2, 3)] == [None] * 3
+    assert outcomes[0].result == outcomes[2].result == outcomes[3].result
+    logs = [log(run, number) for number in range(4)]
+    assert_equal_models(logs)
+    present = [entry["present"] for entry in logs[0]]
+    assert (present[1], present[2], present[-1]) == ([0, 1, 2], [0, 2], [0, 1, 2])
+
+
 def test_a_group_that_was_stopped_must_restart(tmp_path: Path) -> None:
     """The others continue after its heartbeats have ended. Its own process ends with an error."""
     lives = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -113,68 +112,6 @@ def test_resume_restores_the_average_of_every_rank(
     ranks, strategy, optimizer = STRATEGIES[name]
     settings: dict[str, Any] = {"optimizer": optimizer, "make_callbacks": _ema}
     check_exact(ranks, strategy, tmp_path, hook=hook, number=number, **settings)
-
-
-class _NonFiniteOnce(DropoutNet):
-    """The model of group 1 gets NaN in one step, and is replaced at the end of that block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.tensor([0.0, -math.inf]))  # as attention uses it
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss * float("nan") if self.breaks else loss
-
-    @property
-    def breaks(self) -> bool:
-        return this_rank() == 1 and self.global_step == 1
-
-
-class _NonFiniteStatistics(_NonFiniteOnce):
-    """One batch makes the statistics of BatchNorm infinite, and is not trained."""
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.breaks:
-            self.net(batch[0] * float("inf"))
-        return DropoutNet.training_step(self, batch, batch_idx)
-
-
-class _SeesAll(Callback):
-    """Notes the whole state in validation, except for the mask."""
-
-    def __init__(self) -> None:
-        self.seen: list[Tensor] = []
-
-    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-        self.seen.append(_but_the_mask(pl_module))
-
-
-def _but_the_mask(module: Any) -> Tensor:
-    state = module.state_dict()
-    return torch.cat([value.reshape(-1) for name, value in state.items() if name != "mask"])
-
-
-def _train_with_exclusion(make_model: Any) -> tuple[list[Tensor], Tensor]:
-    model, watch = make_model(), _SeesAll()
-    trainer = make_trainer(
-        BMUF(on_nonfinite="exclude"),
-        callbacks=[*_ema(), watch],
-        max_epochs=2,
-        num_sanity_val_steps=0,
-        val_check_interval=3,
-    )
-    trainer.fit(model, shuffled(5), validation(2))
-    return watch.seen, _but_the_mask(model)
-
-
-@pytest.mark.filterwarnings("ignore:.*excluded from the mean:RuntimeWarning")
-@pytest.mark.parametrize("make_model", [_NonFiniteOnce, _NonFiniteStatistics])
-def test_nonfinite_group_is_excluded_from_the_average_and_gets_it(make_model: Any) -> None:
-    results = run_ranks(_train_with_exclusion, 2, make_model)
-    for during, end in results:
-        assert during and all(bool(state.isfinite().all()) for state in [*during, end])
-        assert torch.equal(end, results[0][1])
 
 
 def _once_an_epoch() -> list[Callback]:

@@ -114,4 +114,8 @@ def test_moment_that_is_not_finite_is_kept_out_and_its_rank_named(
 ) -> None:
     strategy, model = _tiers(group_size, across="leader"), partial(_Poisoned, moment, value)
     errors = errors_on_ranks(4, strategy, model)
-    check_errors(errors, "of rank 2 holds NaN or inf after 3 steps", "NonFiniteModelError: ")
+    check_errors(
+        errors,
+        "NaN or inf after 3 steps in state of the local optimizer of rank 2",
+        "NonFiniteModelError: ",
+    )

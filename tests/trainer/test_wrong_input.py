@@ -100,10 +100,6 @@ MISTAKES: Mistakes = {
         lambda: _fit(BMUF(timeout=timedelta(minutes=20 if this_rank() else 10))),
         r'timeout: "0:10:00" on rank 0; "0:20:00" on ranks 1, 2, 3',
     ),
-    "choices_differ": (
-        lambda: _fit(BMUF(on_nonfinite="exclude" if this_rank() else "error")),
-        r'on_nonfinite: "error" on rank 0; "exclude" on ranks 1, 2, 3',
-    ),
     "strategies_differ": (
         lambda: _fit("bmuf" if this_rank() else "model_averaging"),
         r'"ModelAveragingStrategy" on rank 0; "BMUFStrategy" on ranks 1, 2, 3',

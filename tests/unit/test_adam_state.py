@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.adam_state import AdamMoments
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.local_state import AveragedMomentum
 
 KINDS = ["Adam", "AdamW", "NAdam", "RAdam"]
@@ -56,7 +56,7 @@ def test_step_counts_have_the_form_that_the_optimizer_requires(
         needs_float32 = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if needs_float32 else torch.float64)
     moments.note(first=True)
-    moments.collect(Participation(mean_squares=0.0, healthy=2))
+    moments.collect(Averaging(mean_squares=0.0, models=2))
     moments.finish()
     for name, count in counts.items():
         assert state[name] is count

@@ -49,7 +49,6 @@ FOREIGN: list[tuple[Any, str, str]] = [
     (lh.TwoStageASGDStrategy, "period", "'push_period' here"),
     (lh.HierarchicalStrategy, "block_momentum", "an argument of BMUF, BMUFAdam"),
     (lh.HierarchicalStrategy, "sync_every", "'block_size' here, and is an argument of Model.*DiL"),
-    (lh.DiLoCoFSDPStrategy, "on_nonfinite", "of HierarchicalStrategy.*gradient_clip_val"),
     (lh.HierarchicalModelParallelStrategy, "gradient_sync", "of HierarchicalStrategy.*across_dtyp"),
     (lh.HierarchicalStrategy, "slowmo-base-algorithm", "'block_sync' here"),
 ]

@@ -14,18 +14,11 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.comm.blocks.health import (
-    HealthReport,
-    Nonfinite,
-    SyncPoint,
-    decide_participation,
-)
-from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.blocks.health import Averaging, HealthReport, SyncPoint
 from lightning_hier.strategies.batch_samples import batch_samples
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
-LAYOUT = RankLayout.two_tiers(2, 6)
 REPORT = HealthReport(SyncPoint.BLOCK, 0, 4, 0.0, 0, 0, -1)
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -37,7 +30,7 @@ def _reports(*samples: tuple[float, ...]) -> list[HealthReport]:
 def test_groups_are_weighted_by_the_samples_of_their_ranks() -> None:
     """Each fragment has its own numbers of samples."""
     reports = _reports((3, 0), (1, 0), (0, 0), (0, 2), (8, 3), (4, 3))
-    decisions = [decide_participation(reports, LAYOUT, rank, "error") for rank in range(6)]
+    decisions = [Averaging.agreed(reports, 2, rank, 3) for rank in range(6)]
     assert [own.of(0).weight for own in decisions] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
     assert [own.of(1).weight for own in decisions] == [0.0, 0.0, 0.25, 0.25, 0.75, 0.75]
     for own in decisions:
@@ -45,18 +38,10 @@ def test_groups_are_weighted_by_the_samples_of_their_ranks() -> None:
         assert own.mean_squares == 0.25 * (0 + 1) + 0.75 * (4 + 5)
 
 
-def test_excluded_groups_have_no_weight() -> None:
-    reports = _reports((3,), (1,), (50,), (50,), (8,), (4,))
-    reports[2] = replace(reports[2], nonfinite=int(Nonfinite.PARAMETERS), squares=torch.nan)
-    decisions = [decide_participation(reports, LAYOUT, rank, "exclude") for rank in range(6)]
-    assert [own.weight for own in decisions] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
-    assert {own.mean_squares for own in decisions} == {0.25 * (0 + 1) + 0.75 * (4 + 5)}
-
-
 def test_groups_have_equal_weights_without_samples() -> None:
-    own = decide_participation(_reports(*[(0.0,)] * 6), LAYOUT, 0, "error")
+    own = Averaging.agreed(_reports(*[(0.0,)] * 6), 2, 0, 3)
     assert own.weight == 1 / 3 and own.effective == 3.0
-    equal = decide_participation(_reports(*[()] * 6), LAYOUT, 0, "error")
+    equal = Averaging.agreed(_reports(*[()] * 6), 2, 0, 3)
     assert equal.weight is None and equal.effective == 3.0 and equal.mean_squares == 15 / 3
 
 

@@ -189,7 +189,6 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("group_size", "host", "'node', 'world' or a whole number of at least 1, got 'host'"),
     ("group_size", 2.0, "'node', 'world' or a whole number of at least 1, got 2.0"),
     ("warmup_steps", -1, "a whole number of at least 0, got -1"),
-    ("on_nonfinite", "skip", "one of 'error', 'exclude', got 'skip'"),
     ("warmup_steps", 0.5, "a whole number of at least 0, got 0.5"),
     ("gradient_sync", "gtc", "must be AllReduce.*got 'gtc'"),
     ("gradient_sync", lh.BMUF(), "must be AllReduce.*got BMUF"),

@@ -19,7 +19,7 @@ from lightning_hier.algorithms.adam_moments import (
     next_rho,
 )
 from lightning_hier.comm.blocks.adam_initial_state import create_state
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
@@ -71,7 +71,7 @@ class ParameterSteps:
             kept: as in :meth:`LocalState.collect`.
 
         """
-        # A group that was reset since the last count has fewer steps than it had then.
+        # Other groups than at the last count may be present, whose mean may be smaller.
         self.rho = next_rho(self.rho, kept * max(local - self.counted, 0.0), eta)
         self.counted = local
         # Without a step, moments are not advanced, so the step count is not either.
@@ -118,7 +118,6 @@ class AdamMoments(LocalState):
         eta: float,
         across: Channel,
         largest_beta1: float = 1.0,
-        keeps_start: bool = False,
         ahead: float = 1.0,
         eta_of: Callable[[float], float] | None = None,
     ) -> None:
@@ -132,8 +131,6 @@ class AdamMoments(LocalState):
             eta: block momentum.
             across: ranks at this position in all groups.
             largest_beta1: largest first beta with which ``optimizer`` steps; 1 does not limit it.
-            keeps_start: whether the moments at the start of the block are kept in any case, for a
-                group that restarts from there.
             ahead: share of the look-ahead that local models get where they are merged.
             eta_of: computes eta of every mean from the effective number of models, in place of
                 ``eta``.
@@ -143,7 +140,7 @@ class AdamMoments(LocalState):
         # Without a look-ahead, eq. 18 leaves the mean unchanged, which is eq. 13.
         self._eta = ahead * eta if corrected else 0.0
         self._eta_of = eta_of if corrected else None
-        self.keeps_previous = keeps_start or self._eta > 0.0
+        self.keeps_previous = self._eta > 0.0
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
@@ -186,20 +183,16 @@ class AdamMoments(LocalState):
         stacked = torch.stack([count.to(counts[0].device) for count in counts])
         return stacked.to(next(iter(self._steps)).device).double()
 
-    def collect(
-        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
-    ) -> None:
-        """Start the sum of the steps of the groups with finite models."""
+    def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
+        """Start the sum of the steps of the groups."""
         self._exchanged = exchanged
-        self._models, self._kept = participation.healthy, kept
+        self._models, self._kept = averaging.models, kept
         if self._eta_of is not None:
-            self._eta = self._ahead * self._eta_of(participation.effective)
+            self._eta = self._ahead * self._eta_of(averaging.effective)
         if not self._steps:
             return
-        if not participation.takes_part:
-            self._taken.zero_()
-        elif participation.weight is not None:
-            self._taken.mul_(participation.weight * self._models)  # the sum is divided by them
+        if averaging.weight is not None:
+            self._taken.mul_(averaging.weight * self._models)  # the sum is divided by them
         self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
 
     def wait(self) -> None:
@@ -226,12 +219,8 @@ class AdamMoments(LocalState):
         """Set the step counts, and NAdam's products, for the next block, in place."""
         self._begin_next_block()  # the shard of this rank may contain no moments
         if self._exchanged:
-            self.reset()
-
-    def reset(self) -> None:
-        """See :class:`LocalState`. The steps of the block so far do not count."""
-        for steps in self._steps.values():
-            steps.write()
+            for steps in self._steps.values():
+                steps.write()
 
     def counts(self) -> dict[Parameter, list[float]]:
         """For each parameter: start, product at the start, rho, counted and ahead."""

@@ -79,7 +79,6 @@ class BlockContext:
     @cached_property
     def eta_of(self) -> EtaOf | None:
         """Computes the momentum of a mean, or None if it is the same for every mean."""
-        # Not if groups are excluded: docs/algorithms.md, "Groups whose models are not finite".
         varies = self.config.weighting == "samples" or self.membership is not None
         return self.config.eta_of(self.communicators.models) if varies else None
 

@@ -90,15 +90,12 @@ class BlockLog:
 
     Attributes:
         reports: reports by the index of the optimizer.
-        excluded_at_end: groups that the last, short block excluded. They are not in the counts of
-            the worker, because a resumed run continues in the middle of that block.
 
     """
 
     def __init__(self, optimizers: int) -> None:
         self._optimizers = optimizers
         self.reports: dict[int, BlockReport] = {}
-        self.excluded_at_end: dict[int, int] = {}
 
     def metrics(self, steps: Sequence[StepCount]) -> dict[str, float]:
         """Metrics by name, with the counts of ``steps``."""
@@ -109,8 +106,6 @@ class BlockLog:
             metrics[f"{prefix}/update_norm"] = report.update_norm
             metrics[f"{prefix}/model_distance"] = report.model_distance
             metrics[f"{prefix}/blocks"] = steps[index].blocks
-            at_end = self.excluded_at_end.get(index, 0)
-            metrics[f"{prefix}/excluded"] = steps[index].excluded + at_end
             if steps[index].block_size:  # a rule computes it
                 metrics[f"{prefix}/block_size"] = steps[index].block_size
         return metrics

@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.committed_block import CommittedBlock, make_block
 from lightning_hier.comm.blocks.evaluation import Evaluation
-from lightning_hier.comm.blocks.health import OnNonfinite, Participation, SyncPoint
+from lightning_hier.comm.blocks.health import Averaging, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
@@ -47,7 +47,6 @@ class BlockSynchroniser:
         worker: step counts of this rank.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
-        on_nonfinite: action for groups whose models are not finite.
         offload: whether the state of outer steps lies in the memory of the host.
         membership: finds the groups that are present, if groups come and go.
 
@@ -61,8 +60,6 @@ class BlockSynchroniser:
         evaluation: swaps the global model into the module and back.
         log: metrics of the synchronisations.
         on_warm: function that is called when the warm-up ends.
-        on_block: function that is called at each synchronisation with whether the model of this
-            rank's group takes part.
 
     Raises:
         ValueError: the settings do not support the number of groups.
@@ -79,7 +76,6 @@ class BlockSynchroniser:
         worker: Worker,
         warmup_steps: int = 0,
         nics: int | None = None,
-        on_nonfinite: OnNonfinite = "error",
         offload: bool = False,
         membership: Membership | None = None,
     ) -> None:
@@ -105,7 +101,6 @@ class BlockSynchroniser:
         self.health = HealthExchange(
             communicators,
             worker,
-            on_nonfinite,
             self.trained,
             counted=counted,
             independent=membership is not None,
@@ -118,13 +113,11 @@ class BlockSynchroniser:
             models=self.models,
             local=self.local,
             health=self.health,
-            log=self.log,
             # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
             finish_blocks=self.finish_blocks,
         )
         self.on_warm: Callable[[], None] = lambda: None
-        self.on_block: Callable[[bool], None] = lambda takes_part: None
 
     @property
     def warming(self) -> bool:
@@ -202,8 +195,8 @@ class BlockSynchroniser:
             self._communicators.route.in_flight.step()
         return due
 
-    def _agree(self, optimizer: int, fragment: int) -> Participation:
-        """Read the fragment that is sent, and agree with all ranks on the groups that take part.
+    def _agree(self, optimizer: int, fragment: int) -> Averaging:
+        """Read the fragment that is sent, and agree with all ranks on how it is averaged.
 
         A collective of the world.
         """
@@ -211,16 +204,9 @@ class BlockSynchroniser:
         block = self.blocks[optimizer]
         agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
         if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
-            participation = block.commit(agree)
-        else:
-            # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-            participation = agree(block.read(fragment))
-        self._worker.steps[optimizer].excluded += len(participation.excluded)
-        if not participation.takes_part:
-            # Residuals are part of the gradients of the model that is discarded.
-            self._worker.memory.forget(block.members.parameters)
-        self.on_block(participation.takes_part)
-        return participation
+            return block.commit(agree)
+        # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
+        return agree(block.read(fragment))
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""

@@ -161,9 +161,6 @@ class BMUFAdam(BlockMomentum):
             ahead=ahead,
             largest_beta1=self.largest_beta1,
             across=across,
-            # Groups with NaN then restart without an average of the moments. With zeros in their
-            # place and a large step count, steps would be many times the learning rate.
-            keeps_start=self.fragments > 1 or self.moments_every > 1 or bool(self.overlap),
             eta_of=eta_of,
         )
 

@@ -12,7 +12,7 @@ from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
-from lightning_hier.comm.blocks.health import ModelHealth, Participation
+from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Chunk, Shard
@@ -82,7 +82,7 @@ class Bucket:
         return self.outer.prepare_(model, place)
 
     def synchronise(
-        self, chunk: Chunk, participation: Participation, norms: Norms, *, carried: bool
+        self, chunk: Chunk, averaging: Averaging, norms: Norms, *, carried: bool
     ) -> Stages:
         """Average a chunk, take the outer step, and write the start model of the next block.
 
@@ -90,12 +90,12 @@ class Bucket:
 
         Args:
             chunk: a chunk of the shard.
-            participation: groups that take part.
+            averaging: how the groups are averaged.
             norms: sums of squares to which those of the chunk are added.
             carried: whether the state of the local optimizer is averaged.
 
         """
-        means = self.exchange.chunk(chunk, participation, keep=True, carried=carried)
+        means = self.exchange.chunk(chunk, averaging, keep=True, carried=carried)
         return chain(means, self._begin_next_block(chunk, norms, carried=carried))
 
     def _begin_next_block(self, chunk: Chunk, norms: Norms, *, carried: bool) -> Stages:
@@ -123,7 +123,7 @@ class Bucket:
             if previous is not None:  # the next block starts from the advanced means
                 previous.copy_(means[inside])
 
-    def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
+    def write_global(self, chunk: Chunk, averaging: Averaging, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
 
         Collectives of the world, after all work in flight. The state of the bucket does not
@@ -131,19 +131,19 @@ class Bucket:
 
         Args:
             chunk: a chunk of the shard.
-            participation: groups that take part.
+            averaging: how the groups are averaged.
             pending: whether to write the W that would result if the block ended now.
 
         """
         place = chunk.parameters
         if pending:
-            yield from self.exchange.chunk(chunk, participation, keep=False, carried=False)
+            yield from self.exchange.chunk(chunk, averaging, keep=False, carried=False)
         else:
-            yield from self.exchange.exact(chunk.buffers, participation)
+            yield from self.exchange.exact(chunk.buffers, averaging)
         # The step is taken by a copy, because an evaluation does not change W and Delta.
         values, ahead = self.shard.values[place], self.outer.preview(place)
         if pending:
-            ahead.set_models(participation.effective)
+            ahead.set_models(averaging.effective)
             ahead.apply_(values, slice(0, len(values)))
         values.copy_(ahead.vectors["global_model"])
         yield self.shard.distribute(chunk.start, chunk.stop)
@@ -189,27 +189,6 @@ class Bucket:
             self._previous.copy_(state["previous"])
         self.exchange.load(state["error_feedback"])
 
-    def reset_local_model(self) -> None:
-        """Write the start model, and the optimizer state that belongs to it, in place.
-
-        Averaged optimizer state becomes that of the last average, or zero if it is not kept.
-        Buffers get the values of the rank whose shard contains them. A collective of the group.
-        """
-        # The whole shard is read, because buffers are written back with their current values.
-        state = self.shard.read()[self.shard.carried]
-        if self._previous is None:
-            state.zero_()
-        else:
-            state.copy_(self._previous)
-        self._write_start_model(carried=True)
-
-    def _write_start_model(self, *, carried: bool) -> None:
-        for chunk in self.shard.chunks:
-            place = chunk.parameters
-            self.shard.values[place].copy_(self.outer.start_model(place))
-        self.shard.distribute_all()
-        self.shard.write(carried=carried)
-
     def restart(self, state: Mapping[str, Any]) -> None:
         """Start a block after a run with other shards or settings. A collective of the group.
 
@@ -220,5 +199,10 @@ class Bucket:
         """
         start, elements = self.shard.start, self.outer.vectors["global_model"].numel()
         self.outer.begin(state, slice(start, start + elements))
+        # The whole shard is read, because buffers are written back with their current values.
         self.shard.read()
-        self._write_start_model(carried=False)
+        for chunk in self.shard.chunks:
+            place = chunk.parameters
+            self.shard.values[place].copy_(self.outer.start_model(place))
+        self.shard.distribute_all()
+        self.shard.write(carried=False)

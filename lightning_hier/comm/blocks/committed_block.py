@@ -14,7 +14,7 @@ from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.exchange import weigh_
 from lightning_hier.comm.blocks.fragment import Counts
-from lightning_hier.comm.blocks.health import ModelHealth, Participation
+from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.sums import exact_sum
@@ -39,7 +39,7 @@ class CommittedBlock(ModelBlock):
         self._before: tuple[Sequence[dict[str, Any]], Counts] | None = None
         self._means: list[tuple[FlatView, Tensor]] = []
 
-    def commit(self, agree: Callable[[ModelHealth], Participation]) -> Participation:
+    def commit(self, agree: Callable[[ModelHealth], Averaging]) -> Averaging:
         """Read, and exchange with the groups that are present, until it counts in all of them.
 
         :meth:`synchronise` must follow. If an error is raised, the state is that before the call.
@@ -50,13 +50,18 @@ class CommittedBlock(ModelBlock):
                 what was read.
 
         Returns:
-            The participation of the attempt that counts.
+            That of the attempt that counts.
+
+        Raises:
+            NonFiniteModelError: on every rank of this group, if its model is not finite.
 
         """
         membership = self._context.membership
         assert membership is not None, "the context of a committed block has one"
 
-        agreed: list[Participation] = []
+        # In this group alone: one whose model is not finite ends before the others count on it.
+        agree(self.read(0))
+        agreed: list[Averaging] = []
 
         def attempt() -> None:
             self.begin()
@@ -89,32 +94,29 @@ class CommittedBlock(ModelBlock):
             for bucket in fragment.buckets:
                 bucket.exchange.fit(groups)
 
-    def send(self, participation: Participation) -> None:
+    def send(self, averaging: Averaging) -> None:
         """Compute the means, after :meth:`read`, and write nothing into the module.
 
         A collective of the ranks at this position in all groups. A rank that fails does not keep
         the other ranks of its group waiting.
         """
         (fragment,) = self._delayed  # membership refuses several fragments
-        fragment.send(participation.of(0), Norms(participation.mean_squares), delay=1)
+        fragment.send(averaging.of(0), Norms(averaging.mean_squares), delay=1)
         # At once and not at the next step.
         self._context.communicators.route.in_flight.finish()
         # A vote on the success follows, before which every collective must be complete.
         fragment.local_state.wait()
-        self._means = [*self._averaged(participation.of(1)), *self._copied(participation)]
+        self._means = [*self._averaged(averaging.of(1)), *self._copied()]
 
     @override
     def synchronise(
-        self, due: DueFragments, participation: Participation | None, *, delay: int = 0
+        self, due: DueFragments, averaging: Averaging | None, *, delay: int = 0
     ) -> BlockReport:
         """Write the start model of the next block, after :meth:`commit`, from its means.
 
         A collective of the group.
         """
         (fragment,) = self._delayed
-        if participation is not None and not participation.takes_part:
-            # First, because apply() multiplies the local update by 0, and NaN would remain.
-            fragment.reset_local_model()
         norms = fragment.apply()
         assert norms is not None, "an update was sent"
         for view, values in self._means:
@@ -137,7 +139,7 @@ class CommittedBlock(ModelBlock):
             self.load(*self._before)
         self._means, self._before = [], None
 
-    def write_global_model(self, participation: Participation) -> None:
+    def write_global_model(self, averaging: Averaging) -> None:
         """Write W of the last synchronisation into the parameters, in place.
 
         Other groups take no part, so W is not the mean of the current local models. Buffers keep
@@ -145,11 +147,11 @@ class CommittedBlock(ModelBlock):
         """
         for fragment in self._delayed:
             Pipeline(
-                bucket.write_global(chunk, participation, pending=False)
+                bucket.write_global(chunk, averaging, pending=False)
                 for bucket in fragment.buckets
                 for chunk in bucket.shard.chunks
             ).run()
-            fragment.finish_global(participation)
+            fragment.finish_global()
         self._release_buffers()
 
     def forget_errors(self) -> None:
@@ -158,25 +160,25 @@ class CommittedBlock(ModelBlock):
             for bucket in fragment.buckets:
                 bucket.exchange.forget()
 
-    def _averaged(self, participation: Participation) -> list[tuple[FlatView, Tensor]]:
+    def _averaged(self, averaging: Averaging) -> list[tuple[FlatView, Tensor]]:
         """The means of the floating-point buffers."""
         # A copy is averaged, because nothing may be written before the vote.
         means = []
         for same in by_dtype(self.members.float_buffers).values():
             view = FlatView(same)
-            weighed = weigh_(view.copied(), participation)
+            weighed = weigh_(view.copied(), averaging)
             Pipeline([exact_sum(weighed, self._context.communicators.route)]).run()
             means.append((view, weighed))
         return means
 
-    def _copied(self, participation: Participation) -> list[tuple[FlatView, Tensor]]:
-        """The other buffers of the first group that takes part."""
+    def _copied(self) -> list[tuple[FlatView, Tensor]]:
+        """The other buffers of the first group."""
         copies, across = [], self._context.communicators.across
         for same in by_dtype(self.members.other_buffers).values():
             view = FlatView(same)
             values = view.copied()
             # As bytes, because gloo and NCCL do not support every dtype.
-            across.broadcast_(values.view(torch.uint8), "buffers", participation.first).wait()
+            across.broadcast_(values.view(torch.uint8), "buffers").wait()
             copies.append((view, values))
         return copies
 

@@ -13,7 +13,7 @@ from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import OuterStep
@@ -101,11 +101,11 @@ class DelayedBucket(Bucket):
         start = self._block_start[place]
         return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
 
-    def send(self, participation: Participation, *, carried: bool) -> tuple[list[Stages], int]:
+    def send(self, averaging: Averaging, *, carried: bool) -> tuple[list[Stages], int]:
         """Put the local update, after :meth:`read`, in flight. Does not communicate.
 
         Args:
-            participation: groups whose updates are averaged.
+            averaging: how the updates are averaged.
             carried: whether the state of the local optimizer is averaged.
 
         Returns:
@@ -117,12 +117,12 @@ class DelayedBucket(Bucket):
         # Copied, because evaluations and merges use the transfer buffer meanwhile.
         self._in_flight.copy_(values[self.shard.parameters])
         self.has_update, self.carries = True, carried
-        self.outer.set_models(participation.effective)
+        self.outer.set_models(averaging.effective)
         self._keep_sent(progress=self._merge == "progress")
         # This shard may end before the last chunk, and then does so on all ranks that average it.
         places = [chunk.parameters for chunk in self.shard.chunks]
         sums = [
-            exchange.parameters(self._in_flight[place], place, participation, keep=True)
+            exchange.parameters(self._in_flight[place], place, averaging, keep=True)
             for place in places
             if place.start < place.stop
         ]
@@ -131,7 +131,7 @@ class DelayedBucket(Bucket):
             self._state_in_flight.copy_(values[self.shard.carried])
             # An empty tensor splits into one empty piece, which yields no Due.
             pieces = [p for p in self._state_in_flight.split(self.shard.chunk) if p.numel()]
-            sums += [exchange.carried(piece, participation) for piece in pieces]
+            sums += [exchange.carried(piece, averaging) for piece in pieces]
             due += exchange.carried_due * len(pieces)
         return sums, due
 
@@ -211,7 +211,7 @@ class DelayedBucket(Bucket):
             # w - W_g = (w - s) + (s - W_g). Local models share s, which no send has replaced.
             update.add_(self._block_start[place] - start, alpha=models).mul_(self._merge)
 
-    def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
+    def write_global(self, chunk: Chunk, averaging: Averaging, *, pending: bool) -> Stages:
         """See :class:`Bucket`. The update in flight is applied, then the one that is left."""
         place = chunk.parameters
         values, ahead = self.shard.values[place], self.outer.preview(place)
@@ -221,19 +221,12 @@ class DelayedBucket(Bucket):
             ahead.apply_(start, everything)
             self._keep_(values, place, start, self._models.number)
         if pending:
-            yield from self.exchange.parameters(values, place, participation, keep=False)
-            ahead.set_models(participation.effective)
+            yield from self.exchange.parameters(values, place, averaging, keep=False)
+            ahead.set_models(averaging.effective)
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=False)
-
-    def reset_local_model(self) -> None:
-        """See :class:`Bucket`. Local updates are counted from the start model."""
-        self._block_starts[self._models.current] = self._start_model()
-        if self._previous is not None:
-            self._sent_state[self._models.current].copy_(self._previous)
-        super().reset_local_model()
 
     def vectors(self) -> dict[str, Tensor]:
         """State with a value for each parameter of the shard."""

@@ -10,7 +10,7 @@ from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.delayed_bucket import DelayedBucket, given_up
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.fragment import Fragment
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.trained import Members
@@ -60,13 +60,11 @@ class DelayedFragment(Fragment):
         """Whether the last update was sent with state of the local optimizer."""
         return any(bucket.carries for bucket in self.buckets)
 
-    def send(self, participation: Participation, norms: Norms, *, delay: int) -> None:
+    def send(self, averaging: Averaging, norms: Norms, *, delay: int) -> None:
         """Put the local update in flight, after :meth:`read`.
 
-        An excluded group, which sends zeros, must call :meth:`reset_local_model` afterwards.
-
         Args:
-            participation: groups whose updates are averaged.
+            averaging: how the updates are averaged.
             norms: norms of the models that are averaged, which :meth:`apply` reports.
             delay: steps until :meth:`apply`.
 
@@ -74,10 +72,10 @@ class DelayedFragment(Fragment):
         carried = self._carries_state() and bool(self.local_state.carried)
         # Steps that a merge has given up are not in the models, so rho must not count them.
         kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
-        self.local_state.collect(participation, exchanged=carried, kept=kept)
+        self.local_state.collect(averaging, exchanged=carried, kept=kept)
         means, due = [], 0
         for bucket in self.buckets:
-            stages, due_of_bucket = bucket.send(participation, carried=carried)
+            stages, due_of_bucket = bucket.send(averaging, carried=carried)
             means += stages
             due += due_of_bucket
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from lightning_hier.algorithms.adam_moments import merge_moment_, merge_square_
 from lightning_hier.comm.blocks.adam_state import AdamMoments
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 
 
 class DelayedMoments(AdamMoments):
@@ -44,13 +44,11 @@ class DelayedMoments(AdamMoments):
             counts = self._counts()
             self._noted = [counts] if first else [*self._noted, counts]
 
-    def collect(
-        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
-    ) -> None:
+    def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
         """See :class:`LocalState`. The local models are those of the last :meth:`note`."""
         # The steps of the last exchange, before the next one replaces it.
         self._count_update()
-        super().collect(participation, exchanged=exchanged, kept=kept)
+        super().collect(averaging, exchanged=exchanged, kept=kept)
         if exchanged:
             self._sent = dict(enumerate(self._noted))
 
@@ -80,12 +78,6 @@ class DelayedMoments(AdamMoments):
 
     def finish(self) -> None:
         """Do nothing: :meth:`begin_merge` has set the counts, which differ between local models."""
-
-    def reset(self) -> None:
-        """See :class:`LocalState`. What is in flight counts from there."""
-        super().reset()
-        if self._steps:
-            self._sent = dict.fromkeys(self._sent, self._counts())
 
     def counts(self) -> dict[Parameter, list[float]]:
         """See :class:`AdamMoments`. Waits for the sum in flight: rho contains its update."""

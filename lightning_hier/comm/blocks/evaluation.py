@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.health import SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
@@ -32,7 +31,6 @@ class Evaluation:
         models: local models of this rank.
         local: values of the local model.
         health: exchange of health reports.
-        log: records the groups that are excluded at the end of training.
         blocks: returns one block for each optimizer, or None during the warm-up and if no models
             are synchronised.
         finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
@@ -49,7 +47,6 @@ class Evaluation:
         models: LocalModels,
         local: LocalValues,
         health: HealthExchange,
-        log: BlockLog,
         blocks: Callable[[], Sequence[ModelBlock] | None],
         finish_blocks: Callable[[], None],
     ) -> None:
@@ -59,7 +56,6 @@ class Evaluation:
         self._models = models
         self._local = local
         self._health = health
-        self._log = log
         self._blocks = blocks
         self._finish_blocks = finish_blocks
         self._ended = False
@@ -150,7 +146,4 @@ class Evaluation:
                 self._health.check(point)
                 broadcast_tensors_(buffers.tensors, self._communicators.world, "buffers")
             for index, block in enumerate(blocks):
-                participation = self._health.agree(point, index, block.read())
-                block.write_global_model(participation)
-                if point == SyncPoint.TRAINING_END:
-                    self._log.excluded_at_end[index] = len(participation.excluded)
+                block.write_global_model(self._health.agree(point, index, block.read()))

@@ -18,7 +18,7 @@ from lightning_hier.algorithms.quantisation import (
 from lightning_hier.algorithms.sparse_codec import SparseCodec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback, error_dtype
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum, sparse_sum
 from lightning_hier.comm.stages import Stages, side_by_side
@@ -79,13 +79,13 @@ class Exchange:
         self.carried_due = (1 if codec is None else 2) + route.hosts_are_shared
 
     def chunk(
-        self, chunk: Chunk, participation: Participation, *, keep: bool, carried: bool = True
+        self, chunk: Chunk, averaging: Averaging, *, keep: bool, carried: bool = True
     ) -> Stages:
         """Average all tensors of a chunk.
 
         Args:
             chunk: chunk of the shard.
-            participation: groups that take part.
+            averaging: how the groups are averaged.
             keep: whether the error feedback is updated.
             carried: whether the state of local optimizers is averaged too.
 
@@ -94,54 +94,52 @@ class Exchange:
             # One collective for all values that are not quantised, which follow each other in the
             # shard. The state comes last, so it can be left out.
             end = self._shard.carried.stop if carried else self._shard.carried.start
-            return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)
+            return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), averaging)
         # Several sums with equally many stages. Which ones there are follows from the shard, and
         # ranks that average have shards of equal length.
         place = chunk.parameters
-        mean = self.parameters(self._shard.values[place], place, participation, keep=keep)
+        mean = self.parameters(self._shard.values[place], place, averaging, keep=keep)
         others = []
         if chunk.buffers.start < chunk.buffers.stop:
-            others.append(self.exact(chunk.buffers, participation))
+            others.append(self.exact(chunk.buffers, averaging))
         if carried and chunk.carried.start < chunk.carried.stop:
-            others.append(self.carried(self._shard.values[chunk.carried], participation))
+            others.append(self.carried(self._shard.values[chunk.carried], averaging))
         return side_by_side([mean, *others]) if others else mean
 
     def parameters(
-        self, piece: Tensor, place: slice, participation: Participation, *, keep: bool
+        self, piece: Tensor, place: slice, averaging: Averaging, *, keep: bool
     ) -> Stages:
         """Average values of parameters, in place.
 
         Args:
             piece: values to average.
             place: range of the values in the shard.
-            participation: groups that take part.
+            averaging: how the groups are averaged.
             keep: whether the error feedback is updated.
 
         """
         if self._codec is None:
-            return exact_sum(weigh_(piece, participation), self._route)
-        weight = 1.0 / participation.healthy
-        if participation.weight is not None:
+            return exact_sum(weigh_(piece, averaging), self._route)
+        weight = 1.0 / averaging.models
+        if averaging.weight is not None:
             # Ranks on one host sum their pieces before the sum is weighed.
-            weigh_(piece, participation)
+            weigh_(piece, averaging)
             weight = 1.0
-        elif not participation.takes_part:
-            piece.zero_()  # errors of earlier updates, which are finite, are sent all the same
         feedback = self._feedback.of(place, keep=keep) if self._feedback else None
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
 
-    def carried(self, piece: Tensor, participation: Participation) -> Stages:
+    def carried(self, piece: Tensor, averaging: Averaging) -> Stages:
         """Average optimizer state, in place: as bfloat16 if updates are quantised or sparse."""
-        weigh_(piece, participation)
+        weigh_(piece, averaging)
         if self._codec is None:
             return exact_sum(piece, self._route)
         # Second moments span too many orders of magnitude for integers with a common scale.
         return quantised_sum(piece, self._route, BFloat16Codec(), None)
 
-    def exact(self, place: slice, participation: Participation) -> Stages:
+    def exact(self, place: slice, averaging: Averaging) -> Stages:
         """Average a range of the shard without quantisation."""
-        return exact_sum(weigh_(self._shard.values[place], participation), self._route)
+        return exact_sum(weigh_(self._shard.values[place], averaging), self._route)
 
     def fit(self, inter_host_ranks: int) -> None:
         """Divide the error feedback of chunks among another number of ranks, in place."""
@@ -163,13 +161,11 @@ class Exchange:
             self._feedback.load(state)
 
 
-def weigh_(piece: Tensor, participation: Participation) -> Tensor:
-    """Scale ``piece`` to this group's term of the mean over participating groups, in place.
+def weigh_(piece: Tensor, averaging: Averaging) -> Tensor:
+    """Scale ``piece`` to this group's term of the mean over the groups, in place.
 
     It is scaled before the sum, so that sums of half precision stay in range.
     """
-    if not participation.takes_part:
-        return piece.zero_()  # not multiplied by zero, because the product with NaN is NaN
-    if participation.weight is not None:
-        return piece.mul_(participation.weight)
-    return piece.div_(participation.healthy)
+    if averaging.weight is not None:
+        return piece.mul_(averaging.weight)
+    return piece.div_(averaging.models)

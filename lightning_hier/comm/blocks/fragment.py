@@ -13,8 +13,8 @@ from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange, make_codec
-from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
+from lightning_hier.comm.blocks.health import Averaging, ModelHealth
+from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.trained import Members
@@ -121,27 +121,26 @@ class Fragment:
             health += ModelHealth.of_tensors(members.parameters, members.float_buffers, carried)
         return health
 
-    def synchronise(self, participation: Participation) -> Norms:
+    def synchronise(self, averaging: Averaging) -> Norms:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first participating group. An excluded group gets the same, and new optimizer state.
-        Returns the norms of this rank's shard.
+        first rank. Returns the norms of this rank's shard.
 
         Args:
-            participation: groups whose models are averaged, after :meth:`read`.
+            averaging: how the models are averaged, after :meth:`read`.
 
         """
-        norms, first_buffers = Norms(participation.mean_squares), self._first_buffers()
+        norms, first_buffers = Norms(averaging.mean_squares), self._first_buffers()
         for bucket in self.buckets:
-            bucket.outer.set_models(participation.effective)
+            bucket.outer.set_models(averaging.effective)
         carried = self._carries_state()
         # First, because its collective of step counts is needed by the first chunk of moments.
         with profiler_range("hier/block/optimizer_state"):
-            self.local_state.collect(participation, exchanged=carried)
+            self.local_state.collect(averaging, exchanged=carried)
         with profiler_range("hier/block/models"):
             Pipeline(
-                bucket.synchronise(chunk, participation, norms, carried=carried)
+                bucket.synchronise(chunk, averaging, norms, carried=carried)
                 for bucket in self.buckets
                 for chunk in bucket.shard.chunks
             ).run()
@@ -151,11 +150,8 @@ class Fragment:
         for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
         # Before the other local models of this rank get copies of them.
-        self._broadcast_other_buffers(participation)
-        self._begin_next_block(participation, carried=carried)
-        # Optimizer state that was not averaged now is still that of the discarded model.
-        if not (participation.takes_part or carried):
-            self.reset_local_model()
+        self._broadcast_other_buffers()
+        self._begin_next_block(carried=carried)
         self.steps, self.samples = 0, 0.0
         return norms
 
@@ -167,19 +163,19 @@ class Fragment:
             self._since_average = 0
         return carried
 
-    def write_global(self, participation: Participation) -> Iterator[Stages]:
+    def write_global(self, averaging: Averaging) -> Iterator[Stages]:
         """Stages of each chunk, which write W, and the mean of the buffers, into the tensors.
 
         :meth:`finish_global` must follow. The outer step is unchanged.
 
         Args:
-            participation: as in :meth:`synchronise`.
+            averaging: as in :meth:`synchronise`.
 
         """
         # Without steps since the last synchronisation, a mean would apply momentum once more.
         # Buffers are always averaged, because they may change in validation.
         return (
-            bucket.write_global(chunk, participation, pending=self.has_pending)
+            bucket.write_global(chunk, averaging, pending=self.has_pending)
             for bucket in self.buckets
             for chunk in bucket.shard.chunks
         )
@@ -189,11 +185,11 @@ class Fragment:
         """Whether a synchronisation now would have a local update to send."""
         return self.steps > 0
 
-    def finish_global(self, participation: Participation) -> None:
+    def finish_global(self) -> None:
         """Write the other buffers, and the tensors that are not contiguous."""
         for bucket in self.buckets:
             bucket.shard.write_scattered(carried=False)
-        self._broadcast_other_buffers(participation)
+        self._broadcast_other_buffers()
 
     def _first_buffers(self) -> list[Tensor]:
         """Copies of the other buffers of the first of several local models."""
@@ -203,7 +199,7 @@ class Fragment:
                 first = [tensor.clone() for tensor in self.members.other_buffers]
         return first
 
-    def _begin_next_block(self, participation: Participation, *, carried: bool) -> None:
+    def _begin_next_block(self, *, carried: bool) -> None:
         """Write the result into all local models of this rank, and their optimizer state."""
         result = self._models.current
         # The storage of the result: with another model in the module, a tensor has another storage.
@@ -214,34 +210,12 @@ class Fragment:
                     bucket.shard.write(carried=carried)
                 for tensor, value in buffers:
                     tensor.copy_(value)
-            # In this order, because finish() sets step counts that forgetting has reset.
-            if not participation.takes_part:
-                self._forget_optimizer_state()
             self.local_state.finish()
 
-    def reset_local_model(self) -> None:
-        """Continue from the start model of the last synchronisation, with new optimizer state.
-
-        Averaged optimizer state is that of its last average. A collective of the group.
-        """
-        # The update of these samples is lost. Steps go on, because `has_pending`, on which
-        # collectives depend, must be the same on all ranks.
-        self.samples = 0.0
-        for bucket in self.buckets:
-            bucket.reset_local_model()
-        self._forget_optimizer_state()
-        self.local_state.reset()  # afterwards, because it sets step counts
-
-    def _forget_optimizer_state(self) -> None:
-        carried = self.local_state.carried
-        forget_state_(self._context.optimizer, self.members.parameters, carried)
-
-    def _broadcast_other_buffers(self, participation: Participation) -> None:
-        """Copy the other buffers of the first participating group's first rank to all ranks."""
-        communicators = self._context.communicators
-        source = participation.first * communicators.layout.sizes[0]
+    def _broadcast_other_buffers(self) -> None:
+        """Copy the other buffers of the first rank to all ranks."""
         buffers = self.members.other_buffers
-        broadcast_tensors_(buffers, communicators.world, "buffers", source=source)
+        broadcast_tensors_(buffers, self._context.communicators.world, "buffers")
 
     def continue_(self, older: Fragment) -> None:
         """Copy the state of a fragment with fewer tensors. A collective of the group."""

@@ -6,20 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from typing import Literal
 
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
-from lightning_hier.comm.progress_record import named_ranks
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.comm.sharded_tensors import local_tensor
-from lightning_hier.comm.tiers import RankLayout
-
-OnNonfinite = Literal["error", "exclude"]
-"""Action for a group whose model is not finite: an error, or exclusion from the mean."""
-
-_ADVICE = "Lower the learning rate, clip gradients (gradient_clip_val), or check the batches there."
 
 
 class NonFiniteModelError(RuntimeError):
@@ -139,26 +132,20 @@ class HealthReport:
 
 
 @dataclass(frozen=True)
-class Participation:
-    """Groups that take part in a mean. All ranks agree on them before any model is sent.
+class Averaging:
+    """How the models of the groups are averaged. All ranks agree on it before any model is sent.
 
     Attributes:
-        mean_squares: mean over the participating groups of the squares of their models, with the
-            weights of the first fragment that was read.
-        healthy: number of averaged models, at least one.
-        excluded: numbers of the excluded groups.
-        takes_part: whether this rank's group takes part.
-        first: number of the first participating group.
+        mean_squares: mean over the groups of the squares of their models, with the weights of the
+            first fragment that was read.
+        models: number of averaged models.
         weights: weights of this group in the mean of each fragment that was read. Empty if groups
-            count equally, each with the weight ``1 / healthy``.
+            count equally, each with the weight ``1 / models``.
 
     """
 
     mean_squares: float
-    healthy: int
-    excluded: tuple[int, ...] = ()
-    takes_part: bool = True
-    first: int = 0
+    models: int
     weights: tuple[GroupWeight, ...] = ()
 
     @property
@@ -169,122 +156,64 @@ class Participation:
     @property
     def effective(self) -> float:
         """Effective number of averaged models."""
-        return self.weights[0].effective if self.weights else float(self.healthy)
+        return self.weights[0].effective if self.weights else float(self.models)
 
-    def of(self, fragment: int) -> Participation:
-        """Participation in the mean of one of the fragments that were read, by its place there."""
+    def of(self, fragment: int) -> Averaging:
+        """That of one of the fragments that were read, by its place there."""
         return replace(self, weights=self.weights[fragment : fragment + 1])  # perhaps empty
 
+    @classmethod
+    def agreed(
+        cls, reports: Sequence[HealthReport], size: int, rank: int, models: int
+    ) -> Averaging:
+        """What follows from the reports of all ranks. Does not communicate.
 
-def decide_participation(
-    reports: Sequence[HealthReport],
-    layout: RankLayout,
-    rank: int,
-    on_nonfinite: OnNonfinite,
-    *,
-    models_per_rank: int = 1,
-) -> Participation:
-    """Find the groups whose models are averaged. Equal on every rank. Does not communicate.
+        Args:
+            reports: reports of all ranks.
+            size: ranks of a group.
+            rank: number of this rank.
+            models: number of averaged models.
 
-    A group is excluded as a whole, because its ranks train one model.
+        """
+        groups = [reports[start : start + size] for start in range(0, len(reports), size)]
+        squares = [sum(report.squares for report in ranks) for ranks in groups]
+        if not reports[0].samples:
+            return cls(sum(squares) / models, models)
+        weights = [
+            group_weights([math.fsum(report.samples[i] for report in ranks) for ranks in groups])
+            for i in range(len(reports[0].samples))
+        ]
+        shares = (of_group.weight for of_group in weights[0])
+        mean = sum(p * own for p, own in zip(shares, squares, strict=True))
+        return cls(mean, models, tuple(of_fragment[rank // size] for of_fragment in weights))
+
+
+def require_finite(reports: Sequence[HealthReport], size: int) -> None:
+    """Check the models of all ranks. Does not communicate.
 
     Args:
         reports: reports of all ranks.
-        layout: groups of the ranks.
-        rank: number of this rank.
-        on_nonfinite: whether groups may be excluded.
-        models_per_rank: models of different groups on each rank.
+        size: ranks of a group.
 
     Raises:
-        NonFiniteModelError: a group must not be excluded, or none remains.
+        NonFiniteModelError: on every rank, if a model is not finite.
 
     """
-    size, groups = layout.sizes
-    excluded = {number // size for number in _nonfinite_ranks(reports)}
-    healthy = (groups - len(excluded)) * models_per_rank
-    if excluded and on_nonfinite == "error":
-        raise NonFiniteModelError(
-            f"{_finding(reports)}; it was kept out of the global model. {_ADVICE} "
-            "on_nonfinite='exclude', for modules that are not divided inside groups, continues "
-            "with the groups whose models are finite."
-        )
-    if not healthy:
-        raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")
-    included = [report for number, report in enumerate(reports) if number // size not in excluded]
-    equal = Participation(
-        sum(report.squares for report in included) / healthy,
-        healthy,
-        excluded=tuple(sorted(excluded)),
-        takes_part=rank // size not in excluded,
-        first=min(set(range(groups)) - excluded),
-    )
-    return equal if not reports[0].samples else _weighted(equal, reports, size, rank // size)
+    found = ranks_by_value(Nonfinite(report.nonfinite) for report in reports)
+    found.pop(Nonfinite.NOTHING, None)
+    if not found:
+        return
 
+    def named(ranks: Sequence[int]) -> str:
+        groups = sorted({rank // size for rank in ranks})
+        inside = f" ({named_ranks(groups, 'group')})" if len(reports) > size else ""
+        return f"{named_ranks(ranks)}{inside}"
 
-def _weighted(
-    equal: Participation, reports: Sequence[HealthReport], size: int, group: int
-) -> Participation:
-    """The same participation, in which groups count by their samples."""
-    members = [reports[start : start + size] for start in range(0, len(reports), size)]  # by group
-    weights = [
-        group_weights(
-            [math.fsum(report.samples[i] for report in ranks) for ranks in members], equal.excluded
-        )
-        for i in range(len(reports[0].samples))
-    ]
-    squares = sum(
-        counted.weight * sum(report.squares for report in ranks)
-        for counted, ranks in zip(weights[0], members, strict=True)
-        if counted.weight  # an excluded model may not be finite
-    )
-    of_group = tuple(of_fragment[group] for of_fragment in weights)
-    return replace(equal, mean_squares=squares, weights=of_group)
-
-
-def require_finite(reports: Sequence[HealthReport]) -> None:
-    """Check the single model that all ranks train. Does not communicate.
-
-    Raises:
-        NonFiniteModelError: on every rank, if the model is not finite.
-
-    """
-    if _nonfinite_ranks(reports):
-        raise NonFiniteModelError(f"{_finding(reports)}, and all ranks train it. {_ADVICE}")
-
-
-def exclusion_warning(
-    reports: Sequence[HealthReport], layout: RankLayout, participation: Participation
-) -> str:
-    """Warning about groups that are excluded from a mean."""
-    point = SyncPoint(reports[0].point)
-    ranks = layout.groups(0)
-    groups = " and ".join(
-        f"group {group} ({named_ranks(ranks[group])})" for group in participation.excluded
-    )
-    consequence = (
-        " Such a group starts the next block from the global model, with new optimizer state and "
-        "residuals."
-        if point == SyncPoint.BLOCK
-        else ""
-    )
-    left = "were" if len(participation.excluded) > 1 else "was"
-    return (
-        f"At {point.text}, after {reports[0].steps} steps, {groups} {left} excluded from the mean "
-        f"of the models: {_finding(reports)}.{consequence}"
-    )
-
-
-def _nonfinite_ranks(reports: Sequence[HealthReport]) -> list[int]:
-    return [rank for rank, report in enumerate(reports) if report.nonfinite]
-
-
-def _finding(reports: Sequence[HealthReport]) -> str:
-    ranks, parts = _nonfinite_ranks(reports), Nonfinite.NOTHING
-    for rank in ranks:
-        parts |= Nonfinite(reports[rank].nonfinite)
-    return (
-        f"the local model of {named_ranks(ranks)} holds NaN or inf "
-        f"after {reports[ranks[0]].steps} steps ({parts.text})"
+    listed = "; ".join(f"{parts.text} of {named(ranks)}" for parts, ranks in found.items())
+    raise NonFiniteModelError(
+        f"NaN or inf after {reports[min(found.values())[0]].steps} steps in {listed}: no model was "
+        "sent. Lower the learning rate, clip gradients (gradient_clip_val), or check the batches "
+        "there."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import astuple
 
@@ -11,13 +10,10 @@ from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health import (
+    Averaging,
     HealthReport,
     ModelHealth,
-    OnNonfinite,
-    Participation,
     SyncPoint,
-    decide_participation,
-    exclusion_warning,
     require_finite,
 )
 from lightning_hier.comm.blocks.out_of_step import (
@@ -38,7 +34,6 @@ class HealthExchange:
     Args:
         communicators: channels of this rank.
         worker: step counts of this rank.
-        on_nonfinite: action for groups whose models are not finite.
         trained: tensors of the module. Ranks that train different parameters, and buffers that
             cannot be averaged, are an error.
         counted: most fragments whose samples a report contains. 0: groups count equally, and
@@ -56,7 +51,6 @@ class HealthExchange:
         self,
         communicators: Communicators,
         worker: Worker,
-        on_nonfinite: OnNonfinite,
         trained: TrainedTensors,
         *,
         counted: int = 0,
@@ -64,7 +58,6 @@ class HealthExchange:
     ) -> None:
         self._communicators = communicators
         self._worker = worker
-        self._on_nonfinite = on_nonfinite
         self._trained = trained
         self._counted = counted
         self._independent = independent
@@ -85,27 +78,20 @@ class HealthExchange:
         out = self.batches
         return f"{point.text}, with no batch left after {out}" if out >= 0 else point.text
 
-    def agree(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> Participation:
-        """Agree on the groups whose models are averaged. A collective of the world.
+    def agree(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> Averaging:
+        """Check all models, and agree on how they are averaged. A collective of the world.
 
         Raises:
             OutOfStepError: on every rank, if ranks are at different synchronisations.
-            NonFiniteModelError: on every rank, if models are not finite and that is an error.
+            NonFiniteModelError: on every rank, if a model is not finite.
 
         """
-        reports = self._exchange(point, optimizer, health)
-        layout, rank = self._communicators.layout, self._communicators.world.position
-        participation = decide_participation(
-            reports,
-            layout,
-            rank,
-            self._on_nonfinite,
-            models_per_rank=self._communicators.models_per_rank,
-        )
-        if participation.excluded and rank == 0:  # all ranks would warn of the same groups
-            warning = exclusion_warning(reports, layout, participation)
-            warnings.warn(warning, RuntimeWarning, stacklevel=2)
-        return participation
+        own, reports = self._communicators, self._exchange(point, optimizer, health)
+        size = own.layout.sizes[0]
+        require_finite(reports, size)
+        # Not the number of all models that there may be: groups may come and go.
+        models = own.layout.sizes[1] * own.models_per_rank
+        return Averaging.agreed(reports, size, own.world.position, models)
 
     def check(self, point: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
         """Check that all ranks are in step, and that the single model that they train is finite.
@@ -127,7 +113,7 @@ class HealthExchange:
         layout, rank = self._communicators.layout, self._communicators.world.position
         first = layout.coordinates(rank)[1] == 0
         health = self._trained.health(averaged=first, carried=carried if first else ())
-        require_finite(self._exchange(point, optimizer, health))
+        require_finite(self._exchange(point, optimizer, health), layout.sizes[0])
 
     def check_in_step(self, point: SyncPoint) -> None:
         """Check that all ranks are in step, without checking models. A collective of the world.

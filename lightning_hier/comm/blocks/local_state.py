@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Adagrad, Optimizer, RMSprop
+from torch.optim import Optimizer, RMSprop
 
-from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.health import Averaging
 
 
 class LocalState:
@@ -40,13 +40,11 @@ class LocalState:
 
         """
 
-    def collect(
-        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
-    ) -> None:
+    def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
         """Prepare before the model is sent. May start collectives of tier ``across``.
 
         Args:
-            participation: groups whose models and states are averaged.
+            averaging: how models and states are averaged.
             exchanged: whether the carried tensors are averaged at this synchronisation.
             kept: share of the steps since the last synchronisation that the models contain. A
                 merge may give up a part of them.
@@ -96,13 +94,6 @@ class LocalState:
     def finish(self) -> None:
         """Set the remaining state, after the carried tensors have their new values."""
 
-    def reset(self) -> None:
-        """Set the remaining state to that at the start of the block, in place.
-
-        A subclass whose :meth:`finish` begins the next block overrides it.
-        """
-        self.finish()
-
     def sent_counts(self, model: int) -> dict[Parameter, float]:
         """Counts of the parameters of a local model when it was sent, if carried are in flight."""
         return {}
@@ -141,8 +132,7 @@ class AveragedMomentum(LocalState):
     """Averages the momentum of the local SGD with the models.
 
     A parameter without a gradient on this rank has no momentum yet, but may have one on another
-    rank, so its momentum is created as zeros. An excluded group that restarts from an earlier
-    model starts with zeros.
+    rank, so its momentum is created as zeros.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
@@ -158,32 +148,6 @@ class AveragedMomentum(LocalState):
             for parameter in parameters
             if parameter in groups
         ]
-
-
-def forget_state_(
-    optimizer: Optimizer, parameters: Iterable[Parameter], carried: Sequence[Tensor]
-) -> None:
-    """Reset the state of ``optimizer`` for ``parameters`` of an excluded group, in place.
-
-    State with NaN would make the model non-finite again at the next step. Tensors in ``carried``
-    have values from the other groups and are kept. Other tensors of the same parameters become
-    zero. The state of parameters without carried tensors is removed, and the optimizer creates it
-    again at their next gradient.
-    """
-    kept = {id(tensor) for tensor in carried}
-    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-    # Adagrad creates its state in its constructor, and not again.
-    must_stay = isinstance(optimizer, Adagrad)
-    for parameter in parameters:
-        state = optimizer.state.get(parameter, {})
-        if not must_stay and not any(id(value) in kept for value in state.values()):
-            optimizer.state.pop(parameter, None)
-            continue
-        for value in state.values():
-            if isinstance(value, Tensor) and id(value) not in kept:
-                value.zero_()
-        if must_stay and state:
-            state["sum"].fill_(groups[parameter]["initial_accumulator_value"])
 
 
 def _momentum(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> Tensor:

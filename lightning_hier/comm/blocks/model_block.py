@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.delayed_fragment import DelayedFragment
 from lightning_hier.comm.blocks.fragment import Counts, Fragment
-from lightning_hier.comm.blocks.health import ModelHealth, Participation
+from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.restart import restart_buckets
 from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.trained import Members, divide_parameters
@@ -96,15 +96,13 @@ class ModelBlock:
         return health
 
     def synchronise(
-        self, due: DueFragments, participation: Participation | None, *, delay: int = 0
+        self, due: DueFragments, averaging: Averaging | None, *, delay: int = 0
     ) -> BlockReport | None:
         """Apply and send the fragments that are due, in place.
 
-        The local model of an excluded group becomes the start model, in all fragments.
-
         Args:
             due: fragments that are due.
-            participation: groups whose models are averaged, after :meth:`read` of ``due.sends``;
+            averaging: how the models are averaged, after :meth:`read` of ``due.sends``;
                 None if nothing is sent.
             delay: steps until the fragment that is sent is applied.
 
@@ -113,17 +111,10 @@ class ModelBlock:
 
         """
         if self._context.delays:
-            norms = self._apply_and_send(due, participation, delay)
+            norms = self._apply_and_send(due, averaging, delay)
         else:
-            assert due.sends is not None and participation is not None
-            norms = self._fragments[due.sends].synchronise(participation.of(0))
-        if participation is not None and not participation.takes_part:
-            # NaN in another fragment would return with the next step. The one that was synchronised
-            # without delay has the new start model already.
-            done = None if self._context.delays else due.sends
-            for number, fragment in enumerate(self._fragments):
-                if number != done:
-                    fragment.reset_local_model()
+            assert due.sends is not None and averaging is not None
+            norms = self._fragments[due.sends].synchronise(averaging.of(0))
         self._release_buffers()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
@@ -133,10 +124,10 @@ class ModelBlock:
                 bucket.shard.release()
 
     def _apply_and_send(
-        self, due: DueFragments, participation: Participation | None, delay: int
+        self, due: DueFragments, averaging: Averaging | None, delay: int
     ) -> Norms | None:
         norms = None if due.applies is None else self._delayed[due.applies].apply()
-        if due.sends is None or participation is None:
+        if due.sends is None or averaging is None:
             return norms
         fragment, applied = self._delayed[due.sends], due.sends == due.applies
         # Blocks have become longer since the last send, and one update at a time is in flight.
@@ -144,36 +135,36 @@ class ModelBlock:
             norms, applied = fragment.apply(), True
         if applied:
             fragment.read()  # the local update is what the merge has kept
-        sent = Norms(participation.mean_squares)
+        sent = Norms(averaging.mean_squares)
         for place, buffers in enumerate(self._buffers_with(due.sends), start=1):
             if buffers.members.float_buffers:
                 self._context.communicators.route.in_flight.finish()  # the same process groups
-            sent.mean += buffers.synchronise(participation.of(place)).mean
-        fragment.send(participation.of(0), sent, delay=delay)
+            sent.mean += buffers.synchronise(averaging.of(place)).mean
+        fragment.send(averaging.of(0), sent, delay=delay)
         return norms
 
     def _buffers_with(self, fragment: int) -> Sequence[Fragment]:
         """The buffers, if they are averaged when this fragment is sent."""
         return self._buffers if fragment == len(self._fragments) - 1 else ()
 
-    def write_global_model(self, participation: Participation) -> None:
+    def write_global_model(self, averaging: Averaging) -> None:
         """Write the global model W into the tensors, in place. The outer step is unchanged.
 
         W is the model that would result if all blocks ended now. A collective of the world, after
         all work in flight.
 
         Args:
-            participation: groups whose models are averaged, after :meth:`read` of all fragments.
+            averaging: how the models are averaged, after :meth:`read` of all fragments.
 
         """
         self._context.communicators.route.in_flight.finish()
         Pipeline(
             chunk
             for place, fragment in enumerate(self._all)
-            for chunk in fragment.write_global(participation.of(place))
+            for chunk in fragment.write_global(averaging.of(place))
         ).run()
         for fragment in self._all:
-            fragment.finish_global(participation)
+            fragment.finish_global()
         self._release_buffers()
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ class Members:
         float_buffers: floating-point buffers such as BatchNorm statistics. They are averaged
             without block momentum, whose look-ahead could make a variance negative.
         other_buffers: integer and boolean buffers, and those without a mean. They are those of the
-            first participating group.
+            first rank.
 
     """
 

@@ -99,7 +99,7 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
                 state.load_local(_local_model(saved, session, worker_number, rank), rank)
             worker = session.workers[number]
             worker.memory.load(rank["memory"], state.parameters)
-            worker.loss_scale, worker.samples[:] = rank["loss_scale"], rank["samples"]
+            worker.samples[:] = rank["samples"]
             random.append(rank["random"])
             gradients.append(rank["gradients"])
     session.position.load(random)

@@ -143,7 +143,6 @@ class RunState:
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
-            "loss_scale": worker.loss_scale,
             "samples": list(worker.samples),
             "buffers": self._synchroniser.local.buffers(),
             "averages": session.hooks.averages.of_rank(),

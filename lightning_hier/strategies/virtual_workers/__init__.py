@@ -22,8 +22,7 @@ G workers, and each model is shared by min(V, G) of its workers.
 - *Checkpoints* contain the state of each worker, so a run resumes exactly on any number of ranks
   with the same number of workers.
 
-Not supported, each with one error before training: ``on_nonfinite="exclude"``,
-fp16 loss scaling, manual optimization,
+Not supported, each with one error before training: fp16 loss scaling, manual optimization,
 ``weighting="samples"``, ``training_step(dataloader_iter)``, several loaders, a sampler with a
 constructor of its own unless ``train_dataloader`` creates the loader; with several models on a
 rank, averages of weights and unfreezing; with several workers on a model, hooks,

@@ -39,8 +39,6 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
     """
     refused = []
     if layout.workers_per_rank > 1:
-        if strategy.on_nonfinite != "error":
-            refused.append(f"on_nonfinite={strategy.on_nonfinite!r}")
         if strategy.block_sync is not None and strategy.block_sync.weighting != "equal":
             refused.append(f"weighting={strategy.block_sync.weighting!r}")
     if layout.per_model > 1:
