@@ -187,7 +187,6 @@ _TWO = partial(HIERARCHICAL, group_size=2, virtual_workers=2)
     ("make", "says"),
     [
         (partial(BMUF, virtual_workers=0), "at least 1, got 0"),
-        (partial(BMUF, virtual_workers=2, uneven_batches="join"), "'join'"),
         (
             partial(BMUF_GTC, group_size=2, virtual_workers=3),
             "must divide group_size or be a multiple of it, got virtual_workers=3",
