@@ -180,7 +180,6 @@ def of_sgd(rows: Rows) -> list[Claim]:
 
 def of_moments(rows: Rows) -> list[Claim]:
     """Evaluate claims about the causes of the difference between kinds of moments."""
-    first, second = "first ones corrected", "second ones corrected"
     return [
         *(
             fewer(
@@ -189,14 +188,6 @@ def of_moments(rows: Rows) -> list[Claim]:
                 f"averaged moments are better than corrected ones, {changed}",
             )
             for changed in (UNCHANGED, SHORT, SLOW, COLD)
-        ),
-        *(
-            fewer(
-                rows,
-                (("averaged", UNCHANGED), (name, UNCHANGED)),
-                f"averaged moments are better than {name}",
-            )
-            for name in (first, second)
         ),
         *(
             fewer(

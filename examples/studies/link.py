@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from examples.language.stacked.settings import Settings
+from examples.studies.language_settings import Settings
 
 _VALUE_BYTES = {"same": 4.0, "int8": 1.0 + 4.0 / 512, "int4": 0.5 + 4.0 / 128}
 _POSITION_BYTES = 2.0
@@ -48,20 +48,13 @@ class Link:
             f"{self.gigabits:g} Gbit/s" if self.gigabits >= 1 else f"{self.gigabits * 1e3:g} Mbit/s"
         )
 
-    def hours(self, run: Settings, step: int, synchronised: float) -> float:
-        """Return the time until a step.
-
-        Args:
-            run: settings of the run.
-            step: number of steps so far.
-            synchronised: number of synchronisations of whole models so far.
-
-        """
+    def hours(self, run: Settings, step: int) -> float:
+        """Return the time of a run until a step."""
         synchronous_steps = min(step, _synchronous_steps(run))
         seconds = step * self.step_s
         seconds += synchronous_steps * self._exposed_s(gradient_bytes(run), 0.5)
         overlapping_steps = min(run.fragments * run.overlap, run.block_size)
-        seconds += synchronised * self._exposed_s(block_bytes(run), overlapping_steps)
+        seconds += run.synchronised(step) * self._exposed_s(block_bytes(run), overlapping_steps)
         return seconds / 3600.0
 
     def _exposed_s(self, bytes_per_parameter: float, steps: float) -> float:
@@ -70,10 +63,10 @@ class Link:
         return max(0.0, transfer_s - steps * self.step_s)
 
 
-def run_bytes(run: Settings, step: int, synchronised: float) -> float:
-    """Return the bytes per parameter that a host has sent until a step, see :meth:`Link.hours`."""
+def run_bytes(run: Settings, step: int) -> float:
+    """Return the bytes per parameter that a host has sent until a step."""
     synchronous_steps = min(step, _synchronous_steps(run))
-    return synchronous_steps * gradient_bytes(run) + synchronised * block_bytes(run)
+    return synchronous_steps * gradient_bytes(run) + run.synchronised(step) * block_bytes(run)
 
 
 def gradient_bytes(run: Settings) -> float:

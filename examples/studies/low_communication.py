@@ -2,7 +2,7 @@
 
     python -m examples.studies.low_communication
 
-All workers of a run are one batch of models (``examples.language.stacked``), as in ``language``.
+Each worker is a rank, as in ``language``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from examples.language.stacked.settings import Result, Settings
 from examples.studies import low_communication_claims as claims
 from examples.studies import low_communication_systems as systems
+from examples.studies.language_settings import Result, Settings
 from examples.studies.link import Link, run_bytes
 from examples.studies.low_communication_plots import draw_plots
 from examples.studies.page import parse_options, write
@@ -29,23 +29,18 @@ SYNC_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
 """Learning rates of synchronous AdamW and model averaging, by number of workers."""
 
 
-def _of_whole_run(cost: Callable[[Settings, int, float], float]) -> Callable[[Result], float]:
-    """Return a function that computes a cost of the whole run from its result.
-
-    The arguments of ``cost`` are the settings of the run, the number of steps, and the number of
-    synchronisations of whole models.
-    """
+def _of_whole_run(cost: Callable[[Settings, int], float]) -> Callable[[Result], float]:
+    """Return a function that computes a cost of the whole run from its result."""
 
     def cost_of(result: Result) -> float:
         run = Settings(**result.settings)
-        _, synchronised, _ = result.curve[-1]
-        return cost(run, run.steps, synchronised)
+        return cost(run, run.steps)
 
     return cost_of
 
 
 EXPERIMENT = Experiment(
-    module="examples.language.stacked.train",
+    module="examples.studies.language_runs",
     settings=Settings,
     result=Result,
     measures=(

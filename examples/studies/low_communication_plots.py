@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from examples.language.stacked.settings import Result, Settings
 from examples.run_store import RunStore
+from examples.studies.language_settings import Result, Settings
 from examples.studies.link import Link, run_bytes
 from examples.studies.study import Experiment
 
-Cost = Callable[[Settings, int, float], float]
-"""Cost of a run from its settings, the number of steps and the number of synchronisations."""
+Cost = Callable[[Settings, int], float]
+"""Cost of a run from its settings and the number of steps."""
 
 _BETA1 = 0.9
 _MIN_IMPROVEMENT = 0.005
@@ -38,14 +38,10 @@ class System:
         return self.curve(cost)[0][-1]
 
     def curve(self, cost: Cost) -> tuple[list[float], list[float]]:
-        """Return the costs so far and the mean losses over the run.
-
-        The last loss is that of the whole valid split, the others are those of a part of it.
-        """
-        points = self.results[0].curve
-        costs = [cost(self.run, step, synchronised) for step, synchronised, _ in points]
-        losses = zip(*([loss for *_, loss in result.curve] for result in self.results), strict=True)
-        return costs, [*map(statistics.mean, losses)][:-1] + [self.loss]
+        """Return the costs so far and the mean losses over the run."""
+        costs = [cost(self.run, step) for step, _ in self.results[0].curve]
+        losses = zip(*([loss for _, loss in result.curve] for result in self.results), strict=True)
+        return costs, [*map(statistics.mean, losses)]
 
 
 def draw_plots(

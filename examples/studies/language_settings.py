@@ -1,4 +1,4 @@
-"""Settings and results of a run of many small workers."""
+"""Settings and results of the runs of the language studies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ System = Literal[
     "diloco",
 ]
 OptimizerName = Literal["adamw", "sgd"]
-Engine = Literal["stacked", "trainer"]
-Corrects = Literal["both", "first", "second"]
 AcrossDtype = Literal["same", "int8", "int4"]
 Merge = float | Literal["progress"]
 
@@ -56,7 +54,6 @@ class Settings:
             20%, or along a cosine.
         beta1: first beta of AdamW.
         beta2: second beta of AdamW.
-        corrects: moments that BMUF-Adam corrects. The step count is corrected with the second ones.
         block_momentum: eta. None: 1 - 1 / N for N models.
         outer_lr: nu of DiLoCo.
         outer_momentum: mu of DiLoCo. None: 1 - nu / N.
@@ -71,8 +68,6 @@ class Settings:
         longest_block: maximum block size with ``qsr``.
         schedule: schedule of the learning rate.
         seed: seed of the initial weights and of the text.
-        engine: ``"stacked"`` trains all models as one batch, ``"trainer"`` by the package's
-            strategies.
 
     """
 
@@ -87,7 +82,6 @@ class Settings:
     learning_rate: float = 0.002
     beta1: float = 0.9
     beta2: float = 0.999
-    corrects: Corrects = "both"
     block_momentum: float | None = None
     outer_lr: float = 0.7
     outer_momentum: float | None = 0.9
@@ -101,12 +95,11 @@ class Settings:
     longest_block: int = 0
     schedule: ScheduleName = "constant"
     seed: int = 0
-    engine: Engine = "stacked"
 
     @property
     def ranks(self) -> int:
         """Number of processes."""
-        return 1
+        return self.workers
 
     @property
     def averages(self) -> bool:
@@ -131,28 +124,32 @@ class Settings:
         return 1.0 - 1.0 / self.models if self.block_momentum is None else self.block_momentum
 
     @property
-    def mu(self) -> float:
-        """Outer momentum."""
-        if self.outer_momentum is None:
-            return 1.0 - self.outer_lr / self.models
-        return self.outer_momentum
-
-    @property
     def exchanges_moments(self) -> bool:
         """Whether moments of Adam are exchanged."""
         return self.system in _MOMENT_SYSTEMS
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate at a step, counted from 0."""
-        factor = Schedule(kind=self.schedule).factor(step, self.steps)
-        return self.learning_rate * factor
+    def synchronised(self, step: int) -> float:
+        """Return the number of synchronisations of whole models up to a step.
 
-    def block_at(self, step: int) -> int:
+        A fragment that is sent before its synchronisation is counted at its synchronisation.
+        """
+        if not self.averages:
+            return 0.0
+        begin, blocks = self.warmup_steps, 0
+        while begin + self._block_at(begin) <= step:
+            begin, blocks = begin + self._block_at(begin), blocks + 1
+        rest = max(0, step - begin)
+        if step == self.steps:
+            return float(blocks + (rest > 0))
+        return blocks + rest * self.fragments // self._block_at(begin) / self.fragments
+
+    def _block_at(self, step: int) -> int:
         """Return the number of steps of a block that begins at this step."""
         if self.qsr is None:
             return self.block_size
+        rate = self.learning_rate * Schedule(kind=self.schedule).factor(step, self.steps)
         # 1e-9, because the rounded quotient may be slightly below an integer.
-        steps = int((self.qsr / self.rate(step)) ** 2 + 1e-9)
+        steps = int((self.qsr / rate) ** 2 + 1e-9)
         return max(self.block_size, min(steps, self.longest_block))
 
     def portable_settings(self) -> dict[str, Any]:
@@ -173,8 +170,6 @@ class Settings:
             used = replace(used, longest_block=0)
         if self.optimizer != "adamw":
             used = replace(used, beta1=0.0, beta2=0.0)
-        if self.system != "bmuf_adam":
-            used = replace(used, corrects="both")
         return asdict(used)
 
 
@@ -186,15 +181,10 @@ class Result:
         settings: settings of the run, see ``Settings.portable_settings``.
         loss: loss of the global model on the valid split, in nats per token. It is at most
             log(vocabulary), the loss of a uniform distribution, also if the loss is not finite.
-        blocks: number of synchronisations of models.
-        seconds: duration of training.
-        curve: for some steps, the step, the number of synchronisations of whole models so far, and
-            the loss of the global model on a part of the valid split.
+        curve: steps, and the same loss at these steps.
 
     """
 
     settings: dict[str, Any]
     loss: float
-    blocks: int
-    seconds: float
-    curve: Sequence[tuple[int, float, float]] = ()
+    curve: Sequence[tuple[int, float]] = ()

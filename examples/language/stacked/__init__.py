@@ -1,1 +1,0 @@
-"""Training of many small workers as one batch of models, written from the papers' equations."""
