@@ -31,8 +31,8 @@ class HierarchyMetrics(Callback):
     """Logs the values of rank 0 every ``log_every_n_steps`` steps and at the end of training.
 
     It adds ``hier/elapsed_seconds``, the time since training started in this process, and
-    ``hier/step/...``, the mean increase of totals in each step since the previous row. It writes the
-    settings of the strategy to ``lightning_hier.json`` in the directory of each logger, and the
+    ``hier/step/...``, the mean increase of totals in each step since the previous row. It writes
+    the settings of the strategy to ``lightning_hier.json`` in the directory of each logger, and the
     layout of its charts once in this process to each TensorBoardLogger.
 
     Args:

@@ -13,7 +13,6 @@ from lightning_hier.algorithms.arguments import (
     check_positive,
     check_whole,
 )
-from lightning_hier.planning.workload import Workload
 
 # To be increased when the meaning of a field changes, so that older files are refused.
 _FORMAT = 1
@@ -102,7 +101,6 @@ class Measurement:
         within: link between two ranks of one host.
         between: link between two hosts.
         processor: processor of one host.
-        workload: workload of the module.
         notes: texts by name: versions, backend, date.
 
     """
@@ -112,7 +110,6 @@ class Measurement:
     within: Link | None = None
     between: Link | None = None
     processor: Processor | None = None
-    workload: Workload | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,7 +142,6 @@ class Measurement:
             "within": Link,
             "between": Link,
             "processor": Processor,
-            "workload": Workload,
         }
         for name in parts.keys() & values.keys():
             if values[name] is not None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import lightning_hier
 from lightning_hier.cli.plan import run
-from lightning_hier.planning import Link, Measurement, Workload, size_of
+from lightning_hier.planning import Link, Measurement, size_of
 from tests.docs.pages import Page
 
 ARGS = (
@@ -176,16 +176,16 @@ def test_block_synchronisations_are_compared(
     assert "block synchronisations" not in capsys.readouterr().out
 
 
-def test_measured_values_need_no_arguments(
+def test_measured_links_need_no_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.json"
     link = Link(bytes_per_second=1.25e8, latency_s=2e-4)
-    workload = Workload(parameters=5_000_000, step_s=0.1, optimizer="adam", name="ours")
-    file.write_text(Measurement(hosts=2, devices=1, between=link, workload=workload).to_json())
-    run(["--network", str(file), "--hosts", "8"])
+    file.write_text(Measurement(hosts=2, devices=1, between=link).to_json())
+    work = ["--parameters", "5e6", "--step-s", "0.1", "--optimizer", "adam"]
+    run(["--network", str(file), "--hosts", "8", *work])
     printed = capsys.readouterr().out
-    assert "ours: 5 million parameters" in printed
+    assert "5 million parameters" in printed
     assert "8 hosts of 1 devices; between hosts 1000 Mbit/s and 0.2 ms" in printed
     assert "bmuf_adam" in printed
 
@@ -195,7 +195,7 @@ def test_measured_values_need_no_arguments(
     [
         ("", "set --hosts and --devices"),
         ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
-        ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters, or"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters"),
         ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "set --step-s"),
         ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
         (" ".join([*ARGS, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),

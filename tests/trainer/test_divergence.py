@@ -58,7 +58,11 @@ def test_one_error_names_ranks_groups_and_tensors_before_a_model_is_sent(
             (0, 1),
             r"3 steps in parameters.* of ranks 0, 1 \(groups 0, 1\)",
         ),
-        (partial(BMUF, block_size=3, warmup_steps=2), (1,), "2 steps in parameters.* of ranks 0, 1"),
+        (
+            partial(BMUF, block_size=3, warmup_steps=2),
+            (1,),
+            "2 steps in parameters.* of ranks 0, 1",
+        ),
         (GTC, (1,), "6 steps in parameters.* of ranks 0, 1:"),
     ],
     ids=["all groups", "in the warm-up", "a single group"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.planning import Link, Measurement, Processor, Workload
+from lightning_hier.planning import Link, Measurement, Processor
 
 positive = st.floats(1e-9, 1e15)
 links = st.builds(Link, latency_s=st.floats(0, 10), bytes_per_second=positive)
@@ -18,16 +18,6 @@ processors = st.builds(
     copy_bytes_per_second=positive,
     socket_bytes_per_second=st.none() | positive,
 )
-workloads = st.builds(
-    Workload,
-    parameters=st.integers(1, 10**12),
-    step_s=positive,
-    element_bytes=st.sampled_from([2, 4, 8]),
-    optimizer=st.sampled_from(["sgd", "sgd_momentum", "adam"]),
-    buffers=st.integers(0, 10**6),
-    on_cores=st.booleans(),
-    name=st.text(),
-)
 measurements = st.builds(
     Measurement,
     hosts=st.integers(1, 5000),
@@ -35,7 +25,6 @@ measurements = st.builds(
     within=st.none() | links,
     between=st.none() | links,
     processor=st.none() | processors,
-    workload=st.none() | workloads,
     notes=st.dictionaries(st.text(), st.text(), max_size=3),
 )
 
@@ -66,8 +55,6 @@ def small(**changes: object) -> str:
             "'between' of a measurement: bytes_per_second must be a finite number above 0, got 0",
         ),
         (small(within=7), "'within' of a measurement: "),
-        (small(workload={"parameters": 5}), "'step_s'"),
-        (small(workload={"parameters": 5, "step_s": True}), "step_s must be a finite number"),
     ],
 )
 def test_error_names_the_mistake(text: str, message: str) -> None:

@@ -101,13 +101,13 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
     # Defaults, then what was measured, then what the user has given.
     parts: dict[str, dict[str, Any]] = {
         part: _DEFAULTS.get(part, {}) | (values.get(part) or {})
-        for part in ("between", "within", "processor", "workload")
+        for part in ("between", "within", "processor")
     }
     for argument, (part, name, unit) in _UNITS.items():
         if (value := getattr(arguments, argument)) is not None:
             parts[part][name] = value * unit
     parts["processor"] |= given(arguments, Processor)
-    parts["workload"] |= given(arguments, Workload)
+    workload = given(arguments, Workload)
     if not {"hosts", "devices"} <= values.keys():
         raise ValueError(
             "the cluster is unknown: set --hosts and --devices, or --network with a measurement"
@@ -126,12 +126,12 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         processor=Processor(**parts["processor"]),
     )
     for name, argument in (
-        ("parameters", "--parameters, or --network with a measured workload"),
+        ("parameters", "--parameters"),
         ("step_s", "--step-s, seconds of a step of one rank without communication"),
     ):
-        if name not in parts["workload"]:
+        if name not in workload:
             raise ValueError(f"the workload is incomplete: set {argument}")
-    return network, Workload(**parts["workload"])
+    return network, Workload(**workload)
 
 
 def _read(file: Path | None) -> dict[str, Any]:

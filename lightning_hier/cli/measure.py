@@ -1,33 +1,32 @@
-"""`lightning-hier measure`: measures links and a step, and writes the results for `plan`."""
+"""`lightning-hier measure`: measures the links of a cluster, for `lightning-hier plan`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import datetime, timezone
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from lightning_hier.cli.measure.job import job
-from lightning_hier.cli.measure.module_step import workload_of
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.planning import Measurement, Processor, Workload
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.planning import Measurement, Processor
 from lightning_hier.planning.probe import copy_speed, measure_links
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
-Measure the links of a cluster and a step of your module, for `lightning-hier plan`.
+Measure the links of a cluster, for `lightning-hier plan`.
 
-Start one rank per device, as for training, while the links are otherwise idle:
+Start one rank for each device by torchrun, as for training, while the links are otherwise idle:
 
-  torchrun --nnodes 2 --nproc-per-node 4 ... -m lightning_hier measure --config train.yaml
-
-Without a config, only links are measured; with one rank, only a step of the module."""
+  torchrun --nnodes 2 --nproc-per-node 4 ... -m lightning_hier measure"""
 
 
 def run(args: list[str]) -> None:
@@ -43,16 +42,10 @@ def run(args: list[str]) -> None:
 
     """
     arguments = _parser().parse_args(args)
-    with job(arguments.accelerator, arguments.timeout_s) as communicators:
+    with _job(arguments.accelerator, arguments.timeout_s) as communicators:
         device = communicators.device
         # A group has the ranks of one host.
         hosts, devices = communicators.across.size, communicators.group.size
-        if hosts * devices == 1 and not arguments.config:
-            raise ValueError(
-                "one rank has no links to measure: start several ranks with torchrun or srun, or "
-                "measure the step of a module with --config"
-            )
-        workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
         within, between, socket_rate = measure_links(communicators)
         measured = Measurement(
@@ -61,7 +54,6 @@ def run(args: list[str]) -> None:
             within=within,
             between=between,
             processor=_processor(socket_rate, copied, devices, device),
-            workload=workload,
             notes={
                 "backend": dist.get_backend(),
                 "date": datetime.now(timezone.utc).date().isoformat(),
@@ -78,27 +70,47 @@ def _parser() -> CommandParser:
     parser = CommandParser("measure", _DESCRIPTION)
     add = parser.add_argument
     add("--out", type=Path, default=Path("network.json"), help="written by rank 0 (%(default)s)")
-    add("--config", action="append", default=[], help="YAML of the training whose step is measured")
-    steps = "steps of the module; the second half counts (%(default)s)"
-    add("--steps", type=int, default=20, help=steps)
     limit = "time limit of every wait for a rank (%(default)s)"
     add("--timeout-s", type=float, default=300.0, help=limit)
     add("--accelerator", choices=("auto", "cpu", "gpu"), default="auto")
     return parser
 
 
-def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workload | None:
-    """The longest step of all ranks, for which synchronous ranks wait. All train at once."""
-    if not configs:
-        return None
-    with raise_everywhere(device):
-        try:
-            measured = asdict(workload_of(configs, steps, device))
-        except Exception as error:  # Of any type: the other ranks must not wait for this one.
-            raise ValueError(
-                f"the step cannot be measured: {type(error).__name__}: {error}"
-            ) from error
-    return Workload(**max(gather_json(measured, device), key=lambda values: values["step_s"]))
+@contextmanager
+def _job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
+    """Communicators with one group for each host. Every rank must enter this context."""
+    known = os.environ
+    if int(known.get("WORLD_SIZE", "1")) == 1 or "LOCAL_WORLD_SIZE" not in known:
+        raise ValueError("there are no links to measure: start several ranks by torchrun")
+    timeout = timedelta(seconds=timeout_s)
+    device = _device(accelerator, int(known["LOCAL_RANK"]))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timeout)
+    ranks_per_host = gather_json(int(known["LOCAL_WORLD_SIZE"]), device)
+    if len(set(ranks_per_host)) > 1:
+        raise ValueError(
+            "all hosts must have the same number of ranks, got hosts of "
+            f"{' and '.join(map(str, sorted(set(ranks_per_host))))} ranks"
+        )
+    layout = RankLayout.two_tiers(ranks_per_host[0], dist.get_world_size())
+    communicators = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
+    yield communicators
+    # Only without an error: otherwise the barrier would wait for ranks that may be lost.
+    with communicators.progress.at("the end of the measurement"):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _device(accelerator: str, local_rank: int) -> torch.device:
+    if accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"rank {local_rank} of this host has no GPU: there are {torch.cuda.device_count()}. "
+            "Start as many ranks on a host as it has GPUs, or use --accelerator cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def _processor(
@@ -117,15 +129,10 @@ def _processor(
 
 
 def _print(measured: Measurement) -> None:
-    print(f"{measured.hosts} hosts of {measured.devices} ranks, {measured.notes['backend']}")
+    print(f"hosts: {measured.hosts}, ranks of a host: {measured.devices}")
     for name, link in ("within a host", measured.within), ("between hosts", measured.between):
         if link is not None:
             print(
                 f"{name}: {8e-6 * link.bytes_per_second:,.0f} Mbit/s, latency "
                 f"{1e6 * link.latency_s:.0f} µs while all send"
             )
-    if (work := measured.workload) is not None:
-        print(
-            f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
-            f"optimizer {work.optimizer}"
-        )
