@@ -35,7 +35,7 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-ocr demo-stragglers demo-elastic bench bench-short fuzz test lint types format build docs docs-serve clean named-environment named-environment-demo named-environment-examples named-environment-elastic
+.PHONY: help install demo demo-language demo-ocr demo-stragglers demo-elastic bench bench-short fuzz test test-foreign lint types format build docs docs-serve clean named-environment named-environment-demo named-environment-examples named-environment-elastic
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ demo-elastic: $(ELASTIC_ENVIRONMENT)  ## train on digits in 3 groups, kill one, 
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+test-foreign: $(ENVIRONMENT)  ## train models of other packages, which pip installs in .venv-foreign (ARGS='lightly chemprop')
+	$(BIN)/python -m tests.foreign $(ARGS)
 
 bench: $(ENVIRONMENT)  ## measure all strategies and alternatives over rate-limited links (ARGS='--runs 5', ARGS=--growth)
 	$(BIN)/python -m benchmarks.performance $(ARGS)
@@ -101,7 +104,7 @@ $(MERMAID):
 
 clean:  ## remove build outputs and caches (the environment and results stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is repeated. The full installation includes
 # the extra `examples`, which includes the extra `demo`.

@@ -7,7 +7,9 @@ end of each ``fit`` would visit all of them, and copy the pages that it touches 
 from __future__ import annotations
 
 import gc
+import os
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import hypothesis  # noqa: F401
@@ -18,6 +20,9 @@ from lightning.fabric.utilities import registry
 import lightning_hier.parameter_server.psp.engine
 import lightning_hier.parameter_server.two_stage.engine
 import lightning_hier.strategies.server_session  # noqa: F401
+
+if package := os.environ.get("FOREIGN_PACKAGE"):
+    import_module(f"tests.foreign.packages.{package.replace('-', '_')}")
 
 # Every Trainer reads the metadata of all installed packages, which takes a fifth of a short fit.
 _registry: Any = registry

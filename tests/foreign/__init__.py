@@ -1,0 +1,1 @@
+"""Trains models of other packages, each in an environment of its own: `make test-foreign`."""
