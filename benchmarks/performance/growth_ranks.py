@@ -78,8 +78,8 @@ def gtc(point: Point) -> dict[str, float]:
     parameter = Parameter(flat)  # GTC reads only its length
     memory = GradientMemory({parameter: TensorMemory(residual, threshold)})
     config = GTC(threshold=threshold, density=point.density)
-    reducer = GTCReducer(communicators.group, config, [memory])
-    bucket = GradientBucket([parameter], [flat], [()])
+    reducer = GTCReducer(communicators.group, config, memory)
+    bucket = GradientBucket([parameter], flat)
     seconds = _shortest(
         lambda: reducer.reduce(bucket).wait(),
         lambda: flat.normal_(0.0, _SIGMA, generator=generator),

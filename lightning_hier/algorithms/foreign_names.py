@@ -34,7 +34,7 @@ _NAMES: Mapping[str, str] = {
 }
 
 OF_STRATEGIES: Mapping[str, str] = dict.fromkeys(
-    ("block_sync", "gradient_sync", "group_size", "virtual_workers", "warmup_steps"),
+    ("block_sync", "gradient_sync", "group_size", "ranks_per_device", "warmup_steps"),
     "the strategy",
 )
 """Arguments of the strategy that users look for in its synchronisations."""

@@ -34,7 +34,6 @@ class Communicators:
         traffic: traffic counts of this rank.
         progress: progress record of all ranks, for errors that name missing ranks.
         device: device of tensors in collectives.
-        models_per_rank: models of different groups that every rank trains, one after the other.
         most_groups: if groups come and go, their largest number. Every job is then a group, and
             ``layout`` and ``world`` have this group only, except while groups synchronise.
 
@@ -49,14 +48,13 @@ class Communicators:
     traffic: Traffic
     progress: ProgressRecord
     device: torch.device
-    models_per_rank: int = 1
     most_groups: int | None = None
 
     @property
     def models(self) -> int:
         """Number of models that a synchronisation of all groups averages."""
         # With groups that come and go, `layout` has only those that are connected now.
-        return self.most_groups or self.layout.sizes[1] * self.models_per_rank
+        return self.most_groups or self.layout.sizes[1]
 
     def replicas(self, module: Module) -> Channel:
         """Ranks that hold the same tensors of ``module``: all, or those with the same shards."""
@@ -75,7 +73,6 @@ class Communicators:
         timeout: timedelta,
         traffic: Traffic,
         host_of: Sequence[int] | None = None,
-        models_per_rank: int = 1,
         process_groups: ProcessGroups | None = None,
     ) -> Communicators:
         """Create the process groups. Every rank must call it, after ``init_process_group``.
@@ -86,7 +83,6 @@ class Communicators:
             timeout: time limit of every collective.
             traffic: traffic counts of this rank.
             host_of: host number of each rank, the same on all ranks. None: all are on one host.
-            models_per_rank: see the attribute.
             process_groups: keeps the groups for later fits of the process. None: not kept.
 
         """
@@ -125,5 +121,4 @@ class Communicators:
             traffic=traffic,
             progress=progress,
             device=device,
-            models_per_rank=models_per_rank,
         )

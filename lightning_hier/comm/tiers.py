@@ -14,50 +14,7 @@ from lightning_hier.comm.process_groups import ProcessGroups
 from lightning_hier.comm.traffic import TIERS
 
 GroupSize = int | Literal["node", "world"]
-"""Size of a group: a number, ``"node"`` (devices of a host) or ``"world"`` (all ranks)."""
-
-
-@dataclass(frozen=True)
-class WorkerLayout:
-    """Assignment of the workers of groups to ranks, in order.
-
-    Attributes:
-        group_size: workers of one group.
-        workers_per_rank: virtual workers of every rank.
-
-    """
-
-    group_size: int
-    workers_per_rank: int
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: a group would start or end in the middle of a rank with several groups.
-
-        """
-        # Either a rank has workers of one group only, or it has whole groups.
-        if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
-            raise ValueError(
-                f"virtual_workers must divide group_size or be a multiple of it, got "
-                f"virtual_workers={self.workers_per_rank} with group_size={self.group_size}"
-            )
-
-    @property
-    def per_model(self) -> int:
-        """Workers of one rank that share a model."""
-        return min(self.group_size, self.workers_per_rank)
-
-    @property
-    def models_per_rank(self) -> int:
-        """Models of different groups that every rank trains."""
-        return self.workers_per_rank // self.per_model
-
-    @property
-    def ranks_per_group(self) -> int:
-        """Ranks that share a model."""
-        return self.group_size // self.per_model
+"""Size of a group: a number, ``"node"`` (ranks of a host) or ``"world"`` (all ranks)."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +40,12 @@ class RankLayout:
             raise ValueError(f"every tier needs a size of at least 1, got {self.sizes}")
 
     @classmethod
-    def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
-        """Groups of ``group_size`` ranks, or workers; the size must divide the world.
+    def two_tiers(cls, group_size: int, world_size: int) -> RankLayout:
+        """Groups of ``group_size`` ranks; the size must divide the world.
 
         Args:
             group_size: number of ranks in a group.
             world_size: number of ranks.
-            of: plural noun of what is counted, for the message.
 
         Raises:
             ValueError: it does not divide the world; the message lists the sizes that do.
@@ -98,8 +54,8 @@ class RankLayout:
         if group_size < 1 or world_size % group_size:
             sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
             raise ValueError(
-                f"group_size must divide the number of {of}, got group_size={group_size} with "
-                f"{world_size} {of}; sizes that do: {', '.join(map(str, sizes))}"
+                f"group_size must divide the number of ranks, got group_size={group_size} with "
+                f"{world_size} ranks; sizes that do: {', '.join(map(str, sizes))}"
             )
         return cls((group_size, world_size // group_size))
 

@@ -101,25 +101,18 @@ class StepCount:
 
 @dataclass
 class Worker:
-    """One worker: its residuals and its step counts, one for each optimizer.
+    """State of a rank: its residuals and its step counts, one for each optimizer.
 
     Attributes:
         memory: residuals and thresholds.
-        steps: one count for each optimizer, shared by the workers of a rank.
+        steps: one count for each optimizer.
         samples: samples of the step in progress of each optimizer, if groups count by samples.
-            Shared by the workers of a rank.
 
     """
 
     memory: GradientMemory = field(default_factory=GradientMemory)
     steps: list[StepCount] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
-
-    @classmethod
-    def several(cls, number: int) -> list[Worker]:
-        """Virtual workers of one rank, with shared step counts."""
-        first = cls()
-        return [first, *(cls(steps=first.steps, samples=first.samples) for _ in range(1, number))]
 
     @property
     def begun(self) -> bool:
@@ -128,10 +121,9 @@ class Worker:
 
     def count_optimizers(self, number: int) -> None:
         """Start the counts of ``number`` optimizers at zero."""
-        # In place, because the workers of a rank share these lists.
-        self.samples[:] = [0.0] * number
-        self.steps[:] = [StepCount() for _ in range(number)]
+        self.samples = [0.0] * number
+        self.steps = [StepCount() for _ in range(number)]
 
     def count_samples(self, samples: float) -> None:
         """Count samples of the step in progress of each optimizer."""
-        self.samples[:] = [before + samples for before in self.samples]
+        self.samples = [before + samples for before in self.samples]

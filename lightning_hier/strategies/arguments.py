@@ -50,7 +50,6 @@ _WHOLE = "HierarchicalStrategy, for modules that are not divided"
 OF_WHOLE_MODULES: Mapping[str, str] = {
     "gradient_sync": f"{_WHOLE}, because GTC and hooks need whole gradients. Leave it out, and "
     "pass across_dtype or across_density to block_sync to send fewer bytes",
-    "virtual_workers": f"{_WHOLE}. Leave it out, and start as many ranks",
 }
 """Arguments that strategies for divided modules do not have, with the alternative."""
 
@@ -146,9 +145,8 @@ def check_synchronisations(
         )
 
 
-def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) -> None:
+def check_groups(block_sync: BlockSync | None, group_size: int, groups: int) -> None:
     """Raise ValueError for several groups that ``block_sync`` does not or cannot average."""
-    groups = workers // group_size
     if block_sync is not None:
         block_sync.check_models(groups)
     elif groups > 1:

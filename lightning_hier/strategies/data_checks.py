@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.out_of_step import SAME_BATCHES
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
-from lightning_hier.strategies.private_names import private
-from lightning_hier.strategies.virtual_workers.checks import check_loaders
-from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-
-if TYPE_CHECKING:
-    from lightning_hier.strategies.fit_session import FitSession
 
 _PARTS = (
     "Leave the sampler to Lightning, or pass "
@@ -38,62 +31,34 @@ def check_data(trainer: pl.Trainer) -> list[float]:
         trainer: Trainer that fits.
 
     Returns:
-        Batches of all workers in one epoch, in order of rank; inf if the data have no length.
+        Batches of all ranks in one epoch, in order; inf if the data have no length.
 
     Raises:
         ValueError: on every rank, if ranks have different seeds.
 
     """
-    here = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
+    here = {"seeds": _seeds(trainer.train_dataloader), "count": trainer.num_training_batches}
     # Python's json writes inf, which standard JSON does not have, and reads it back.
     rows = gather_json(here, trainer.strategy.root_device, place="the comparison of batch counts")
     check_seeds([row["seeds"] for row in rows])
-    return [count for row in rows for count in row["counts"]]
+    return [row["count"] for row in rows]
 
 
-def _batch_counts(trainer: pl.Trainer) -> list[float]:
-    """Return the number of training batches of each worker of this rank."""
-    data, limit = trainer.train_dataloader, trainer.limit_train_batches
-    if not isinstance(data, WorkerLoaders):
-        return [trainer.num_training_batches]
-    # Lightning counts the shortest loader only, which would hide workers with more batches.
-    count = private("lightning.pytorch.trainer.connectors.data_connector", "_parse_num_batches")
-    return [count(RunningStage.TRAINING, length, limit) for length in data.lengths]
+def check_even(counts: Sequence[float]) -> None:
+    """Raise ValueError unless all ranks have the same number of batches in one epoch.
 
-
-def check_session_data(session: FitSession) -> None:
-    """Check the training data for a synchronous strategy. A collective of the world.
-
-    Raises:
-        ValueError: on every rank, if workers have different numbers of batches.
-
-    """
-    trainer = session.trainer
-    virtual = len(session.workers) > 1
-    if virtual:
-        with raise_everywhere(session.communicators.device):
-            check_loaders(trainer)
-    check_even(check_data(trainer), "worker" if virtual else "rank")
-
-
-def check_even(counts: Sequence[float], of: str = "rank") -> None:
-    """Raise ValueError unless all have the same number of batches.
-
-    Args:
-        counts: number of batches of each in one epoch; inf if the data have no length.
-        of: noun for the message, in the singular.
-
+    The number is inf if the data have no length.
     """
     if len(set(counts)) > 1:
         raise ValueError(
-            f"the {of}s have different numbers of training batches: {_by_count(counts, of)}. Give "
-            f"every {of} the same number ({SAME_BATCHES})"
+            f"the ranks have different numbers of training batches: {_by_count(counts)}. Give "
+            f"every rank the same number ({SAME_BATCHES})"
         )
 
 
-def _by_count(counts: Sequence[float], of: str = "rank") -> str:
+def _by_count(counts: Sequence[float]) -> str:
     return "; ".join(
-        f"{'an unknown number' if count == math.inf else int(count)} on {named_ranks(ranks, of)}"
+        f"{'an unknown number' if count == math.inf else int(count)} on {named_ranks(ranks)}"
         for count, ranks in ranks_by_value(counts).items()
     )
 

@@ -9,18 +9,17 @@ save. Lightning restores loaders that have a ``state_dict``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_hier.comm.worker_random import WorkerRandom, random_state, set_random_state
+from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.strategies.private_names import check_names, private
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 RandomState = dict[str, Any]
-RandomStates = list[RandomState]
 
 
 class DataPosition:
@@ -28,7 +27,6 @@ class DataPosition:
 
     Args:
         changes: changes to the Trainer that is about to fit.
-        generators: generators of the workers of this rank.
         device: device of the rank.
 
     Attributes:
@@ -36,16 +34,14 @@ class DataPosition:
 
     """
 
-    def __init__(
-        self, changes: TrainerChanges, generators: WorkerRandom, device: torch.device
-    ) -> None:
+    def __init__(self, changes: TrainerChanges, device: torch.device) -> None:
         self._fit_loop: Any = changes.trainer.fit_loop
-        self._generators = generators
+        self._device = device
         self._validation = IsolatedValidation(changes, device)
-        self._begun: RandomStates = []
-        self._saved: RandomStates | None = None  # at the time of the save
-        self._resumed: RandomStates | None = None  # at the start of the epoch's data
-        self._ended: RandomStates | None = None
+        self._begun: RandomState = {}
+        self._saved: RandomState | None = None  # at the time of the save
+        self._resumed: RandomState | None = None  # at the start of the epoch's data
+        self._ended: RandomState | None = None
         self.used: int | None = None
         # Lightning starts the data of an epoch in these methods.
         changes.replace("fit_loop.setup_data", self._setup_data)
@@ -56,13 +52,13 @@ class DataPosition:
     def _setup_data(self, set_up: Callable[[], None]) -> None:
         self._leave_epoch_that_ended()
         # Starts the data of the first epoch, and of a loader that is created again.
-        before, random = self._iterator(), self._generators.states()
+        before, random = self._iterator(), random_state(self._device)
         set_up()
         if self._iterator() is not before:
             self._begun = random
 
     def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
-        before, random = self._iterator(), self._generators.states()
+        before, random = self._iterator(), random_state(self._device)
         start(fetcher)
         renewed = self._iterator() is not before
         if self._resumed is not None:
@@ -78,37 +74,40 @@ class DataPosition:
 
     def _end(self) -> None:
         # A checkpoint that is saved after training needs the random states at its end.
-        self._ended = [self._now(worker) for worker in range(self._generators.number)]
+        self._ended = self._now()
 
-    def state(self, worker: int = 0) -> dict[str, RandomState]:
-        """Random states of a worker, now and at the start of the epoch's data."""
+    def state(self) -> dict[str, RandomState]:
+        """Random states now and at the start of the epoch's data."""
         # Until the data have started again, the position is that of the loaded state.
-        begun = self._begun if self._resumed is None else self._resumed
-        return {"now": self._now(worker), "begun": begun[worker] if begun else {}}
+        return {
+            "now": self._now(),
+            "begun": self._begun if self._resumed is None else self._resumed,
+        }
 
-    def load(self, states: Sequence[dict[str, RandomState]]) -> None:
-        """Restore the states of :meth:`state` of each worker when training starts."""
-        self._saved = [state["now"] for state in states]
-        self._resumed = [state["begun"] for state in states]
+    def load(self, state: dict[str, RandomState]) -> None:
+        """Restore :meth:`state` when training starts."""
+        self._saved, self._resumed = state["now"], state["begun"]
 
     def rewind(self) -> None:
         """Reset the position, before a state is loaded."""
-        self._begun = []
+        self._begun = {}
         self._saved = self._resumed = None
 
     def start(self) -> None:
         """Restore the random state of the save when training starts."""
         if self._saved is not None:
-            self._generators.set_states(self._saved)
+            self._restore(self._saved)
         self._saved = None
 
-    def _now(self, worker: int) -> RandomState:
+    def _now(self) -> RandomState:
         if self._ended is not None:
-            return self._ended[worker]
+            return self._ended
         if self._saved is not None:  # training has not started, and may never start
-            return self._saved[worker]
-        outside = self._validation.outside if worker == 0 else None  # only worker 0 validates
-        return outside or self._generators.state(worker)
+            return self._saved
+        return self._validation.outside or random_state(self._device)
+
+    def _restore(self, state: RandomState) -> None:
+        set_random_state(state, self._device)
 
     def _leave_epoch_that_ended(self) -> None:
         """Make Lightning count the starting epoch, if a run was saved at the end of an epoch.
@@ -129,7 +128,7 @@ class DataPosition:
         check_names(loader)
         return loader._iterator
 
-    def _skip_used_batches(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
+    def _skip_used_batches(self, fetcher: Any, random: RandomState, *, renewed: bool) -> None:
         """Skip the used batches of the first epoch, and restore the random state.
 
         If there are fewer batches, the epoch ends at once, with a warning on rank 0.
@@ -143,7 +142,7 @@ class DataPosition:
         if not used:
             if not renewed:
                 # setup_data started the data before `start` restored the random state of the save.
-                self._generators.set_states(random)
+                self._restore(random)
                 iter(fetcher)
             self._begun = random
             return
@@ -152,7 +151,7 @@ class DataPosition:
         # Such loaders restore their own position. For such steps, next() would draw no batch.
         if _step_draws(fetcher) or any(hasattr(loader, "load_state_dict") for loader in loaders):
             return
-        self._generators.set_states(begun)
+        self._restore(begun)
         iter(fetcher)
         for number in range(used):
             # Lightning would take the StopIteration of next() for the end of training.
@@ -165,7 +164,7 @@ class DataPosition:
                 break
             next(fetcher)
         # That of the save, because loading the skipped batches has drawn random numbers again.
-        self._generators.set_states(random)
+        self._restore(random)
 
 
 def _step_draws(fetcher: Any) -> bool:

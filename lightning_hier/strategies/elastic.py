@@ -141,8 +141,7 @@ class ElasticFit:
         if self._folder is not None:
             # All ranks have read it: Lightning calls a barrier between resuming and training.
             self._remove_received()
-            for worker in session.workers:
-                worker.memory.tensors.clear()
+            session.worker.memory.tensors.clear()
             for block in session.synchroniser.blocks or ():
                 if isinstance(block, CommittedBlock):
                     block.forget_errors()

@@ -11,14 +11,13 @@ from lightning_hier.strategies.elastic import StateServer
 from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
-from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
 
 class FitHooks:
-    """Installs callbacks, handlers of signals and the steps of virtual workers for one fit.
+    """Installs callbacks and handlers of signals for one fit.
 
     The changes of the session undo them.
 
@@ -34,8 +33,6 @@ class FitHooks:
 
     def __init__(self, session: FitSession, metrics_callback: Callback) -> None:
         synchroniser, changes = session.synchroniser, session.changes
-        if len(session.workers) > 1:
-            WorkerSteps(session)
         termination = QuietTermination(changes, synchroniser.health)
         self.raw_steps = RawSteps(
             lambda: synchroniser.trained.parameters,

@@ -12,12 +12,10 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction, Wrap
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.worker import Worker
-from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
@@ -29,7 +27,7 @@ from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 
 class FitSession:
-    """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
+    """Residuals, gradient reduction, block synchronisation, and changes to the Trainer.
 
     It is created before the optimizers and closed at teardown, so that no state of a ``fit``
     affects the next one. :meth:`set_reduction` and :meth:`begin` set the attributes that
@@ -46,26 +44,22 @@ class FitSession:
         scaler: GradScaler of fp16 loss scaling, or None.
         changes: changes to the Trainer.
         communicators: channels of this rank.
-        worker_layout: assignment of workers to groups.
-        worker_numbers: numbers of the workers of this rank among those of all ranks.
-        workers: workers of this rank.
-        random: random states of the workers.
+        worker: residuals and step counts of this rank.
         position: position in the training data.
         settings: settings of the synchronisation in this run. Set by :meth:`set_reduction`.
         reduction: averages gradients. Set by :meth:`set_reduction`.
-        models: local models of this rank. Set by :meth:`begin`, like all following attributes.
-        synchroniser: synchronises the models at the end of each block.
+        synchroniser: synchronises the models at the end of each block. Set by :meth:`begin`, like
+            all following attributes.
         state: state of this rank in a checkpoint.
         hooks: callbacks and other additions to the Trainer.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
-        accumulated_gradients: gradients of each worker of a resumed step, for the first step.
+        accumulated_gradients: gradients of a resumed step by name, for the first step.
 
     """
 
     settings: Synchronisation
     reduction: Reduction | ShardedGradients
-    models: LocalModels
     synchroniser: BlockSynchroniser
     state: RunState
     hooks: FitHooks
@@ -75,14 +69,12 @@ class FitSession:
     ) -> None:
         self.trainer, self._groups, self.elastic = trainer, groups, elastic
         self.communicators = groups.communicators
-        self.worker_layout, self.worker_numbers = groups.worker_layout, groups.own_workers
-        self.workers = Worker.several(len(self.worker_numbers))
-        self.random = WorkerRandom(len(self.worker_numbers), self.communicators.device)
+        self.worker = Worker()
         self.scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
         self.changes = TrainerChanges(trainer)
-        self.position = DataPosition(self.changes, self.random, self.communicators.device)
+        self.position = DataPosition(self.changes, self.communicators.device)
         self.begun = self.closed = False
-        self.accumulated_gradients: Sequence[dict[str, Any]] = ()
+        self.accumulated_gradients: dict[str, Any] = {}
 
     def set_reduction(
         self, settings: Synchronisation, reduction: Reduction | ShardedGradients
@@ -93,7 +85,7 @@ class FitSession:
     def reduce_by_ddp(self, settings: Synchronisation, wrap: Wrap) -> None:
         """Call :meth:`set_reduction` for a module that DDP wraps, see :class:`Reduction`."""
         config, channels = settings.gradient_sync, self.communicators
-        reduction = Reduction(channels, self.workers, config, self.grad_scale, wrap)
+        reduction = Reduction(channels, self.worker.memory, config, self.grad_scale, wrap)
         self.set_reduction(settings, reduction)
 
     def begin(
@@ -125,16 +117,10 @@ class FitSession:
             offload=offload,
             membership=None if self.elastic is None else self.elastic.exchange,
         )
-        self.models = self.synchroniser.models
         self.synchroniser.on_warm = self.wrap  # from now on over the group
         self.state = RunState(self, optimizers)
         self.hooks = FitHooks(self, metrics_callback)
         self.begun = True
-
-    @property
-    def worker(self) -> Worker:
-        """The first worker of this rank, usually the only one."""
-        return self.workers[0]
 
     @property
     def warming(self) -> bool:
@@ -158,9 +144,8 @@ class FitSession:
         """Restore random states and gradients of a resumed run when training starts."""
         if self.accumulated_gradients:
             # Not earlier, because Lightning clears the gradients.
-            for number in self.each_worker():
-                self.state.set_gradients(self.accumulated_gradients[number])
-            self.accumulated_gradients = ()
+            self.state.set_gradients(self.accumulated_gradients)
+            self.accumulated_gradients = {}
         self.position.start()
 
     def before_batch(self, batch: Any) -> None:
@@ -178,8 +163,7 @@ class FitSession:
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
         """Context of a step of an optimizer, which its strategy counts afterwards."""
-        if len(self.workers) == 1:  # otherwise once before the steps of all workers
-            self.synchroniser.before_step()
+        self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
         with self.hooks.raw_steps.counted(), stepping:
@@ -188,28 +172,8 @@ class FitSession:
     def rewind(self) -> None:
         """Reset the state of training before another one is loaded."""
         self.synchroniser.rewind()
-        for worker in self.workers:
-            worker.memory.tensors.clear()
+        self.worker.memory.tensors.clear()
         self.position.rewind()
-
-    def workers_by_model(self) -> Iterator[range]:
-        """Yield the workers of each local model in turn, with this model in the module.
-
-        Workers of a group share a model. In the warm-up, all workers of the rank share one.
-        """
-        together = len(self.workers) // self.models.present
-        for model in self.models.each():
-            yield range(model * together, (model + 1) * together)  # WorkerLayout assigns in order
-
-    def each_worker(self) -> Iterator[int]:
-        """Yield each worker, with its model and the gradients of its accumulated step active."""
-        for workers in self.workers_by_model():
-            for number in workers:
-                if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
-                    yield number  # its gradients are swapped together with its model
-                else:
-                    with self.reduction.worker_gradients.of(number):
-                        yield number
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of gradients and blocks, by name."""

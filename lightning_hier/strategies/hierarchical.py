@@ -20,27 +20,22 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
-from lightning_hier.comm.tiers import GroupSize, WorkerLayout
+from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.membership.torchft import TorchFT
-from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
+from lightning_hier.strategies import arguments, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.membership_checks import check_membership
 from lightning_hier.strategies.settings import Synchronisation, described
 from lightning_hier.strategies.synchronous import SynchronousStrategy
-from lightning_hier.strategies.virtual_workers.checks import (
-    check_combination,
-    check_virtual_trainer,
-)
-from lightning_hier.strategies.virtual_workers.division import WorkerData
 
 
 class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
-        group_size: workers of a group: a number, ``"node"`` (the workers of one host) or
-            ``"world"`` (one group of all workers). It must divide the number of workers.
+        group_size: ranks of a group: a number, ``"node"`` (the ranks of one host) or ``"world"``
+            (one group of all ranks). It must divide the number of ranks.
         gradient_sync: gradient synchronisation inside a group at every step: ``AllReduce()``,
             ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
         block_sync: synchronisation of the groups' models after every block:
@@ -50,10 +45,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             exactly over the world. Blocks start after them. ``"auto"`` is a tenth of the steps of
             the run, at most 500. It is 500 if the length of the run is unknown, and 0 if a warm-up
             is not possible.
-        virtual_workers: number of workers on every rank. Each has its own residuals, random states
-            and part of the data, and those of different groups have their own model and optimizer
-            state. Up to the order of additions, the results are those of as many ranks. It must
-            divide the number of workers in a group, or be a multiple of it.
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start
             ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
@@ -78,7 +69,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         gradient_sync: GradientSync | None = None,
         block_sync: BlockSync | None = None,
         warmup_steps: int | Auto = "auto",
-        virtual_workers: int = 1,
         ranks_per_device: int = 1,
         membership: TorchFT | None = None,
         timeout: timedelta | None = default_pg_timeout,
@@ -88,13 +78,11 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         super().__init__(
             group_size="world" if membership else group_size,
             warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
-            virtual_workers=virtual_workers,
             ranks_per_device=ranks_per_device,
             timeout=timeout,
             **ddp_kwargs,
         )
         self._checkpoints = RunCheckpoints(self)
-        self._worker_data = WorkerData()
         arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         if membership is not None and warmup_steps == "auto":
             warmup_steps = 0  # jobs exchange no gradients
@@ -104,8 +92,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self.membership = membership
         if membership is not None:
             check_membership(self, membership)
-        elif isinstance(group_size, int):  # otherwise it depends on the ranks
-            check_combination(self, WorkerLayout(group_size, virtual_workers))
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -116,7 +102,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_groups(self) -> None:
-        check_combination(self, self.groups.worker_counts)  # "node" and "world" are numbers now
         if self.membership is None:
             super()._check_groups()
         elif self.block_sync is not None:
@@ -124,8 +109,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        if self.virtual_workers > 1:
-            check_virtual_trainer(trainer, self.groups.worker_counts, self.warmup_steps)
+        """See :class:`TieredStrategy`: it supports all settings."""
 
     @override
     def _check_optimizers(self) -> None:
@@ -149,7 +133,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
+        sync = None if self.groups.size == 1 else self.gradient_sync  # one rank sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
         self._fit_session.begin(self.optimizers, self._metrics_callback)
@@ -187,40 +171,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             self._elastic.close()
         self._elastic = None
         super().teardown()
-
-    @property
-    @override
-    def global_rank(self) -> int:
-        """The rank, or the number of the worker for which ``train_dataloader`` is being called."""
-        requested = self._worker_data.requested
-        return super().global_rank if requested is None else requested
-
-    @property
-    @override
-    def world_size(self) -> int:
-        """Number of ranks, or of workers while ``train_dataloader`` is called for a worker."""
-        ranks = super().world_size
-        return ranks if self._worker_data.requested is None else ranks * self.virtual_workers
-
-    @override
-    def process_dataloader(self, dataloader: object) -> object:
-        """Return the loader or, in training with virtual workers, one loader for each worker."""
-        loader = super().process_dataloader(dataloader)
-        if self.virtual_workers == 1 or not self._module.trainer.training:
-            return loader
-        return self._worker_data.divide(loader, self._fit_session)
-
-    @override
-    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Move a batch, or the batches of all virtual workers, to the device of the rank."""
-        move = super().batch_to_device
-        if self._session is None:  # not in a fit: validate, test and predict have no workers
-            return move(batch, *args, **kwargs)
-        return self._worker_data.move(batch, lambda one: move(one, *args, **kwargs), self._session)
-
-    @override
-    def _check_data(self) -> None:
-        data_checks.check_session_data(self._fit_session)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 _REASONS = {
     "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
     "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
-    "virtual_workers": "have one model, pass virtual_workers=1",
     "overlap": "agree on every mean before they go on, pass overlap=False",
     "fragments": "send the whole model at once, pass fragments=1",
     "local_momentum": "apply a mean after a vote, pass local_momentum='reset' or 'keep'",
@@ -35,7 +34,6 @@ def check_membership(strategy: HierarchicalStrategy, settings: Any) -> None:
     problems = {
         "block_sync=None": sync is None,
         f"warmup_steps={strategy.warmup_steps}": strategy.warmup_steps > 0,
-        f"virtual_workers={strategy.virtual_workers}": strategy.virtual_workers > 1,
         f"overlap={getattr(sync, 'overlap', False)}": bool(getattr(sync, "overlap", False)),
         f"fragments={getattr(sync, 'fragments', 1)}": getattr(sync, "fragments", 1) > 1,
         # Otherwise the error of changing_groups() would name an overlap that the user has not set.

@@ -1,7 +1,7 @@
 """Errors for misuse that would otherwise lose updates without a message.
 
-``RawSteps`` is for all strategies, ``WorkerWrites`` for virtual workers, and ``ServedParameters``
-for parameter servers. ``docs/migration/ddp.md`` documents other differences to DDP.
+``RawSteps`` is for all strategies, and ``ServedParameters`` for parameter servers.
+``docs/migration/ddp.md`` documents other differences to DDP.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_hier.algorithms.fingerprint import fingerprints
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.parameter_server.user_optimizer import trainable
 
@@ -68,105 +66,28 @@ class RawSteps:
             )
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[int]:
-    """Norms, which are faster than fingerprints, for checks at every step.
-
-    They are compared as integers, because NaN does not equal itself.
-    """
-    if not tensors:
-        return []
-    # As float64, whose 64 bits are then read as one integer.
-    norms = [norm.double() for norm in torch._foreach_norm([tensor.detach() for tensor in tensors])]
-    return torch.stack(norms).view(torch.int64).tolist()
-
-
-Digests = Callable[[Sequence[Tensor]], list[int]]
-
-
 class Watched:
     """Records the values of parameters, and names those that are written later.
 
     Args:
         module: module of the parameters.
-        digests: computes a number for each tensor that changes with its values.
 
     """
 
-    def __init__(self, module: Module, digests: Digests = fingerprints) -> None:
+    def __init__(self, module: Module) -> None:
         self._module = module
-        self._digests = digests
         self._noted: dict[Parameter, int] = {}
 
     def note(self, parameters: Iterable[Parameter] = ()) -> None:
         """Record the current values of ``parameters``, and discard earlier records."""
         watched = list(parameters)
-        self._noted = dict(zip(watched, self._digests(watched), strict=True))
+        self._noted = dict(zip(watched, fingerprints(watched), strict=True))
 
     def written(self) -> str:
         """Return the names of the parameters whose bits have changed, or an empty text."""
-        now = self._digests(list(self._noted))
+        now = fingerprints(list(self._noted))
         changed = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
         return ", ".join(name for name, p in self._module.named_parameters() if p in changed)
-
-
-class WorkerWrites:
-    """Raises an error for writes that would reach only one virtual worker, or all of them.
-
-    Between two steps, the module contains the model of the first virtual worker. A write in
-    ``on_train_batch_end`` would not reach the others. Frozen parameters are shared, so a write in
-    the step of one worker would reach all of them.
-
-    Args:
-        module: the module.
-        models: local models of this rank.
-
-    """
-
-    def __init__(self, module: Module, models: LocalModels) -> None:
-        self._module = module
-        self._models = models
-        self._watched = Watched(module, _norms)
-
-    def begin_step(self) -> None:
-        """Record the frozen parameters before the workers make a step."""
-        # A parameter that was frozen after the models were created is still separate in each model.
-        separate = self._models.parameters
-        frozen = (p for p in self._parameters() if not p.requires_grad)
-        self._watched.note(p for p in frozen if p not in separate)
-
-    def end_step(self) -> None:
-        """Record all parameters after all workers have made a step.
-
-        Raises:
-            ValueError: a frozen parameter was written.
-
-        """
-        if names := self._watched.written():
-            raise ValueError(
-                f"frozen parameters were written to in a step ({names}), but with virtual_workers "
-                "above 1 all workers of a rank share them: make them buffers (register_buffer), or "
-                "start one rank per worker"
-            )
-        # If all workers of the rank share one model, a write reaches all of them.
-        self._watched.note(self._parameters() if self._models.present > 1 else ())
-
-    def end_batch(self) -> None:
-        """Compare all parameters after the hooks of a batch.
-
-        Raises:
-            ValueError: a parameter was written, but each worker has its own model.
-
-        """
-        if names := self._watched.written():
-            raise ValueError(
-                f"parameters were written to in on_train_batch_end ({names}), but with "
-                "virtual_workers above 1 this changes only one worker of each rank: write them in "
-                "training_step, or start one rank per worker"
-            )
-
-    def _parameters(self) -> Iterator[Parameter]:
-        # torch computes no norms of integers.
-        return (p for p in self._module.parameters() if p.is_floating_point())
 
 
 class ServedParameters:

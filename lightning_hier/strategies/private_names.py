@@ -19,28 +19,22 @@ import lightning.pytorch as pl
 import torch
 
 OF_TRAINER: Mapping[str, str] = {
-    "_accelerator_connector._layer_sync": "rejects sync_batchnorm with virtual workers",
     "_accelerator_connector.cluster_environment": "asks SLURM to requeue a job",
     "_checkpoint_connector._loaded_checkpoint": "restores the step counts that servers have saved",
     "_checkpoint_connector.dump_checkpoint": "sends the state to a group that joins",
     "_checkpoint_connector.resume_start": "replaced: takes the state of a group that trains",
     "_logger_connector.should_update_logs": "logs at the steps at which Lightning logs",
-    "_results": "logs the values of all virtual workers",
     "_signal_connector._sigterm_notifier_fn": "replaced: all ranks stop at one synchronisation",
     "_signal_connector._slurm_sigusr_handler_fn": "replaced: all ranks save and requeue together",
     "_signal_connector.received_sigterm": "stops the loop after the agreed step",
     "_val_check_time_interval": "rejects validation at time intervals",
     "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
-    "fit_loop._data_source": "creates a data loader for each virtual worker",
-    "fit_loop._should_accumulate": "ends the step of several virtual workers",
+    "fit_loop._should_accumulate": "sharded modules: finds the last backward pass of a step",
     "fit_loop.epoch_loop._batches_that_stepped": "logs with Lightning's step number",
     "fit_loop.epoch_loop._broadcast_sigterm_tensor": (
         "replaced: avoids a broadcast over all ranks at every batch"
     ),
     "fit_loop.epoch_loop._should_accumulate": "saves the gradients of an unfinished accumulation",
-    "fit_loop.epoch_loop.automatic_optimization._make_closure": "replaced: virtual workers",
-    "fit_loop.epoch_loop.automatic_optimization.run": "replaced: virtual workers",
-    "fit_loop.epoch_loop.on_advance_end": "replaced: virtual workers",
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
@@ -55,13 +49,6 @@ OF_TRAINER: Mapping[str, str] = {
 """Attributes below a Trainer, including public methods of Lightning's loops that are replaced."""
 
 OF_MODULES: Mapping[str, Mapping[str, str]] = {
-    "lightning.fabric.utilities.data": {
-        "_auto_add_worker_init_fn": "virtual workers: seeds the data loader of each worker",
-        "_set_sampler_epoch": "virtual workers: reshuffles the data of each worker",
-    },
-    "lightning.fabric.utilities.distributed": {
-        "_DatasetSamplerWrapper": "virtual workers: divides the data of a custom sampler",
-    },
     "lightning.fabric.utilities.load": {
         "_METADATA_FILENAME": "sharded modules: names the file of Lightning's checkpoint folders",
     },
@@ -71,17 +58,9 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
     "lightning.pytorch.strategies.launchers": {
         "_SubprocessScriptLauncher": "sharded modules: errors of a run name missing ranks",
     },
-    "lightning.pytorch.trainer.connectors.data_connector": {
-        "_parse_num_batches": "virtual workers: counts the batches of each worker",
-        "_request_dataloader": "virtual workers: creates the data loader of each worker",
-    },
-    "lightning.pytorch.utilities.combined_loader": {
-        "_shutdown_workers_and_reset_iterator": "virtual workers: ends their loaders' processes",
-    },
     "torch": {
         "_foreach_copy_": "copies many tensors in one call",
         "_foreach_mul_": "scales many tensors in one call",
-        "_foreach_norm": "virtual workers: detects writes to the parameters",
     },
     "torch.autograd.profiler": {
         "_is_profiler_enabled": "records profiler ranges only while a profiler runs",
@@ -103,9 +82,6 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
 """Names in modules, checked before training."""
 
 OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
-    "lightning.fabric.utilities.distributed._DatasetSamplerWrapper": {
-        "_sampler": "virtual workers: divides the data of a custom sampler",
-    },
     "lightning.pytorch.callbacks.LearningRateFinder": {
         "_early_exit": "rejects the callback with parameter servers",
     },
@@ -151,13 +127,11 @@ def private(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def check_private_names(module: pl.LightningModule | None, virtual_workers: int = 1) -> None:
+def check_private_names(module: pl.LightningModule | None) -> None:
     """Raise ValueError if the installed Lightning and torch lack a name.
 
     Args:
         module: module that its Trainer is about to run, or None without a Trainer.
-        virtual_workers: virtual workers of a rank. Names whose use mentions virtual workers are
-            required only if there are several.
 
     """
     missing = [
@@ -172,7 +146,7 @@ def check_private_names(module: pl.LightningModule | None, virtual_workers: int 
         for instance in (module, trainer.strategy.checkpoint_io, *trainer.callbacks):
             missing += _missing_of(instance)
     # One error with all names, so that a new release needs to be tried only once.
-    _raise([text for text in missing if virtual_workers > 1 or "virtual worker" not in text])
+    _raise(missing)
 
 
 def check_names(instance: object) -> None:

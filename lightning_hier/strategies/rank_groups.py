@@ -1,4 +1,4 @@
-"""Groups of the ranks of a strategy, and virtual workers of each rank."""
+"""Groups of the ranks of a strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED
-from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout
+from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import launch
 
@@ -24,48 +24,27 @@ class RankGroups:
 
     Args:
         strategy: strategy of this rank.
-        group_size: workers of one group: a number, ``"node"`` or ``"world"``.
-        virtual_workers: workers of each rank.
+        group_size: ranks of one group: a number, ``"node"`` or ``"world"``.
 
     """
 
-    def __init__(
-        self, strategy: TieredStrategy, group_size: GroupSize, virtual_workers: int
-    ) -> None:
+    def __init__(self, strategy: TieredStrategy, group_size: GroupSize) -> None:
         self._strategy = strategy
         self._group_size = group_size
-        self._virtual_workers = virtual_workers
         self._communicators: Communicators | None = None
         self._generation = 0
 
     @property
     def size(self) -> int:
-        """Workers of one group."""
+        """Ranks of one group."""
         if self._group_size == "node":
-            return self._strategy.num_processes * self._virtual_workers
-        return self.all_workers if self._group_size == "world" else self._group_size
+            return self._strategy.num_processes
+        return self._strategy.world_size if self._group_size == "world" else self._group_size
 
     @property
-    def all_workers(self) -> int:
-        """Workers of all ranks."""
-        return self._strategy.world_size * self._virtual_workers
-
-    @property
-    def own_workers(self) -> range:
-        """Numbers of the workers of this rank."""
-        first = self._strategy.global_rank * self._virtual_workers
-        return range(first, first + self._virtual_workers)
-
-    @property
-    def worker_layout(self) -> RankLayout:
-        """Assignment of workers to groups."""
-        of = "ranks" if self._virtual_workers == 1 else "workers"
-        return RankLayout.two_tiers(self.size, self.all_workers, of)
-
-    @property
-    def worker_counts(self) -> WorkerLayout:
-        """Division of the workers of a group among ranks."""
-        return WorkerLayout(self.size, self._virtual_workers)
+    def layout(self) -> RankLayout:
+        """Assignment of ranks to groups. Raises ValueError if they cannot be divided."""
+        return RankLayout.two_tiers(self.size, self._strategy.world_size)
 
     @property
     def communicators(self) -> Communicators:
@@ -86,22 +65,21 @@ class RankGroups:
         return fewest_nics(strategy.root_device)
 
     def describe(self) -> dict[str, Any]:
-        """Numbers of ranks, hosts, groups and virtual workers, by name."""
+        """Numbers of ranks, hosts and groups, by name."""
         ranks = self._strategy.world_size
         return {
             "ranks": ranks,
             "ranks_per_device": self._strategy.ranks_per_device,
             "hosts": ranks // self._strategy.num_processes,
-            "groups": self.worker_layout.sizes[1],
-            "ranks_per_group": self.communicators.layout.sizes[0],
-            "virtual_workers": self._virtual_workers,
+            "groups": self.layout.sizes[1],
+            "ranks_per_group": self.layout.sizes[0],
         }
 
     def check_division(self, hosts: Sequence[int]) -> None:
         """Raise ValueError if the ranks on these hosts cannot be divided into the groups."""
         if self._group_size == "node":
             launch.check_hosts(hosts)
-        _ = self.worker_layout, self.worker_counts  # their constructors check the numbers
+        _ = self.layout  # which checks the numbers
 
     def are_built(self, generation: int) -> bool:
         """Whether the process groups of ``generation`` exist."""
@@ -111,16 +89,14 @@ class RankGroups:
         self, generation: int, hosts: Sequence[int], *, timeout: timedelta, traffic: Traffic
     ) -> None:
         """Create the process groups. A collective of the world: every rank must call it."""
-        strategy, worker_counts = self._strategy, self.worker_counts
+        strategy = self._strategy
         self._generation = generation
         self._communicators = Communicators.build(
-            # Groups of ranks. A rank that has the workers of several groups is a group of its own.
-            RankLayout.two_tiers(worker_counts.ranks_per_group, strategy.world_size),
+            self.layout,
             device=strategy.root_device,
             timeout=timeout,
             traffic=traffic,
             host_of=hosts,
-            models_per_rank=worker_counts.models_per_rank,
             process_groups=SHARED,
         )
 

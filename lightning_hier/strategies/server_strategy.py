@@ -90,11 +90,6 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
             timeout=timeout,
             **ddp_kwargs,
         )
-        if self.virtual_workers != 1:
-            raise ValueError(
-                f"virtual_workers must be 1 with parameter servers, got {self.virtual_workers}: "
-                "start a rank for each worker"
-            )
         if not is_number(grace_s) or grace_s <= 0:
             raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
         self.grace_s = grace_s

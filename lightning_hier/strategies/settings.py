@@ -14,7 +14,6 @@ from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
-from lightning_hier.strategies.virtual_workers.checks import has_sync_batchnorm
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -51,7 +50,7 @@ class Synchronisation:
         Args:
             run_steps: steps of one optimizer in the run, or infinity if unknown.
             num_models: models that ``block_sync`` averages.
-            warms_up: whether a warm-up is possible and has an effect.
+            warms_up: whether a warm-up has an effect.
 
         """
         warmup_steps = self.warmup_steps
@@ -91,15 +90,6 @@ def automatic_values(
     }
 
 
-def _can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
-    """Return whether a warm-up has an effect, and is possible with the Trainer's settings."""
-    workers, groups = session.worker_layout.world_size, session.worker_layout.sizes[1]
-    # One group without GTC averages gradients exactly over all ranks in any case.
-    if workers == 1 or (groups == 1 and not isinstance(asked.gradient_sync, GTC)):
-        return False
-    return len(session.workers) == 1 or not has_sync_batchnorm(session.trainer)
-
-
 def resolved_for_run(
     asked: Synchronisation, resumed: Mapping[str, Any], session: FitSession
 ) -> Synchronisation:
@@ -120,7 +110,9 @@ def resolved_for_run(
     used, why = asked.with_values(resumed), "as in the resumed run"
     if used.automatic:
         steps = run_steps(session.trainer)
-        warms_up = _can_warm_up(asked, session)
+        size, groups = session.communicators.layout.sizes
+        # One group without GTC averages gradients exactly over all ranks in any case.
+        warms_up = groups > 1 or (size > 1 and isinstance(asked.gradient_sync, GTC))
         num_models = session.communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"

@@ -57,7 +57,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
 
     @override
     def _check_groups(self) -> None:
-        check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
+        check_groups(self.block_sync, *self.groups.layout.sizes)
 
     @override
     def on_train_start(self) -> None:
@@ -79,9 +79,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         # Counted by call, because loss scaling may skip the update on some ranks only.
         with session.step(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)
-        # The steps of all local models of the rank count as one.
-        if session.models.is_last:
-            session.synchroniser.after_step(index)
+        session.synchroniser.after_step(index)
         return result
 
     @override

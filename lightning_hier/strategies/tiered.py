@@ -49,7 +49,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     ``devices`` and ``num_nodes`` of the Trainer have no effect.
 
     Args:
-        group_size, warmup_steps, virtual_workers, timeout: see the subclasses.
+        group_size, warmup_steps, timeout: see the subclasses.
         ranks_per_device: ranks that share each device. All ranks of a host are its node.
         **kwargs: arguments of that strategy of Lightning.
 
@@ -70,7 +70,6 @@ class TieredStrategy(ParallelStrategy, ABC):
         *,
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
-        virtual_workers: int = 1,
         ranks_per_device: int = 1,
         timeout: timedelta | None = default_pg_timeout,
         **kwargs: Any,
@@ -85,12 +84,10 @@ class TieredStrategy(ParallelStrategy, ABC):
         private_names.check_names(self)
         arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
-        check_whole("virtual_workers", virtual_workers)
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
-        self.virtual_workers = virtual_workers
         self.traffic = Traffic()
-        self.groups = RankGroups(self, group_size, virtual_workers)
+        self.groups = RankGroups(self, group_size)
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -207,13 +204,12 @@ class TieredStrategy(ParallelStrategy, ABC):
             return  # a Trainer that validates or tests after fit keeps its process groups
         hosts = launch.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
-            private_names.check_private_names(self.lightning_module, self.virtual_workers)
+            private_names.check_private_names(self.lightning_module)
             self.groups.check_division(hosts)
             self._check_groups()
         same: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
         same |= {"timeout": str(self.limit), "group_size": self.groups.size}
-        same |= {"virtual_workers": self.virtual_workers, "warmup_steps": self.warmup_steps}
-        same |= {"ranks_per_device": self.ranks_per_device}
+        same |= {"ranks_per_device": self.ranks_per_device, "warmup_steps": self.warmup_steps}
         # Compared first: with another group size, ranks would create other process groups and hang.
         require_same(same | described(self._settings()), self.root_device)
         self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)

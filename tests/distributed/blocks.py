@@ -12,7 +12,6 @@ from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.schedule import DueFragments
@@ -43,7 +42,6 @@ def make_blocks(
                 sync,
                 make_placement("sharded", communicators.group, nics=None),
                 communicators,
-                LocalModels(module, optimizers),
             ),
         )
         for own, optimizer in zip(members, optimizers, strict=True)

@@ -132,7 +132,7 @@ def start(
     communicators = open_world(group_size)
     worker = Worker()
     hook = GradientHook(
-        build_reducer(config, communicators.group, [worker], grad_scale),
+        build_reducer(config, communicators.group, worker.memory, grad_scale),
         ReachedParameters(module.parameters(), every_step=find_unused),
     )
     model = DDP(

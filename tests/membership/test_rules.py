@@ -57,7 +57,6 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
     [
         ({"block_sync": None}, "block_sync=None can't be combined with membership"),
         ({"warmup_steps": 10}, "warmup_steps=10 can't .* pass warmup_steps=0"),
-        ({"virtual_workers": 2, "group_size": 2}, "virtual_workers=2 can't"),
         ({"block_sync": lh.BMUF(overlap=True)}, "overlap=True can't .* pass overlap=False"),
         ({"block_sync": lh.DiLoCo(fragments=2)}, "fragments=2 can't .* pass fragments=1"),
         ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),

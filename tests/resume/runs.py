@@ -155,7 +155,6 @@ def stop_and_go_on(
     loader: dict[str, Any] | None = None,
     make_model: Callable[..., Any] = DropoutNet,
     make_callbacks: Callable[[], list[Callback]] = list,
-    workers: int = 1,
     **settings: Any,
 ) -> list[str]:
     """Train and save on the way, then resume from the checkpoint with other random seeds.
@@ -164,7 +163,6 @@ def stop_and_go_on(
     """
     rank = int(os.environ["RANK"])
     settings = {"max_epochs": 3, **settings}
-    batches = 5 * workers  # of each rank
     validation_data = DataLoader(NoisyData(8), batch_size=4)
 
     def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:
@@ -174,7 +172,7 @@ def stop_and_go_on(
         random.seed(seed + rank)
         np.random.seed(seed + rank)
         torch.manual_seed(seed + rank)
-        data = shuffled(batches, **(loader or {}))
+        data = shuffled(5, **(loader or {}))
         trainer.fit(model, data, validation_data, ckpt_path=path)
         return outcome(trainer, model)
 
@@ -199,10 +197,9 @@ def stop_each_in_the_middle(runs: Mapping[str, Sequence[Any]], folder: Path) -> 
     """
     by_name = {}
     for number, (name, (strategy, optimizer)) in enumerate(runs.items()):
-        workers = strategy.keywords.get("virtual_workers", 1)
         (subfolder := folder / str(number)).mkdir(exist_ok=True)
         stop = (strategy, "on_train_batch_end", AMID_ALL, subfolder)
-        by_name[name] = stop_and_go_on(*stop, optimizer=optimizer, workers=workers)
+        by_name[name] = stop_and_go_on(*stop, optimizer=optimizer)
     return by_name
 
 

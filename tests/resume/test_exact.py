@@ -64,24 +64,13 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         "SGD",
     ),
     "sparse_adam": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE)), "Adam"),
-    "sparse_virtual": (
-        2,
-        partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE), virtual_workers=2),
-        "SGD",
-    ),
     "adam_overlap": (4, partial(HIERARCHICAL, group_size=2, block_sync=_DELAYED), "NAdam"),
-    "adam_overlap_virtual": (
+    "adam_overlap_sparse": (
         2,
-        partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE, **_STREAMING), virtual_workers=2),
+        partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE, **_STREAMING)),
         "Adam",
     ),
     "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
-    "bmuf_virtual": (2, partial(_KEEP, virtual_workers=2), "SGD"),
-    "bmuf_adam_virtual": (2, partial(BMUF_ADAM, virtual_workers=3), "Adam"),
-    # Each rank has two models, with two workers each.
-    "bmuf_gtc_virtual": (2, partial(BMUF_GTC, virtual_workers=4), "SGD"),
-    "bmuf_overlap_virtual": (2, partial(BMUF, overlap=True, virtual_workers=3), "SGD"),
-    "gtc_virtual": (2, partial(GTC, virtual_workers=2), "SGD"),
     "bmuf_all_reduce": (
         3,
         partial(HIERARCHICAL, group_size=3, block_sync=lh.BMUF(block_size=4)),
@@ -94,7 +83,6 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         "SGD",
     ),
     "diloco_overlap_int8": (2, partial(_DILOCO, overlap=True, across_dtype="int8"), "SGD"),
-    "diloco_virtual": (2, partial(_DILOCO, virtual_workers=2), "Adam"),
     # The third fragment has just been synchronised.
     "diloco_fragments": (2, partial(_DILOCO, fragments=4), "AdamW"),
     # The update of one fragment is in flight.
@@ -103,22 +91,17 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(_DILOCO, group_size=2, fragments=2, overlap=3, across="sharded"),
         "SGD",
     ),
-    "diloco_merged_virtual": (
-        2,
-        partial(_GROUPS_OF_ONE, block_sync=_MERGED, virtual_workers=2),
-        "SGD",
-    ),
+    "diloco_merged": (2, partial(_GROUPS_OF_ONE, block_sync=_MERGED), "SGD"),
 }
 
 
 def _check(name: str, tmp_path: Path, **settings: Any) -> None:
     ranks, strategy, optimizer = STRATEGIES[name]
-    workers = strategy.keywords.get("virtual_workers", 1)
-    check_exact(ranks, strategy, tmp_path, optimizer=optimizer, workers=workers, **settings)
+    check_exact(ranks, strategy, tmp_path, optimizer=optimizer, **settings)
 
 
 _slow = partial(pytest.param, marks=pytest.mark.slow)
-SLOW = ("bmuf_average", "bmuf_with_adam", "bmuf_nadam", "bmuf_adam_virtual")
+SLOW = ("bmuf_average", "bmuf_with_adam", "bmuf_nadam")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -153,11 +136,8 @@ class _KnowsItsLength(DropoutNet):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-@pytest.mark.parametrize("name", [_slow("bmuf"), "bmuf_virtual"])
-def test_in_an_epoch_whose_data_loader_was_created_before_the_optimizers(
-    name: str, tmp_path: Path
-) -> None:
-    _check(name, tmp_path, number=3, make_model=_KnowsItsLength)
+def test_in_an_epoch_whose_data_loader_was_created_before_the_optimizers(tmp_path: Path) -> None:
+    _check("bmuf", tmp_path, number=3, make_model=_KnowsItsLength)
 
 
 BOTH = ["bmuf_gtc", _slow("bmuf_adam")]
@@ -204,24 +184,19 @@ def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
     assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", _slow("bmuf_virtual")])
 @pytest.mark.parametrize("number", [_slow(2), 3])
-def test_in_a_validation_within_an_epoch(name: str, number: int, tmp_path: Path) -> None:
-    _check(name, tmp_path, hook="on_validation_end", number=number, val_check_interval=2)
+def test_in_a_validation_within_an_epoch(number: int, tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, hook="on_validation_end", number=number, val_check_interval=2)
 
 
 def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, hook="on_train_epoch_end", number=1, limit_val_batches=0)
 
 
-@pytest.mark.parametrize(
-    ("number", "ranks"), [(3, 4), (6, 2), *(_slow(*case) for case in ((1, 4), (6, 4), (3, 2)))]
-)
-def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Path) -> None:
-    """With four workers, the rounding of a sum depends on DDP's buckets."""
-    workers = 4 // ranks
-    strategy = partial(BMUF_GTC, warmup_steps=6, virtual_workers=workers)
-    check_exact(ranks, strategy, tmp_path, number=number, workers=workers)
+@pytest.mark.parametrize("number", [3, _slow(1), _slow(6)])
+def test_during_the_warm_up_and_at_its_end(number: int, tmp_path: Path) -> None:
+    """With four ranks, the rounding of a sum depends on DDP's buckets."""
+    check_exact(4, partial(BMUF_GTC, warmup_steps=6), tmp_path, number=number)
 
 
 def test_buckets_that_ddp_rebuilds(tmp_path: Path) -> None:
@@ -233,9 +208,8 @@ def test_buckets_that_ddp_rebuilds(tmp_path: Path) -> None:
     check_exact(3, strategy, tmp_path, number=1)
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", _slow("bmuf_virtual"), "bmuf_gtc_virtual"])
-def test_in_a_step_that_is_accumulated(name: str, tmp_path: Path) -> None:
-    _check(name, tmp_path, number=6, accumulate_grad_batches=2)
+def test_in_a_step_that_is_accumulated(tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, number=6, accumulate_grad_batches=2)
 
 
 def test_with_workers_that_load_data(tmp_path: Path) -> None:

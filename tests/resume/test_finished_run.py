@@ -26,8 +26,6 @@ from tests.resume.runs import (
 )
 from tests.trainer.fitting import AVERAGING, BMUF, fit_on_ranks, make_trainer, this_rank
 
-VIRTUAL = partial(BMUF, virtual_workers=2)
-
 
 class _Starts(Callback):
     """Notes the state at the start of training."""
@@ -66,8 +64,8 @@ def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[d
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(BMUF, BMUF), (BMUF, partial(AVERAGING, block_size=7)), (VIRTUAL, VIRTUAL)],
-    ids=["same", "another", "virtual"],
+    [(BMUF, BMUF), (BMUF, partial(AVERAGING, block_size=7))],
+    ids=["same", "another"],
 )
 @pytest.mark.parametrize(
     "hook", ["on_train_epoch_end", pytest.param("on_train_end", marks=pytest.mark.slow)]
@@ -136,10 +134,9 @@ def _save_again(strategy: Any, folder: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("strategy", [BMUF, VIRTUAL], ids=["bmuf", "virtual"])
-def test_save_before_any_training_loses_nothing(strategy: Any, tmp_path: Path) -> None:
+def test_save_before_any_training_loses_nothing(tmp_path: Path) -> None:
     """It keeps random states, the position in the data, and gradients of an accumulated step."""
-    assert run_ranks(_save_again, 2, strategy, tmp_path) == [[], []]
+    assert run_ranks(_save_again, 2, BMUF, tmp_path) == [[], []]
 
 
 def test_float64_is_loaded_without_rounding(tmp_path: Path) -> None:

@@ -162,12 +162,3 @@ def _fits_twice() -> list[Any]:
 
 def test_each_fit_of_one_strategy_chooses_automatic_values_again() -> None:
     assert run_ranks(_fits_twice, 2) == [[2, 4, 6, 12]] * 2
-
-
-def _with_sync_batchnorm() -> Any:
-    strategy = lh.HierarchicalStrategy(group_size=1, block_sync=lh.BMUF(), virtual_workers=2)
-    return fit(strategy, 40, Net(), sync_batchnorm=True).strategy.warmup_steps
-
-
-def test_automatic_warm_up_is_zero_where_none_is_possible() -> None:
-    assert run_ranks(_with_sync_batchnorm, 1) == [0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from tests.ranks import run_ranks
-from tests.trainer.fitting import BMUF, Net, Untrained, make_trainer, this_rank
+from tests.trainer.fitting import Net, Untrained, make_trainer, this_rank
 from tests.trainer.mistakes import check_mistake
 
 ROWS = 24
@@ -48,9 +48,9 @@ def _shuffled() -> None:
     _fit(_data(shuffle=True))
 
 
-def _virtual() -> None:
+def _by_variable() -> None:
     os.environ["PL_GLOBAL_SEED"] = str(this_rank())
-    _fit(_data(shuffle=True), BMUF(virtual_workers=2))
+    _fit(_data(shuffle=True))
 
 
 def _under_servers() -> None:
@@ -68,7 +68,7 @@ def _own() -> None:
     _fit(_data(sampler=DistributedSampler(_data().dataset, 4, rank, seed=rank)))
 
 
-@pytest.mark.parametrize("mistake", [_shuffled, _virtual, _under_servers, _wrapped, _own])
+@pytest.mark.parametrize("mistake", [_shuffled, _by_variable, _under_servers, _wrapped, _own])
 def test_different_seeds_are_one_error_on_every_rank(mistake: Callable[[], None]) -> None:
     check_mistake(
         mistake,

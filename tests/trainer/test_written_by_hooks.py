@@ -33,7 +33,6 @@ SYNCHRONOUS: dict[str, Any] = {
     "averaging": AVERAGING,
     "nesterov": partial(BMUF, block_momentum=0.5, block_lr=0.7),
     "overlap": partial(_CLASSICAL, overlap=True),
-    "virtual": partial(_CLASSICAL, virtual_workers=2),
     "one model": GTC,
 }
 SERVERS: dict[str, Any] = {
@@ -171,7 +170,6 @@ ERROR = "RuntimeError: a hook wrote to trained parameters (layers.0.weight"
         ("averaging", "on_train_epoch_end", _negate, {0, 1}),
         ("nesterov", "on_train_epoch_start", _reorder_on_rank_0, {0}),
         ("overlap", "on_validation_epoch_end", _clip_on_all, {0, 1}),
-        ("virtual", "on_train_epoch_end", _negate, {0, 1}),
     ],
 )
 def test_written_weights_are_an_error_on_every_rank_that_wrote(
@@ -234,7 +232,6 @@ STRATEGIES: dict[str, Any] = {
     "adam": partial(BMUF_ADAM, block_size=2),
     "overlap": partial(BMUF, block_size=2, overlap=True),
     "momentum": partial(BMUF, block_size=2, local_momentum="average"),
-    "virtual": partial(BMUF_ADAM, block_size=2, virtual_workers=2),
 }
 
 
@@ -263,7 +260,7 @@ class _Net(Net):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_state_that_is_created_in_a_save_is_trained_with(name: str) -> None:
-    kind = "Adam" if name in ("adam", "virtual") else "SGD"
+    kind = "Adam" if name == "adam" else "SGD"
     models = [partial(_Net, saves, optimizer=kind) for saves in (True, False)]
     runs = [
         fit_on_ranks(2, STRATEGIES[name], model, 16, accumulate_grad_batches=4) for model in models

@@ -55,7 +55,7 @@ def test_step_counts_have_the_form_that_the_optimizer_requires(
         count.add_(3.0 if count is counts["step"] else 0.0)
         needs_float32 = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if needs_float32 else torch.float64)
-    moments.note(first=True)
+    moments.note()
     moments.collect(Averaging(mean_squares=0.0, models=2))
     moments.finish()
     for name, count in counts.items():

@@ -1,18 +1,13 @@
-"""Gradients at an optimizer step are unscaled, and those of workers are freed when reduced."""
+"""Gradients at an optimizer step are unscaled."""
 
 from __future__ import annotations
 
-import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.comm.gradients import worker_gradients
-from lightning_hier.comm.gradients.reached import ReachedParameters
-from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.strategies.step_gradients import StepGradients
 
 SCALE = 1024.0
@@ -54,28 +49,3 @@ def test_fused_optimizers_get_unscaled_finite_gradients(kind: Any) -> None:
             None,
             [3.0] * 3,
         ]
-
-
-def test_gradients_of_workers_are_freed_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_gradients, "_BUCKET_BYTES", 4)
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    references: list[weakref.ref[torch.Tensor]] = []
-    alive = []
-
-    def reduce(bucket: Any) -> Any:
-        alive.append(sum(own() is not None for own in references))
-        mean = torch.stack(list(bucket.buffers)).mean(0)
-        return SimpleNamespace(wait=lambda: mean)
-
-    reducer: Any = SimpleNamespace(channel=SimpleNamespace(size=1), reduce=reduce)
-    gradients = WorkerGradients(
-        parameters, reducer, ReachedParameters(parameters, every_step=False)
-    )
-    for worker in range(2):
-        with gradients.of(worker):
-            for own in parameters:
-                own.grad = torch.full((2,), float(worker))
-                references.append(weakref.ref(own.grad))
-    gradients.reduce(range(2))
-    assert alive == [4, 2, 0]
-    assert [own.grad.tolist() for own in parameters if own.grad is not None] == [[0.5, 0.5]] * 3

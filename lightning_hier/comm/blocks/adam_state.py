@@ -153,7 +153,7 @@ class AdamMoments(LocalState):
             for name in ("exp_avg", "exp_avg_sq")
         }
         self.carried = [*moments["exp_avg"], *moments["exp_avg_sq"]]
-        # By identity, which a moment keeps: local models swap its storage and not the tensor.
+        # By identity, because a tensor has no other name here.
         self._owners = {
             id(tensor): steps
             for tensors in moments.values()
@@ -165,19 +165,18 @@ class AdamMoments(LocalState):
         self._exchanged = True
         self._exchange: tuple[Pending | None, Tensor] | None = None
 
-    def note(self, *, first: bool) -> None:
+    def note(self) -> None:
         """Count the steps of the local model, for each parameter."""
         if not self._steps:
             return
         counts = self._counts()
         starts = [steps.start for steps in self._steps.values()]
         # Counts are rounded fractions, but their differences within a block are integers.
-        taken = (counts - counts.new_tensor(starts)).round_()
-        # The first model gets a new tensor, because the sum of the last one may be in flight.
-        self._taken = taken if first else self._taken.add_(taken)
+        # A new tensor, because the sum of the last one may be in flight.
+        self._taken = (counts - counts.new_tensor(starts)).round_()
 
     def _counts(self) -> Tensor:
-        """Step count of each parameter of the local model in the module, in float64."""
+        """Step count of each parameter, in float64."""
         counts = [steps.state["step"] for steps in self._steps.values()]
         # Most are in the memory of the host: one copy for all instead of one for each.
         stacked = torch.stack([count.to(counts[0].device) for count in counts])

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
@@ -42,7 +41,6 @@ class BlockContext:
         config: settings of block synchronisation.
         placement: division of a fragment among the ranks of a group.
         communicators: channels of this rank.
-        models: local models of this rank.
         offload: whether the state of outer steps lies in the memory of the host.
         membership: finds the groups that are present, if groups come and go. They agree on the
             success of a synchronisation before they apply it.
@@ -53,7 +51,6 @@ class BlockContext:
     config: BlockSync
     placement: ShardPlacement
     communicators: Communicators
-    models: LocalModels
     offload: bool = False
     membership: Membership | None = None
 

@@ -17,9 +17,9 @@ from lightning_hier.comm.blocks.committed_block import CommittedBlock, make_bloc
 from lightning_hier.comm.blocks.evaluation import Evaluation
 from lightning_hier.comm.blocks.health import Averaging, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
 from lightning_hier.comm.blocks.shard_placement import placement_of
 from lightning_hier.comm.blocks.trained import TrainedTensors
@@ -51,7 +51,6 @@ class BlockSynchroniser:
         membership: finds the groups that are present, if groups come and go.
 
     Attributes:
-        models: local models that this rank trains in turn.
         placement: division of the model among the ranks of a group.
         blocks: one block for each optimizer. None before the first step after the warm-up.
         trained: tensors that are synchronised.
@@ -83,11 +82,10 @@ class BlockSynchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps = warmup_steps
-        self.models = LocalModels(module, optimizers, communicators.models_per_rank)
-        self._buffers = self.models.buffers
+        self._buffers = ModuleBuffers(module)
         across = config.across if config else "auto"
         self.placement = placement_of(module, across, communicators.group, nics=nics)
-        common = self.placement, communicators, self.models, offload, membership
+        common = self.placement, communicators, offload, membership
         self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [
             BlockSchedule(context.config, context.optimizer, models=communicators.models)
@@ -95,7 +93,7 @@ class BlockSynchroniser:
         ]
         self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, list(optimizers), self._buffers)
-        self.local = LocalValues(self.trained, self.models)
+        self.local = LocalValues(self.trained, self._buffers)
         # Of every fragment, and of the buffers.
         counted = config.fragments + 1 if config and config.weighting == "samples" else 0
         self.health = HealthExchange(
@@ -110,7 +108,7 @@ class BlockSynchroniser:
             module=module,
             communicators=communicators,
             worker=worker,
-            models=self.models,
+            buffers=self._buffers,
             local=self.local,
             health=self.health,
             # Between the warm-up and the first step: the blocks that this step will start.
@@ -128,8 +126,6 @@ class BlockSynchroniser:
         """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
         if self.blocks is None and not self.warming:
             self.blocks = self._new_blocks()
-        if self.blocks is not None:
-            self.models.open()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
@@ -224,7 +220,6 @@ class BlockSynchroniser:
         """Discard blocks and saved values before an older state is loaded."""
         self._communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
-        self.models.forget()
         self.evaluation.forget()
         self.log.reports.clear()
 

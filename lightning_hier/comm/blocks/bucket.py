@@ -56,24 +56,17 @@ class Bucket:
         keeps = local_state.keeps_previous
         self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
 
-    def read(self, *, add: bool = False) -> ModelHealth:
+    def read(self) -> ModelHealth:
         """Copy this rank's shard of the local model and state into the transfer buffer.
 
         If updates are exchanged, the buffer gets the local update instead of the model.
-
-        Args:
-            add: whether to add to the buffer, which contains another local model of this rank.
-
         """
         squares: list[SumOfSquares] = [0.0, 0.0, 0.0]
         # In pieces, so that each pass finds in the cache what the one before has written.
-        for piece, parameters, buffers, carried in self.shard.read_in_pieces(into_buffer=not add):
+        for piece, parameters, buffers, carried in self.shard.read_in_pieces():
             squares[0] += self._prepare_(parameters, piece.parameters)
             squares[1] += sum_of_squares(buffers)
             squares[2] += sum_of_squares(carried)
-            if add:
-                for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
-                    self.shard.values[kind].add_(values)
         # Sums over the ranks of a group then count every element once.
         return ModelHealth.of_squares(*(float(total) / self.shard.holders for total in squares))
 

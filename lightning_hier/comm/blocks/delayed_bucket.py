@@ -14,7 +14,6 @@ from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import Averaging
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Chunk, Shard
@@ -40,7 +39,7 @@ class DelayedBucket(Bucket):
         s_k = w_k                     with merge="progress"
 
     and the mean of u_k over the groups is computed during the next steps. Where it is applied
-    (:meth:`advance`, then :meth:`merge` for each local model), the outer step takes it and gives
+    (:meth:`advance`, then :meth:`merge`), the outer step takes it and gives
     the start model W_g, and::
 
         w_k = W_g + (w_k - s_k)       with merge="progress"
@@ -50,17 +49,15 @@ class DelayedBucket(Bucket):
     With ``"progress"``, every step is part of exactly one u_k. With a number, the part of the steps
     in flight that stays in w_k is part of the next u_k.
 
-    This rank keeps its shard of s_k, for each of its local models, and of the update in flight,
-    which is the sum over its local models. State of the local optimizer is sent with the update and
-    merged where it is applied, if its ``local_state`` carries any: this rank then keeps its shard
-    of the state in flight, and of that which each local model has sent.
+    This rank keeps its shard of s_k and of the update in flight. State of the local optimizer is
+    sent with the update and merged where it is applied, if its ``local_state`` carries any: this
+    rank then keeps its shard of the state in flight, and of that which it has sent.
 
     Args:
         shard: as in :class:`Bucket`, without buffers.
         exchange: as in :class:`Bucket`.
         outer: as in :class:`Bucket`.
         local_state: as in :class:`Bucket`.
-        models: local models of this rank.
         merge: ``"progress"`` or alpha in [0, 1].
 
     Attributes:
@@ -76,25 +73,17 @@ class DelayedBucket(Bucket):
         outer: OuterStep,
         local_state: LocalState,
         *,
-        models: LocalModels,
         merge: Merge,
     ) -> None:
         super().__init__(shard, exchange, outer, local_state)
-        self._models = models
         self._merge = merge
         model = shard.values[shard.parameters]  # W, on the device of the model
-        # All local models share their block-start weights until the first send.
-        self._block_starts = [model.clone()] * models.number
+        self._block_start = model.clone()
         self._in_flight = torch.zeros_like(model)
         state = shard.values[shard.carried]
-        self._sent_state = [state.clone() for _ in range(models.number)]
+        self._sent_state = state.clone()
         self._state_in_flight = state.clone()
         self.has_update = self.carries = False
-
-    @property
-    def _block_start(self) -> Tensor:
-        """This rank's shard of the block-start weights of the local model in the module."""
-        return self._block_starts[self._models.current]
 
     def _prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """See :class:`Bucket`. The values to average are the local update."""
@@ -136,18 +125,14 @@ class DelayedBucket(Bucket):
         return sums, due
 
     def _keep_sent(self, *, progress: bool) -> None:
-        """Keep the weights and the state that each local model has sent, as far as needed."""
-        for number in self._models.each() if progress or self.carries else ():
-            # Several local models share their block-start weights until they send.
-            in_place = self._models.number == 1
-            start = self._block_start if in_place else torch.empty_like(self._in_flight)
-            for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
-                if progress:
-                    start[piece.parameters].copy_(parameters)
-                if self.carries:
-                    self._sent_state[number][self.shard.inside_carried(piece.carried)].copy_(state)
+        """Keep the weights and the state that were sent, as far as needed."""
+        if not progress and not self.carries:
+            return
+        for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
             if progress:
-                self._block_starts[number] = start
+                self._block_start[piece.parameters].copy_(parameters)
+            if self.carries:
+                self._sent_state[self.shard.inside_carried(piece.carried)].copy_(state)
 
     def advance(self, norms: Norms) -> None:
         """Take the outer step with the mean in flight, which becomes W_g, in place.
@@ -167,14 +152,14 @@ class DelayedBucket(Bucket):
                 self._advance_carried_(self._state_in_flight, chunk.carried)
 
     def merge(self, chunk: Chunk) -> Stages:
-        """Merge the local model in the module with W_g, after :meth:`advance`.
+        """Merge the local model with W_g, after :meth:`advance`.
 
         A collective of the group. The tensors that are not contiguous must be written afterwards.
         """
         place, values = chunk.parameters, self.shard.read_range(chunk.parameters)
         self._prepare_(values, place)
         start = self._in_flight[place]
-        self._keep_(values, place, start, 1)
+        self._keep_(values, place, start)
         values.add_(start)
         if self.carries:
             self._merge_carried_(chunk.carried)
@@ -182,34 +167,31 @@ class DelayedBucket(Bucket):
         self.shard.write_chunk(chunk, carried=self.carries)
 
     def _merge_carried_(self, place: slice) -> None:
-        """Merge a range of the optimizer state of the local model in the module."""
+        """Merge a range of the optimizer state."""
         self.shard.read_range(place)
         values = self.shard.values[self.shard.carried]
-        sent, start = self._sent_state[self._models.current], self._state_in_flight
+        sent, start = self._sent_state, self._state_in_flight
         for tensor, inside in self.shard.carried_pieces(place):
             with profiler_range("hier/block/optimizer_state"):
                 self._local_state.merge_(tensor, values[inside], sent[inside], start[inside])
 
     def begin_block(self) -> None:
-        """Count local updates from W_g, after :meth:`merge` for each local model."""
+        """Count local updates from W_g, after :meth:`merge`."""
         # The buffers are exchanged instead of copied: _in_flight contains W_g.
-        before = self._block_starts[0]
-        self._block_starts = [self._in_flight] * self._models.number
-        self._in_flight = before
+        self._block_start, self._in_flight = self._in_flight, self._block_start
 
-    def _keep_(self, update: Tensor, place: slice, start: Tensor, models: int) -> None:
-        """Turn local updates into the part of them that :meth:`merge` adds to W_g, in place.
+    def _keep_(self, update: Tensor, place: slice, start: Tensor) -> None:
+        """Turn the local update into the part of it that :meth:`merge` adds to W_g, in place.
 
         Args:
-            update: sum of the local updates of ``models`` local models.
+            update: local update.
             place: range of the update.
             start: W_g.
-            models: number of local models.
 
         """
         if self._merge != "progress":
-            # w - W_g = (w - s) + (s - W_g). Local models share s, which no send has replaced.
-            update.add_(self._block_start[place] - start, alpha=models).mul_(self._merge)
+            # w - W_g = (w - s) + (s - W_g), with the s that no send has replaced.
+            update.add_(self._block_start[place] - start).mul_(self._merge)
 
     def write_global(self, chunk: Chunk, averaging: Averaging, *, pending: bool) -> Stages:
         """See :class:`Bucket`. The update in flight is applied, then the one that is left."""
@@ -219,7 +201,7 @@ class DelayedBucket(Bucket):
         if self.has_update:  # complete, because the exchanges in flight were finished
             start = self._in_flight[place].clone()
             ahead.apply_(start, everything)
-            self._keep_(values, place, start, self._models.number)
+            self._keep_(values, place, start)
         if pending:
             yield from self.exchange.parameters(values, place, averaging, keep=False)
             ahead.set_models(averaging.effective)
@@ -242,7 +224,7 @@ class DelayedBucket(Bucket):
             shard, old = self.shard, older.shard
             for new, state in (
                 (self._state_in_flight, older._state_in_flight),
-                (self._sent_state[0], older._sent_state[0]),
+                (self._sent_state, older._sent_state),
             ):
                 shard.fill_(new, shard.carried, old.whole(state, old.carried))
 
@@ -257,14 +239,16 @@ class DelayedBucket(Bucket):
         return {
             **super().state(),
             "block_start": self._block_start,
-            "sent_state": self._sent_state[self._models.current] if carries else None,
+            "sent_state": self._sent_state if carries else None,
             "state_in_flight": self._state_in_flight if carries else None,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Bucket`."""
         super().load(state)
-        self.load_local(state)
+        self._block_start = state["block_start"].to(self._in_flight, copy=True)
+        if state["sent_state"] is not None:
+            self._sent_state.copy_(state["sent_state"])
         # Without an update, the vectors in flight have no meaning and are not saved.
         self.has_update = state["in_flight"] is not None
         if self.has_update:
@@ -273,17 +257,10 @@ class DelayedBucket(Bucket):
         if self.carries:
             self._state_in_flight.copy_(state["state_in_flight"])
 
-    def load_local(self, state: Mapping[str, Any]) -> None:
-        """Load the block-start weights, and the state that was sent, of the local model."""
-        start = state["block_start"].to(self._in_flight, copy=True)
-        self._block_starts[self._models.current] = start
-        if state["sent_state"] is not None:
-            self._sent_state[self._models.current].copy_(state["sent_state"])
-
     def restart(self, state: Mapping[str, Any]) -> None:
         """See :class:`Bucket`. No update is in flight."""
         super().restart(state)
-        self._block_starts = [self._start_model()] * self._models.number
+        self._block_start = self._start_model()
 
     def _start_model(self) -> Tensor:
         """A copy of W_g, which may be a view of W."""

@@ -47,8 +47,7 @@ class DelayedFragment(Fragment):
 
     def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> DelayedBucket:
         """See :class:`Fragment`."""
-        models, merge = self._models, self._context.merge
-        return DelayedBucket(shard, exchange, outer, self.local_state, models=models, merge=merge)
+        return DelayedBucket(shard, exchange, outer, self.local_state, merge=self._context.merge)
 
     @property
     def has_update(self) -> bool:
@@ -83,7 +82,7 @@ class DelayedFragment(Fragment):
         self.steps, self.samples = 0, 0.0
 
     def apply(self) -> Norms | None:
-        """Apply the mean in flight, if there is one, and merge it with the local models, in place.
+        """Apply the mean in flight, if there is one, and merge it with the local model, in place.
 
         A collective of the group, which waits for the mean.
 
@@ -97,27 +96,25 @@ class DelayedFragment(Fragment):
             if self._work is not None:
                 self._queue.finish(self._work)
             norms = self._sent
-            # Start model and optimizer state of the next block, then each local model.
+            # Start model and optimizer state of the next block, then the local model.
             self.local_state.arrive(exchanged=self._has_state)
             for bucket in self.buckets:
                 bucket.advance(norms)
-            for model in self._models.each():
-                self._merge(model)
-            # Not before all local models are merged: their updates count from the old weights.
+            self._merge()
+            # Not before the local model is merged: its update counts from the old weights.
             for bucket in self.buckets:
                 bucket.begin_block()
             lost = given_up(self._context.merge)
             self._given_up = lost * self.steps
             self.samples *= 1.0 - lost
         # At every synchronisation, also at the first, when nothing was in flight yet.
-        for _ in self._models.each():
-            self.local_state.finish()
+        self.local_state.finish()
         return norms
 
-    def _merge(self, model: int) -> None:
-        """Merge local model ``model``, which is in the module, with the start model, in place."""
+    def _merge(self) -> None:
+        """Merge the local model with the start model, in place."""
         if self._has_state:
-            self.local_state.begin_merge(model)
+            self.local_state.begin_merge()
         with profiler_range("hier/block/models"):
             Pipeline(
                 bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.shard.chunks
@@ -136,12 +133,12 @@ class DelayedFragment(Fragment):
         super().continue_(older)
         assert isinstance(older, DelayedFragment)
         self._sent, self._given_up = older._sent, older._given_up
-        self.local_state.set_sent_counts(0, older.local_state.sent_counts(0))
+        self.local_state.set_sent_counts(older.local_state.sent_counts())
 
     def state(self) -> dict[str, Any]:
         """See :class:`Fragment`. Finishes what is in flight: a collective of the world."""
         self._queue.finish()
-        sent = self.local_state.sent_counts(self._models.current)
+        sent = self.local_state.sent_counts()
         return {
             **super().state(),
             "given_up": self._given_up,
@@ -153,16 +150,7 @@ class DelayedFragment(Fragment):
         """See :class:`Fragment`."""
         super().load(state)
         self._sent, self._given_up = Norms(*state["norms"]), state["given_up"]
-        self._load_counts(state)
-
-    def load_local(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Fragment`."""
-        for bucket, bucket_state in zip(self.buckets, state["buckets"], strict=True):
-            bucket.load_local(bucket_state)
-        self._load_counts(state)
-
-    def _load_counts(self, state: Mapping[str, Any]) -> None:
         # In the order of the parameters, which is the same in both runs. Saved counts are empty if
         # no moments have been sent.
         counts = zip(self.local_state.counts(), state["sent_counts"], strict=False)
-        self.local_state.set_sent_counts(self._models.current, dict(counts))
+        self.local_state.set_sent_counts(dict(counts))

@@ -16,7 +16,7 @@ from lightning_hier.comm.blocks.health import Averaging
 class DelayedMoments(AdamMoments):
     """Averages both moments, while the local optimizer makes steps of its own.
 
-    The moments m(sent) of a local model are sent with its update, and s steps later the means give
+    The moments m(sent) are sent with the local update, and s steps later the means give
     the moments m_init and the step count k_init of the start model, by the equations of
     :class:`AdamMoments`. Adam's moments are linear in their past, so those of an optimizer that
     started from m_init at the send, and made the same s steps, are::
@@ -26,31 +26,29 @@ class DelayedMoments(AdamMoments):
         k <- k_init + s
 
     The next block thus started at the send, with m_init and k_init: its tau, which includes the
-    steps in flight, is that between two sends. Each parameter and local model has its own s.
+    steps in flight, is that between two sends. Each parameter has its own s.
 
     Arguments are those of :class:`AdamMoments`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # By local model, from note() until collect(), when only one of them is in the module.
-        self._noted: list[Tensor] = []
-        self._sent: dict[int, Tensor] = {}  # by local model
+        self._noted: Tensor | None = None  # from note() until collect()
+        self._sent: Tensor | None = None
 
-    def note(self, *, first: bool) -> None:
+    def note(self) -> None:
         """See :class:`LocalState`. An evaluation calls it, too, while moments are in flight."""
-        super().note(first=first)
+        super().note()
         if self._steps:
-            counts = self._counts()
-            self._noted = [counts] if first else [*self._noted, counts]
+            self._noted = self._counts()
 
     def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
-        """See :class:`LocalState`. The local models are those of the last :meth:`note`."""
+        """See :class:`LocalState`. What is sent is that of the last :meth:`note`."""
         # The steps of the last exchange, before the next one replaces it.
         self._count_update()
         super().collect(averaging, exchanged=exchanged, kept=kept)
         if exchanged:
-            self._sent = dict(enumerate(self._noted))
+            self._sent = self._noted
 
     def arrive(self, *, exchanged: bool) -> None:
         """See :class:`LocalState`. The counts at the start of the block become k_init."""
@@ -58,12 +56,12 @@ class DelayedMoments(AdamMoments):
         if exchanged:
             self._begin_block()
 
-    def begin_merge(self, model: int) -> None:
-        """Set the step counts, and NAdam's products, of a local model to k_init + s, in place."""
-        if not self._steps:
+    def begin_merge(self) -> None:
+        """Set the step counts, and NAdam's products, to k_init + s, in place."""
+        if self._sent is None:
             return
         # Counts are rounded fractions, but their differences are integers.
-        since_send = (self._counts() - self._sent[model]).round_()
+        since_send = (self._counts() - self._sent).round_()
         for steps, since in zip(self._steps.values(), since_send.tolist(), strict=True):
             steps.since = since
             steps.write(since)
@@ -77,23 +75,23 @@ class DelayedMoments(AdamMoments):
             merge_moment_(values, sent, start, beta=steps.beta(0), steps=steps.since)
 
     def finish(self) -> None:
-        """Do nothing: :meth:`begin_merge` has set the counts, which differ between local models."""
+        """Do nothing: :meth:`begin_merge` has set the counts."""
 
     def counts(self) -> dict[Parameter, list[float]]:
         """See :class:`AdamMoments`. Waits for the sum in flight: rho contains its update."""
         self._count_update()
         return super().counts()
 
-    def sent_counts(self, model: int) -> dict[Parameter, float]:
-        """Step counts of a local model when it was sent."""
-        sent = self._sent.get(model)
+    def sent_counts(self) -> dict[Parameter, float]:
+        """Step counts of the local model when it was sent."""
+        sent = self._sent
         return {} if sent is None else dict(zip(self._steps, sent.tolist(), strict=True))
 
-    def set_sent_counts(self, model: int, counts: Mapping[Parameter, float]) -> None:
+    def set_sent_counts(self, counts: Mapping[Parameter, float]) -> None:
         """See :class:`LocalState`. Other parameters count from the present."""
         if self._steps:
             sent = self._counts()
             for number, parameter in enumerate(self._steps):
                 if parameter in counts:
                     sent[number] = counts[parameter]
-            self._sent[model] = sent
+            self._sent = sent

@@ -11,9 +11,9 @@ from torch.nn import Module
 
 from lightning_hier.comm.blocks.health import SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
@@ -28,7 +28,7 @@ class Evaluation:
         module: module that is evaluated.
         communicators: channels of this rank.
         worker: step counts of this rank.
-        models: local models of this rank.
+        buffers: buffers of the module.
         local: values of the local model.
         health: exchange of health reports.
         blocks: returns one block for each optimizer, or None during the warm-up and if no models
@@ -44,7 +44,7 @@ class Evaluation:
         module: Module,
         communicators: Communicators,
         worker: Worker,
-        models: LocalModels,
+        buffers: ModuleBuffers,
         local: LocalValues,
         health: HealthExchange,
         blocks: Callable[[], Sequence[ModelBlock] | None],
@@ -53,7 +53,7 @@ class Evaluation:
         self._module = module
         self._communicators = communicators
         self._worker = worker
-        self._models = models
+        self._buffers = buffers
         self._local = local
         self._health = health
         self._blocks = blocks
@@ -70,7 +70,7 @@ class Evaluation:
 
         A collective of the world. Does nothing if the module already contains the global model.
         """
-        self._models.buffers.reclaim()
+        self._buffers.reclaim()
         if not self.active:
             self._write_global_model(SyncPoint.EVALUATION)
 
@@ -127,7 +127,7 @@ class Evaluation:
     @torch.no_grad()
     def _write_global_model(self, point: SyncPoint) -> None:
         reshard_(self._module)
-        buffers = self._models.buffers
+        buffers = self._buffers
         buffers.reclaim()
         blocks = self._blocks() or ()
         # Without blocks all ranks train one model, and only buffers can differ.
@@ -136,9 +136,7 @@ class Evaluation:
         watch = point != SyncPoint.TRAINING_END
         saved = self._local.saved.overwriting(overwritten, watch=watch)
         progress = self._communicators.progress.at(self._health.describe(point))
-        # Between the warm-up and the first step, the blocks and the other local models exist only
-        # here, so that an evaluation leaves nothing behind.
-        with saved, self._models.opened(needed=bool(blocks)), progress:
+        with saved, progress:
             # Steps of other ranks may wait for this rank's part of an overlapped exchange.
             self._communicators.route.in_flight.finish()
             # The same on all ranks: blocks follow from the settings and from the warm-up.

@@ -52,7 +52,6 @@ class Fragment:
     def __init__(self, members: Members, context: BlockContext) -> None:
         self.members = members
         self._context = context
-        self._models = context.models
         self.steps = 0
         self.samples = 0.0
         # Synchronisations since the optimizer's state was averaged, or its first block.
@@ -108,11 +107,9 @@ class Fragment:
         group = self._context.communicators.group
         broadcast_tensors_(self.members.float_buffers, group, "buffers")
         health = ModelHealth(samples=(self.samples,))
-        # Local models of one rank are summed in the buffer, which is sent once.
-        for turn, _ in enumerate(self._models.each()):
-            for bucket in self.buckets:
-                health += bucket.read(add=turn > 0)
-            self.local_state.note(first=turn == 0)
+        for bucket in self.buckets:
+            health += bucket.read()
+        self.local_state.note()
         if not all(bucket.shard.is_all for bucket in self.buckets):
             # NaN outside of the shard that was read would be overwritten, but not what this rank
             # has computed from it, such as residuals and optimizer state.
@@ -131,7 +128,7 @@ class Fragment:
             averaging: how the models are averaged, after :meth:`read`.
 
         """
-        norms, first_buffers = Norms(averaging.mean_squares), self._first_buffers()
+        norms = Norms(averaging.mean_squares)
         for bucket in self.buckets:
             bucket.outer.set_models(averaging.effective)
         carried = self._carries_state()
@@ -146,12 +143,8 @@ class Fragment:
             ).run()
         for bucket in self.buckets:
             bucket.shard.write_scattered(carried=carried)
-        # Empty with one local model, whose buffers are in the module already.
-        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
-            tensor.copy_(value)
-        # Before the other local models of this rank get copies of them.
         self._broadcast_other_buffers()
-        self._begin_next_block(carried=carried)
+        self.local_state.finish()
         self.steps, self.samples = 0, 0.0
         return norms
 
@@ -191,27 +184,6 @@ class Fragment:
             bucket.shard.write_scattered(carried=False)
         self._broadcast_other_buffers()
 
-    def _first_buffers(self) -> list[Tensor]:
-        """Copies of the other buffers of the first of several local models."""
-        first: list[Tensor] = []
-        for turn, _ in enumerate(self._models.each() if self._models.number > 1 else ()):
-            if turn == 0:  # to the end nevertheless, where each() restores the current model
-                first = [tensor.clone() for tensor in self.members.other_buffers]
-        return first
-
-    def _begin_next_block(self, *, carried: bool) -> None:
-        """Write the result into all local models of this rank, and their optimizer state."""
-        result = self._models.current
-        # The storage of the result: with another model in the module, a tensor has another storage.
-        buffers = [(tensor, tensor.data) for tensor in self.members.other_buffers]
-        for model in self._models.each():
-            if model != result:
-                for bucket in self.buckets:
-                    bucket.shard.write(carried=carried)
-                for tensor, value in buffers:
-                    tensor.copy_(value)
-            self.local_state.finish()
-
     def _broadcast_other_buffers(self) -> None:
         """Copy the other buffers of the first rank to all ranks."""
         buffers = self.members.other_buffers
@@ -244,6 +216,3 @@ class Fragment:
         self._since_average = state["since_average"]
         for bucket, bucket_state in zip(self.buckets, state["buckets"], strict=True):
             bucket.load(bucket_state)
-
-    def load_local(self, state: Mapping[str, Any]) -> None:
-        """Load the state of another local model of this rank, which is in the module."""

@@ -87,10 +87,9 @@ class HealthExchange:
 
         """
         own, reports = self._communicators, self._exchange(point, optimizer, health)
-        size = own.layout.sizes[0]
-        require_finite(reports, size)
         # Not the number of all models that there may be: groups may come and go.
-        models = own.layout.sizes[1] * own.models_per_rank
+        size, models = own.layout.sizes
+        require_finite(reports, size)
         return Averaging.agreed(reports, size, own.world.position, models)
 
     def check(self, point: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:

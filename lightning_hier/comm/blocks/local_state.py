@@ -16,11 +16,10 @@ from lightning_hier.comm.blocks.health import Averaging
 class LocalState:
     """State of an optimizer for the parameters of a block. This base class does not change it.
 
-    A synchronisation calls the methods in this order, on every rank: :meth:`note` for each local
-    model of the rank, :meth:`collect`, :meth:`advance_` for each range of a carried tensor in this
-    rank's shard, :meth:`finish` for each local model. With ``overlap``, ``collect`` is called when
-    a fragment is sent. When it is applied, :meth:`arrive` precedes ``advance_``, and for each local
-    model :meth:`begin_merge` and :meth:`merge_` precede ``finish``.
+    A synchronisation calls the methods in this order, on every rank: :meth:`note`, :meth:`collect`,
+    :meth:`advance_` for each range of a carried tensor in this rank's shard, :meth:`finish`. With
+    ``overlap``, ``collect`` is called when a fragment is sent. When it is applied, :meth:`arrive`
+    precedes ``advance_``, and :meth:`begin_merge` and :meth:`merge_` precede ``finish``.
 
     Attributes:
         carried: tensors that are averaged over the groups together with the model.
@@ -32,13 +31,8 @@ class LocalState:
     carried: Sequence[Tensor] = ()
     keeps_previous: bool = False
 
-    def note(self, *, first: bool) -> None:
-        """Record the optimizer's state of the local model in the module.
-
-        Args:
-            first: whether it is the first local model of this rank. Later ones are added.
-
-        """
+    def note(self) -> None:
+        """Record the optimizer's state."""
 
     def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
         """Prepare before the model is sent. May start collectives of tier ``across``.
@@ -72,16 +66,11 @@ class LocalState:
 
         """
 
-    def begin_merge(self, model: int) -> None:
-        """Merge the remaining state of a local model with that of the next block, in place.
-
-        Args:
-            model: number of the local model, which is in the module.
-
-        """
+    def begin_merge(self) -> None:
+        """Merge the remaining state with that of the next block, in place."""
 
     def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
-        """Merge a carried tensor of this local model with that of the next block, in place.
+        """Merge a carried tensor with that of the next block, in place.
 
         Args:
             tensor: one of ``carried``.
@@ -94,11 +83,11 @@ class LocalState:
     def finish(self) -> None:
         """Set the remaining state, after the carried tensors have their new values."""
 
-    def sent_counts(self, model: int) -> dict[Parameter, float]:
-        """Counts of the parameters of a local model when it was sent, if carried are in flight."""
+    def sent_counts(self) -> dict[Parameter, float]:
+        """Counts of the parameters when the carried tensors were sent, if they are in flight."""
         return {}
 
-    def set_sent_counts(self, model: int, counts: Mapping[Parameter, float]) -> None:
+    def set_sent_counts(self, counts: Mapping[Parameter, float]) -> None:
         """Continue from :meth:`sent_counts`, perhaps of fewer parameters."""
 
     def counts(self) -> dict[Parameter, list[float]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.fingerprint import fingerprints
-from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import local_tensor
@@ -89,36 +89,35 @@ class LocalValues:
 
     Args:
         trained: parameters and buffers of the module.
-        models: local models of this rank. Only the values of the first one are ever saved.
+        buffers: buffers of the module.
 
     Attributes:
         saved: values that the global model has replaced in the module.
 
     """
 
-    def __init__(self, trained: TrainedTensors, models: LocalModels) -> None:
+    def __init__(self, trained: TrainedTensors, buffers: ModuleBuffers) -> None:
         self._trained = trained
-        self._models = models
+        self._buffers = buffers
         self.saved = SavedTensors()
 
     def all(self) -> dict[Tensor, Tensor]:
         """Local values of trainable parameters and buffers, not copied."""
-        return {tensor: self._of(tensor) for tensor in self._trained.tensors()}
+        return {tensor: self.saved.local(tensor) for tensor in self._trained.tensors()}
 
     def buffers(self) -> dict[str, Tensor]:
         """Local values of the buffers by name, not copied."""
-        self._models.buffers.reclaim()
-        return {name: self._of(buffer) for buffer, name in self._models.buffers.names.items()}
+        self._buffers.reclaim()
+        return {name: self.saved.local(buffer) for buffer, name in self._buffers.names.items()}
 
-    @torch.no_grad()
     def keep_written_buffers(self) -> None:
-        """Copy writes of hooks to buffers of the global model into all local models.
+        """Keep what hooks have written to buffers of the global model.
 
         Raises:
             RuntimeError: a hook wrote to a trained parameter, whose local value would replace it.
 
         """
-        self._models.buffers.reclaim()
+        self._buffers.reclaim()
         written = self.saved.written()
         names = self._trained.names(written)
         if names:
@@ -127,15 +126,9 @@ class LocalValues:
                 "the global model (from validation or the end of an epoch until the next batch "
                 "starts): training continues from the local model, so the write would be lost. "
                 "Write the same values on all ranks in on_train_batch_start or on_train_batch_end "
-                "instead (in training_step with virtual_workers). Hooks may write to buffers and "
-                "frozen parameters at any time."
+                "instead. Hooks may write to buffers and frozen parameters at any time."
             )
         self.saved.keep(written)
-        # The present storage: with another model in the module, a tensor has another storage.
-        values = [(tensor, tensor.data) for tensor in written]
-        for _ in self._models.others() if values else ():
-            for tensor, value in values:
-                tensor.copy_(value)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -148,10 +141,6 @@ class LocalValues:
         with self.saved.overwriting(present, watch=True):
             for tensor, value in present.items():
                 local_tensor(tensor).copy_(value)
-
-    def _of(self, tensor: Tensor) -> Tensor:
-        # Other local models have storage of their own, which an evaluation does not overwrite.
-        return self.saved.local(tensor) if self._models.current == 0 else local_tensor(tensor)
 
 
 def _bits(tensors: Iterable[Tensor]) -> list[int]:

@@ -174,24 +174,20 @@ class ModelBlock:
         Without new members, it is this one. Error feedback is discarded. A collective of the group.
 
         Raises:
-            ValueError: this rank has several local models, or there are several fragments.
+            ValueError: there are several fragments.
 
         """
         if len(members.tensors) == len(self.members.tensors):
             return self
         context = self._context
-        several = {
-            "virtual_workers": context.models.number,
-            "fragments": context.config.fragments,
-        }
-        # The other local models lack the new parameters. Fragments would be divided anew by bytes,
-        # and parameters would move between fragments that are at different steps.
-        for name, number in several.items():
-            if number > 1:
-                raise ValueError(
-                    f"{name}={number} can't be combined with unfreezing parameters during "
-                    f"training: make them trainable from the start, or pass {name}=1"
-                )
+        # Fragments would be divided anew by bytes, and parameters would move between fragments that
+        # are at different steps.
+        if context.config.fragments > 1:
+            raise ValueError(
+                f"fragments={context.config.fragments} can't be combined with unfreezing "
+                "parameters during training: make them trainable from the start, or pass "
+                "fragments=1"
+            )
         context.communicators.route.in_flight.finish()
         block = type(self)(members, context)  # W is the current model until continue_()
         for fragment, older in zip(block._all, self._all, strict=True):
@@ -230,11 +226,6 @@ class ModelBlock:
             fragment.load(state)
             # Counts of all parameters, of which each fragment takes its own.
             fragment.local_state.set_counts(counts)
-
-    def load_local(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the state of another local model of this rank, which is in the module."""
-        for fragment, state in zip(self._all, states, strict=True):
-            fragment.load_local(state)
 
     @torch.no_grad()
     def restart(self, saved: Sequence[Mapping[str, Any]], counts: Counts) -> None:

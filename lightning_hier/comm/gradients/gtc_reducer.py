@@ -39,7 +39,6 @@ from lightning_hier.comm.gradients.reducers import (
     GradientBucket,
     Reducer,
     finished,
-    mean_of_workers_,
     open_future,
 )
 from lightning_hier.comm.profiling import profiler_range
@@ -63,27 +62,25 @@ class _Bucket:
     """One bucket between two stages.
 
     Attributes:
-        mean: gradients of the first worker of this rank, which become the mean.
+        mean: gradients of this rank, which become the mean.
         scale: current factor of loss scaling.
-        workers: number of workers of the group.
         future: future of the mean.
         compressed: tensors that are compressed.
         exact: other tensors, and compressed ones in their first step.
-        returned: residuals that have been added to exact gradients.
-        facts: for each worker of the group, whether a value is not finite, and a number for each
+        returned: parameters whose residuals have been added to exact gradients.
+        facts: for each rank of the group, whether a value is not finite, and a number for each
             compressed tensor.
         pending: exchange of the facts, then of the payload.
-        failed: whether a value of any worker is not finite.
+        failed: whether a value of any rank is not finite.
 
     """
 
     mean: Tensor
     scale: float
-    workers: int
     future: Future
     compressed: list[CompressedTensor] = field(default_factory=list)
     exact: list[_Exact] = field(default_factory=list)
-    returned: list[tuple[GradientMemory, Parameter]] = field(default_factory=list)
+    returned: list[Parameter] = field(default_factory=list)
     facts: Tensor = field(init=False)
     pending: Pending | None = field(init=False)
     failed: bool = False
@@ -93,10 +90,9 @@ class GTCReducer(Reducer):
     """Reduces the gradients of a group by threshold compression.
 
     Args:
-        channel: ranks of the group. A group of one worker sends nothing and keeps its exact
-            gradient.
+        channel: ranks of the group. A group of one rank sends nothing and keeps its exact gradient.
         config: thresholds.
-        memories: residuals and thresholds of each worker of this rank.
+        memory: residuals and thresholds of this rank.
         grad_scale: returns the current factor of loss scaling. Residuals and thresholds are
             unscaled, so they stay valid when the factor changes.
 
@@ -106,14 +102,14 @@ class GTCReducer(Reducer):
         self,
         channel: Channel,
         config: GTC,
-        memories: Sequence[GradientMemory],
+        memory: GradientMemory,
         *,
         grad_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.channel = channel
         self._config = config
         self._fixed = None if config.threshold == "auto" else config.threshold
-        self._memories = memories
+        self._memory = memory
         self._grad_scale = grad_scale
         self._open: list[_Bucket] = []
         # Counts of elements since the density was last logged.
@@ -123,16 +119,20 @@ class GTCReducer(Reducer):
     @override
     def reduce(self, bucket: GradientBucket) -> Future:
         """Encode this bucket and send the previous one. The last bucket finishes all of them."""
-        alone = self.channel.size * len(bucket.buffers) == 1
-        # A worker alone goes on below only to add the residuals of a run with larger groups.
-        if alone and not self._memories[0].tensors:
-            return finished(bucket.buffers[0])
+        # A rank alone goes on below only to add the residuals of a run with larger groups.
+        if self.channel.size == 1 and not self._memory.tensors:
+            return finished(bucket.buffer)
         if bucket.is_first:
             self._open.clear()  # an interrupted backward pass leaves its buckets
         with profiler_range("hier/gtc/encode"):
-            encoded, gradients, places = self._encode(bucket)
+            encoded, exact = self._encode(bucket)
+            gradients = torch.cat(exact) if exact else None
+            # As compressed tensors, whose first step is averaged with these. _write_mean scales
+            # again.
+            if gradients is not None and encoded.scale != 1.0:
+                gradients.div_(encoded.scale)
             self._exchange_facts(encoded, gradients)
-            self._average_exact(encoded, gradients, places)
+            self._average_exact(encoded, gradients, exact)
         self._open.append(encoded)
         if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
             self._send(self._open[-2])
@@ -143,72 +143,64 @@ class GTCReducer(Reducer):
 
     @override
     def metrics(self) -> dict[str, float]:
-        """Density since the last call, and norm of the residuals, of this rank's workers."""
-        norms = [memory.residual_norm() for memory in self._memories]
-        values = {"hier/gtc/residual_norm": math.hypot(*norms)}
+        """Density since the last call, and norm of the residuals, of this rank."""
+        values = {"hier/gtc/residual_norm": self._memory.residual_norm()}
         if self._elements:
             values["hier/gtc/density"] = self._sent / self._elements
         self._sent = self._elements = 0
         return values
 
-    def _encode(self, bucket: GradientBucket) -> tuple[_Bucket, list[Tensor], list[Tensor]]:
-        """Add residuals, and select elements. Returns also exact gradients and their places."""
-        mean, workers = bucket.buffers[0], self.channel.size * len(bucket.buffers)
+    def _encode(self, bucket: GradientBucket) -> tuple[_Bucket, list[Tensor]]:
+        """Add residuals, and select elements. Returns also what is averaged exactly."""
         # Read once for a bucket: the mean is scaled by the factor by which it was divided.
-        encoded = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
-        memories = [self._memories[worker] for worker in bucket.workers]
-        exact: list[Sequence[Tensor]] = []
-        for parameter, flats in bucket.tensors():
-            absent = [parameter in missing for missing in bucket.absent]
-            if any(absent):
-                _zero_nonfinite_(flats, absent)
-            if workers > 1 and self._config.compresses(flats[0].numel()):
-                pairs = zip(memories, flats, strict=True)
-                states = [memory.of(parameter, flat, self._fixed) for memory, flat in pairs]
-                tensor = CompressedTensor.encode_(flats, states, absent, encoded.scale)
+        encoded = _Bucket(bucket.buffer, self._grad_scale(), open_future(bucket.buffer))
+        exact = []
+        for parameter, flat in bucket.tensors():
+            absent = parameter in bucket.absent
+            # DDP's buckets contain ``.grad`` of such a parameter. With several optimizers, it may
+            # be NaN from a skipped step of one of them, and would make all following steps fail.
+            if absent and not bool(flat.isfinite().all()):
+                flat.zero_()
+            if self.channel.size > 1 and self._config.compresses(flat.numel()):
+                memory = self._memory.of(parameter, flat, self._fixed)
+                tensor = CompressedTensor.encode_(flat, memory, absent=absent, scale=encoded.scale)
                 encoded.compressed.append(tensor)
                 continue
-            exact.append(flats)
-            for memory, flat, missing in zip(memories, flats, absent, strict=True):
-                # Added here, but removed only in `finish`: the step may fail on another rank.
-                if parameter in memory.tensors and not missing:
-                    flat.add_(memory.tensors[parameter].residual, alpha=encoded.scale)
-                    encoded.returned.append((memory, parameter))
-        # The exact gradients of each worker, one after the other.
-        gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
-        # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
-        for own_gradients in gradients if encoded.scale != 1.0 else ():
-            own_gradients.div_(encoded.scale)
-        return encoded, gradients, [first for first, *_ in exact]
+            exact.append(flat)
+            # Added here, but removed only in `finish`: the step may fail on another rank.
+            if parameter in self._memory.tensors and not absent:
+                flat.add_(self._memory.tensors[parameter].residual, alpha=encoded.scale)
+                encoded.returned.append(parameter)
+        return encoded, exact
 
-    def _exchange_facts(self, encoded: _Bucket, gradients: Sequence[Tensor]) -> None:
+    def _exchange_facts(self, encoded: _Bucket, exact: Tensor | None) -> None:
         """Start to exchange the facts of compressed tensors, and whether all values are finite."""
-        finite = all(tensor.finite for tensor in encoded.compressed) and all(
-            bool(own_gradients.isfinite().all()) for own_gradients in gradients
+        finite = all(tensor.finite for tensor in encoded.compressed) and (
+            exact is None or bool(exact.isfinite().all())
         )
-        # One row for each worker. float64 represents every count of up to 2**53 exactly.
-        workers = encoded.workers // self.channel.size
-        columns = [[float(not finite)] * workers, *(t.facts for t in encoded.compressed)]
-        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(encoded.mean.device)
-        encoded.facts = rows.new_empty(self.channel.size * rows.numel())
-        encoded.pending = self.channel.all_gather(encoded.facts, rows, "gradient_counts")
+        # float64 represents every count of up to 2**53 exactly.
+        facts = [float(not finite), *(tensor.fact for tensor in encoded.compressed)]
+        row = torch.tensor(facts, dtype=torch.float64).to(encoded.mean.device)
+        encoded.facts = row.new_empty(self.channel.size * len(row))
+        encoded.pending = self.channel.all_gather(encoded.facts, row, "gradient_counts")
 
     def _average_exact(
-        self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
+        self, bucket: _Bucket, gradients: Tensor | None, places: Sequence[Tensor]
     ) -> None:
-        """Start averaging flat gradients of this rank's workers. ``places`` get the mean."""
-        if places:
-            mean = mean_of_workers_(gradients, bucket.workers)
+        """Start averaging flat gradients of this rank. ``places`` get the mean."""
+        if gradients is not None:
+            # Divide first, then sum: this keeps half precision in range, and gloo has no mean.
+            mean = gradients.div_(self.channel.size)
             pending = self.channel.all_reduce_(mean, "gradients")
             bucket.exact.append(_Exact(mean, places, pending))
 
     def _send(self, bucket: _Bucket) -> None:
-        """Read the facts of all workers, and start the exchange of what they send."""
+        """Read the facts of all ranks, and start the exchange of what they send."""
         assert bucket.pending is not None
         bucket.pending.wait()
         bucket.pending = None
         # Equal on all ranks, so they skip, choose encodings and move thresholds alike.
-        facts = bucket.facts.view(bucket.workers, -1).cpu()
+        facts = bucket.facts.view(self.channel.size, -1).cpu()
         bucket.failed = bool(facts[:, 0].any())
         if bucket.failed:
             return
@@ -217,12 +209,11 @@ class GTCReducer(Reducer):
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
         sent = [tensor for tensor in present if not tensor.is_first_step]
         if any(sum(tensor.counts) for tensor in sent):
-            rows, received = payload_rows(sent, bucket.workers)
-            bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
+            own, received = payload_rows(sent, self.channel.size)
+            bucket.pending = self.channel.all_gather(received.view(-1), own, "gradients")
         # Without a threshold, tensors are averaged exactly.
-        first = [tensor.flats for tensor in present if tensor.is_first_step]
-        gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
-        self._average_exact(bucket, gradients, [place for place, *_ in first])
+        first = [tensor.flat for tensor in present if tensor.is_first_step]
+        self._average_exact(bucket, torch.cat(first) if first else None, first)
 
     def _finish(self) -> None:
         """Complete the buckets of this step, and change residuals and thresholds if it counts."""
@@ -246,8 +237,8 @@ class GTCReducer(Reducer):
             sizes = [place.numel() for place in exact.places]
             torch._foreach_copy_(list(exact.places), list(exact.mean.split(sizes)))
         # Residuals that were added to exact gradients have been sent completely.
-        for memory, parameter in bucket.returned:
-            del memory.tensors[parameter]
+        for parameter in bucket.returned:
+            del self._memory.tensors[parameter]
         with profiler_range("hier/gtc/decode"):
             for tensor in bucket.compressed:
                 tensor.decode_(bucket.scale)
@@ -257,8 +248,9 @@ class GTCReducer(Reducer):
 
     def _adapt_threshold(self, tensor: CompressedTensor) -> None:
         """Count the elements sent of a tensor, and set the threshold of the next step."""
-        self._sent += sum(map(len, tensor.words))
-        self._elements += sum(map(len, tensor.flats)) if tensor.words else 0
+        if tensor.words is not None:
+            self._sent += len(tensor.words)
+            self._elements += len(tensor.flat)
         if self._fixed is None:
             tensor.adapt_threshold(self._config.share)
         elif tensor.sent_share > _SATURATED and not self._warned:
@@ -270,14 +262,3 @@ class GTCReducer(Reducer):
                 "or use threshold='auto'.",
                 stacklevel=2,
             )
-
-
-def _zero_nonfinite_(flats: Sequence[Tensor], absent: Sequence[bool]) -> None:
-    """Set values that are not finite to zero if a parameter has no gradient in this step.
-
-    DDP's buckets contain ``.grad`` of such a parameter. With several optimizers, it may be NaN from
-    a skipped step of one of them, and would make every following step fail as well.
-    """
-    for flat, missing in zip(flats, absent, strict=True):
-        if missing and not bool(flat.isfinite().all()):
-            flat.zero_()

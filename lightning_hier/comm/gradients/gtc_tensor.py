@@ -26,27 +26,25 @@ class CompressedTensor:
     magnitude gives the threshold.
 
     Attributes:
-        flats: residual plus gradient of each worker of this rank, as its part of the bucket.
-        memories: residual and threshold of each of these workers.
-        words: elements that each of them sends. Empty in the first step.
-        facts: for each of them, a number that the group exchanges: its number of words, or ``-1 -
-            number`` if the worker has no gradient for the tensor. In the first step, the root mean
-            square of its gradient, negated if it has none.
-        is_first_step: whether the tensor has no threshold yet.
+        flat: residual plus gradient of this rank, as its part of the bucket.
+        memory: residual and threshold of this rank.
+        words: elements that this rank sends. None in the first step.
+        fact: a number that the group exchanges: the number of words, or ``-1 - number`` if the rank
+            has no gradient for the tensor. In the first step, the root mean square of its gradient,
+            negated if it has none.
         finite: whether all values are finite.
-        skipped: whether no worker of the group has a gradient.
-        counts: number of words of every worker of the group.
+        skipped: whether no rank of the group has a gradient.
+        counts: number of words of every rank of the group.
         is_bitmap: whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts.
-        payloads: words or bitmap of every worker of the group.
+        payloads: words or bitmap of every rank of the group.
 
     """
 
-    flats: Sequence[Tensor]
-    memories: Sequence[TensorMemory]
-    is_first_step: bool
-    words: list[Tensor] = field(default_factory=list)
-    facts: list[float] = field(default_factory=list)
-    finite: bool = True
+    flat: Tensor
+    memory: TensorMemory
+    words: Tensor | None
+    fact: float
+    finite: bool
     skipped: bool = False
     counts: list[int] = field(default_factory=list)
     is_bitmap: bool = False
@@ -56,49 +54,48 @@ class CompressedTensor:
     @classmethod
     def encode_(
         cls,
-        flats: Sequence[Tensor],
-        memories: Sequence[TensorMemory],
-        absent: Sequence[bool],
+        flat: Tensor,
+        memory: TensorMemory,
+        *,
+        absent: bool,
         scale: float,
     ) -> CompressedTensor:
-        """Divide the gradients by ``scale``, add the residuals, in place, and select elements.
+        """Divide the gradient by ``scale``, add the residual, in place, and select elements.
 
         Args:
-            flats: gradient of each worker of this rank.
-            memories: residual and threshold of each of them.
-            absent: for each of them, whether only other workers have a gradient. Its values are
-                then used as in DDP: zeros, or the finite values of an earlier backward pass in
-                ``.grad``.
+            flat: gradient of this rank.
+            memory: residual and threshold of this rank.
+            absent: whether only other ranks have a gradient. The values are then used as in DDP:
+                zeros, or the finite values of an earlier backward pass in ``.grad``.
             scale: current factor of loss scaling.
 
         """
-        tensor = cls(flats, memories, is_first_step=memories[0].threshold is None)
-        for flat, memory, missing in zip(flats, memories, absent, strict=True):
-            if memory.threshold is None:
-                # No residual is added: without a threshold, nothing has been withheld yet.
-                if scale != 1.0:
-                    flat.div_(scale)
-                norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-                rms = norm / math.sqrt(max(flat.numel(), 1))
-                # The sign carries the second fact, so each tensor needs one number of each worker.
-                fact, finite = -rms if missing else rms, math.isfinite(norm)
-            else:
-                words, finite = kernels_for(flat, memory.residual).encode_(
-                    flat, memory.residual, memory.threshold, scale=scale
-                )
-                tensor.words.append(words)
-                fact = float(-1 - len(words) if missing else len(words))
-            tensor.facts.append(fact)
-            tensor.finite = tensor.finite and finite
-        return tensor
+        if memory.threshold is None:
+            # No residual is added: without a threshold, nothing has been withheld yet.
+            if scale != 1.0:
+                flat.div_(scale)
+            norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+            rms = norm / math.sqrt(max(flat.numel(), 1))
+            # The sign carries the second fact, so each tensor needs one number of each rank.
+            return cls(flat, memory, None, -rms if absent else rms, math.isfinite(norm))
+        words, finite = kernels_for(flat, memory.residual).encode_(
+            flat, memory.residual, memory.threshold, scale=scale
+        )
+        fact = float(-1 - len(words) if absent else len(words))
+        return cls(flat, memory, words, fact, finite)
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether the tensor had no threshold when it was encoded."""
+        return self.words is None
 
     @property
     def sent_share(self) -> float:
-        """Fraction of the elements that the workers of the group send."""
-        return sum(self.counts) / (len(self.flats[0]) * len(self.counts))
+        """Fraction of the elements that the ranks of the group send."""
+        return sum(self.counts) / (len(self.flat) * len(self.counts))
 
     def add_facts(self, facts: Tensor) -> None:
-        """Add the facts of every worker of the group."""
+        """Add the facts of every rank of the group."""
         if self.is_first_step:
             # Also if all gradients are zero: they give no threshold, so the first step comes later.
             self.skipped = bool((facts <= 0.0).all())
@@ -107,82 +104,75 @@ class CompressedTensor:
             self.skipped = bool((facts < 0).all())
             self.counts = torch.where(facts < 0, -1 - facts, facts).long().tolist()
             # The longest list of words decides, because all rows are padded to the longest one.
-            self.is_bitmap = max(self.counts) > bitmap_words(len(self.flats[0]))
+            self.is_bitmap = max(self.counts) > bitmap_words(len(self.flat))
 
     def payload_lengths(self) -> list[int]:
-        """Number of 32-bit words in the payload of every worker of the group."""
+        """Number of 32-bit words in the payload of every rank of the group."""
         if self.is_bitmap:
-            return [bitmap_words(len(self.flats[0]))] * len(self.counts)
+            return [bitmap_words(len(self.flat))] * len(self.counts)
         return self.counts
 
-    def own_payloads(self) -> list[Tensor]:
-        """The payload of each worker of this rank."""
-        if not self.is_bitmap:
-            return self.words
-        return [words_to_bitmap(words, len(self.flats[0])) for words in self.words]
+    def own_payload(self) -> Tensor:
+        """The payload of this rank, after the first step."""
+        assert self.words is not None
+        return words_to_bitmap(self.words, len(self.flat)) if self.is_bitmap else self.words
 
     def decode_(self, scale: float) -> None:
-        """Update the residuals, and write the mean times ``scale`` for the first worker.
+        """Update the residual, and write the mean times ``scale``.
 
-        Not used in the first step, unless no worker has a gradient.
+        Not used in the first step, unless no rank has a gradient.
         """
         if self.skipped:
-            self.flats[0].zero_()
-        if self.skipped or self.is_first_step:
+            self.flat.zero_()
+        if self.skipped or self.words is None:
             return
-        rows = [row for row in self.payloads if len(row)]
-        for flat, memory, words in zip(self.flats, self.memories, self.words, strict=True):
-            assert memory.threshold is not None
-            factors = [memory.threshold / len(self.counts)] + [scale] * (scale != 1.0)
-            kernels_for(flat, memory.residual).decode_(
-                flat,
-                memory.residual,
-                words,
-                memory.threshold,
-                rows,
-                factors,
-                bitmaps=self.is_bitmap,
-            )
-            rows = []  # the mean is written for the first worker only
+        flat, memory = self.flat, self.memory
+        assert memory.threshold is not None
+        kernels_for(flat, memory.residual).decode_(
+            flat,
+            memory.residual,
+            self.words,
+            memory.threshold,
+            [row for row in self.payloads if len(row)],
+            [memory.threshold / len(self.counts)] + [scale] * (scale != 1.0),
+            bitmaps=self.is_bitmap,
+        )
         self.payloads = []  # freed here, and not only when all buckets are finished
 
     def adapt_threshold(self, density: float) -> None:
-        """Set the threshold of the next step, the same on all workers of the group.
+        """Set the threshold of the next step, the same on all ranks of the group.
 
         Args:
             density: wanted fraction of sent elements.
 
         """
-        before = self.memories[0].threshold
+        before = self.memory.threshold
         if before is None:
-            threshold = first_threshold(self._group_rms, density)
+            self.memory.threshold = first_threshold(self._group_rms, density)
         else:
-            elements = len(self.flats[0]) * len(self.counts)
-            threshold = next_threshold(
+            elements = len(self.flat) * len(self.counts)
+            self.memory.threshold = next_threshold(
                 before, sent=sum(self.counts), elements=elements, density=density
             )
-        for memory in self.memories:
-            memory.threshold = threshold
 
 
-def payload_rows(tensors: Sequence[CompressedTensor], workers: int) -> tuple[Tensor, Tensor]:
-    """The payloads of this rank's workers, and memory for those of all ``workers``, one row each.
+def payload_rows(tensors: Sequence[CompressedTensor], ranks: int) -> tuple[Tensor, Tensor]:
+    """The payloads of this rank, and memory for those of all ``ranks``, a row each.
 
     The payloads of each tensor become views of this memory.
     """
     lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
-    own = list(zip(*(tensor.own_payloads() for tensor in tensors), strict=True))
+    own = [tensor.own_payload() for tensor in tensors]
     # Padded, because gloo gathers equal lengths only.
-    longest, device = max(map(sum, lengths)), tensors[0].flats[0].device
-    rows = torch.zeros(len(own), longest, dtype=torch.int32, device=device)
-    for row, of_worker in zip(rows, own, strict=True):
-        torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
-    received = rows.new_empty(workers, longest)
+    longest, device = max(map(sum, lengths)), tensors[0].flat.device
+    sent = torch.zeros(longest, dtype=torch.int32, device=device)
+    torch.cat(own, out=sent[: sum(map(len, own))])
+    received = sent.new_empty(ranks, longest)
     for row, of_tensors in zip(received, lengths, strict=True):
         pieces = row[: sum(of_tensors)].split(of_tensors)
         for tensor, payload in zip(tensors, pieces, strict=True):
             tensor.payloads.append(payload)
-    return rows, received
+    return sent, received
 
 
 def first_threshold(gradient_rms: float, density: float) -> float:
@@ -206,8 +196,8 @@ def next_threshold(threshold: float, *, sent: int, elements: int, density: float
 
     Args:
         threshold: T of this step.
-        sent: elements sent in this step, over all workers of the group.
-        elements: elements that could have been sent, over all workers of the group.
+        sent: elements sent in this step, over all ranks of the group.
+        elements: elements that could have been sent, over all ranks of the group.
         density: wanted share of the elements.
 
     """

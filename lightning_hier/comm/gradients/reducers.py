@@ -20,36 +20,33 @@ Future = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """Flat gradients of some parameters, of each worker of this rank.
+    """Flat gradients of some parameters.
 
     Attributes:
         parameters: in the order in which their gradients follow each other.
-        buffers: one for each worker. The first becomes the mean; the others are overwritten.
-        absent: for each worker, the parameters without a gradient there.
-        workers: numbers of these workers on this rank.
+        buffer: their gradients, which become the mean.
+        absent: parameters without a gradient on this rank.
         is_first: whether it is the first bucket of a step.
         is_last: whether it is the last.
-        of_ddp: DDP's own bucket, which hooks of users get; None for virtual workers.
+        of_ddp: DDP's own bucket, which hooks of users get.
 
     """
 
     parameters: Sequence[Parameter]
-    buffers: Sequence[Tensor]
-    absent: Sequence[Collection[Parameter]]
-    workers: Sequence[int] = (0,)
+    buffer: Tensor
+    absent: Collection[Parameter] = ()
     is_first: bool = True
     is_last: bool = True
     of_ddp: GradBucket | None = None
 
-    def tensors(self) -> Iterator[tuple[Parameter, tuple[Tensor, ...]]]:
-        """Each parameter with its flat gradient of each worker, as views of the buffers."""
-        sizes = [parameter.numel() for parameter in self.parameters]
-        flats = zip(*(buffer.split(sizes) for buffer in self.buffers), strict=True)
+    def tensors(self) -> Iterator[tuple[Parameter, Tensor]]:
+        """Each parameter with its flat gradient, as a view of the buffer."""
+        flats = self.buffer.split([parameter.numel() for parameter in self.parameters])
         return zip(self.parameters, flats, strict=True)
 
 
 class Reducer:
-    """Turns the gradients of a bucket into their mean over the workers of some ranks.
+    """Turns the gradients of a bucket into their mean over some ranks.
 
     Attributes:
         channel: channel of these ranks.
@@ -59,7 +56,7 @@ class Reducer:
     channel: Channel
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Start reducing ``bucket``, in place. The result of the future is its first buffer."""
+        """Start reducing ``bucket``, in place. The result of the future is its buffer."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
@@ -71,19 +68,19 @@ class Reducer:
 
 
 class AllReducer(Reducer):
-    """Exact mean over the workers of the ranks of a channel."""
+    """Exact mean over the ranks of a channel."""
 
     def __init__(self, channel: Channel) -> None:
         """Average over ``channel``."""
         self.channel = channel
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Start to sum the workers' shares of the mean."""
-        # All ranks have the same number of workers, so this is the number of all workers.
-        mean = mean_of_workers_(bucket.buffers, self.channel.size * len(bucket.buffers))
+        """Start to sum the ranks' shares of the mean."""
         if self.channel.size == 1:
-            return finished(mean)
-        pending = self.channel.all_reduce_(mean, "gradients")
+            return finished(bucket.buffer)
+        # Divide first, then sum: this keeps half precision in range, and gloo has no mean.
+        share = bucket.buffer.div_(self.channel.size)
+        pending = self.channel.all_reduce_(share, "gradients")
         return pending.future(nothing_left=bucket.is_last)
 
 
@@ -130,24 +127,6 @@ class HookReducer(Reducer):
         if self._gave_group:
             self._state.process_group = None
             self._gave_group = False
-
-
-def mean_of_workers_(gradients: Sequence[Tensor], workers: int) -> Tensor:
-    """This rank's summand of the mean over all workers, in the first of ``gradients``.
-
-    Divide first, then sum: this keeps half precision in range, and gloo has no mean.
-
-    Args:
-        gradients: gradients of each worker of this rank; overwritten.
-        workers: number of workers of all ranks.
-
-    """
-    mean, *others = gradients
-    if workers > 1:
-        mean.div_(workers)
-    for other in others:
-        mean.add_(other.div_(workers))
-    return mean
 
 
 def open_future(like: Tensor) -> Future:

@@ -1,7 +1,7 @@
 """Averages the gradients of a rank while a Trainer fits."""
 
 # No postponed evaluation of annotations in this file: DDP checks the annotations of a hook.
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,9 +22,8 @@ from lightning_hier.comm.gradients.reducers import (
     Reducer,
     finished,
 )
-from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.worker import Worker
+from lightning_hier.comm.worker import GradientMemory
 
 Wrap = Callable[[Channel | None], Module]
 """Wraps the module in DDP over a channel, or unwraps it for None."""
@@ -57,8 +56,8 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
     absent = state.reached.missing_of(parameters)
     gradients = GradientBucket(
         parameters,
-        [buffer],
-        [absent],
+        buffer,
+        absent,
         is_first=bucket.index() == 0,
         is_last=bucket.is_last(),
         of_ddp=bucket,
@@ -73,12 +72,12 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
 class Reduction:
     """Averages gradients over the world in the warm-up, and over the group after it.
 
-    A rank with one worker uses DDP over these ranks with one communication hook. The module is
-    wrapped again when these ranks change. If there is nothing to reduce, it is not wrapped.
+    DDP over these ranks has one communication hook. The module is wrapped again when they change.
+    If there is nothing to reduce, it is not wrapped.
 
     Args:
         communicators: channels of this rank.
-        workers: workers of this rank.
+        memory: residuals and thresholds of this rank.
         config: gradient synchronisation inside a group.
         grad_scale: returns the current factor of fp16 loss scaling.
         wrap: see :data:`Wrap`.
@@ -93,14 +92,14 @@ class Reduction:
     def __init__(
         self,
         communicators: Communicators,
-        workers: Sequence[Worker],
+        memory: GradientMemory,
         config: GradientSync,
         grad_scale: Callable[[], float],
         wrap: Wrap,
     ) -> None:
         self._group, self._world = communicators.group, communicators.world
         self._device = communicators.device
-        self._workers = workers
+        self._memory = memory
         self._config = config
         self._is_hook = isinstance(config, CommHook)
         self._grad_scale = grad_scale
@@ -108,7 +107,6 @@ class Reduction:
         self.warming = self.temporary = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
-        self._worker_gradients: WorkerGradients | None = None
         self.reduced: set[Parameter] = set()
         self._over: Channel | None = None
 
@@ -116,13 +114,6 @@ class Reduction:
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order of their gradients in the first step."""
         return [] if self._hook is None else self._hook.reached.first_order
-
-    @property
-    def worker_gradients(self) -> WorkerGradients:
-        """Gradients of the workers of this rank, which are computed one after the other."""
-        if self._worker_gradients is None:
-            raise RuntimeError("gradients are not reduced before the module is set up")
-        return self._worker_gradients
 
     def wrap(self, *, warming: bool) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of these ranks.
@@ -144,10 +135,7 @@ class Reduction:
         larger groups.
         """
         ranks = self._world if warming else self._group
-        # DDP expects one backward pass in a step; virtual workers have one each.
-        if len(self._workers) > 1:
-            return None
-        used = self._is_hook or bool(self._workers[0].memory.tensors)
+        used = self._is_hook or bool(self._memory.tensors)
         return ranks if ranks.size > 1 or used else None
 
     def _attach(self, model: Module, *, warming: bool) -> None:
@@ -156,7 +144,7 @@ class Reduction:
         reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.reduced, self.warming = set(reduced), warming
         # Also in the warm-up, in which only its metrics are used.
-        self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
+        self._in_group = build_reducer(self._config, self._group, self._memory, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
         self._hook = None
         if isinstance(model, DistributedDataParallel):
@@ -164,11 +152,6 @@ class Reduction:
             reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
             self._hook = GradientHook(reducer, reached)
             model.register_comm_hook(self._hook, gradient_hook)
-        elif len(self._workers) > 1:
-            self._hook = GradientHook(reducer, ReachedParameters(reduced, every_step=False))
-            self._worker_gradients = WorkerGradients(
-                reduced, reducer, self._hook.reached, self._worker_gradients
-            )
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""
@@ -212,7 +195,7 @@ class Reduction:
 def build_reducer(
     config: GradientSync,
     group: Channel,
-    workers: Sequence[Worker],
+    memory: GradientMemory,
     grad_scale: Callable[[], float],
 ) -> Reducer:
     """Build the reducer that averages gradients over a group.
@@ -220,13 +203,12 @@ def build_reducer(
     Args:
         config: settings of the user.
         group: ranks of the group.
-        workers: workers of this rank, with their residuals and thresholds.
+        memory: residuals and thresholds of this rank.
         grad_scale: returns the current factor of loss scaling.
 
     """
     if isinstance(config, GTC):
-        memories = [worker.memory for worker in workers]
-        return GTCReducer(group, config, memories, grad_scale=grad_scale)
+        return GTCReducer(group, config, memory, grad_scale=grad_scale)
     if isinstance(config, CommHook):
         return HookReducer(group, config)
     return AllReducer(group)

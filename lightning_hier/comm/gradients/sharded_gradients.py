@@ -9,7 +9,6 @@ from torch.nn import Module, Parameter
 
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.sharded_tensors import local_tensor
 
 
@@ -31,11 +30,6 @@ class ShardedGradients:
     def __init__(self, across: Channel, module: Module) -> None:
         self._across = across
         self.reduced = set(module.parameters())
-
-    @property
-    def worker_gradients(self) -> WorkerGradients:
-        """Raise an error, because every rank is one worker."""
-        raise RuntimeError("a divided module has one worker on each rank")
 
     def wrap(self, *, warming: bool) -> None:
         """Do nothing."""

@@ -61,11 +61,11 @@ class RankFiles:
         return cls(os.path.realpath(checkpoint), save)
 
     def path(self, rank: int) -> str:
-        """Path of the file of a rank, or of a virtual worker."""
+        """Path of the file of a rank."""
         return f"{self.folder}/rank_{rank:05d}.pt"
 
     def paths(self, ranks: int) -> list[str]:
-        """All files of a save of so many ranks, or virtual workers."""
+        """All files of a save of so many ranks."""
         return [self.path(rank) for rank in range(ranks)]
 
     def remove(self) -> None:

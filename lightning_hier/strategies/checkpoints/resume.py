@@ -47,7 +47,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
             "module that was saved, in which the same layers are wrapped by torch.compile(layer) "
             "or activation checkpointing. layer.compile() and torch.utils.checkpoint keep names"
         )
-    exactly = saved.resumes_exactly(session.worker_layout.sizes, kinds)
+    exactly = saved.resumes_exactly(session.communicators.layout.sizes, kinds)
     # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():
         trained = exactly and session.worker.begun
@@ -69,51 +69,23 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 
 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
-    state, worker = session.state, session.worker_numbers[0]
-    first = saved.of_rank(worker)
-    model = _local_model(saved, session, worker, first)
-    _, group = session.worker_layout.coordinates(worker)
+    state, worker, rank = session.state, session.worker, session.communicators.world.position
+    position, group = session.communicators.layout.coordinates(rank)
+    own = saved.of_rank(rank)
+    # The first rank of each group has saved the local model of all, except if it is divided.
+    model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
-    state.load(saved.section, model, first, saved.shards_for(group, kinds))
-    session.hooks.averages.load(model["averages"], first["averages"])
-    if first["precision"]:
-        session.trainer.precision_plugin.load_state_dict(first["precision"])
-    _load_workers(saved, session, first)
+    state.load(saved.section, model, own, saved.shards_for(group, kinds))
+    session.hooks.averages.load(model["averages"], own["averages"])
+    if own["precision"]:
+        session.trainer.precision_plugin.load_state_dict(own["precision"])
+    worker.memory.load(own["memory"], state.parameters)
+    worker.samples = own["samples"]
+    session.position.load(own["random"])
+    session.accumulated_gradients = own["gradients"]
     rank_zero_info("Resuming exactly, with the state of every rank.")
-
-
-def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]) -> None:
-    """Load the state of each worker of this rank, with its model in the module."""
-    state = session.state
-    # The other models of the rank start as copies of the first one, which has just been loaded.
-    if not session.warming:
-        session.models.open()
-    random, gradients = [], []
-    for workers in session.workers_by_model():
-        for number in workers:
-            worker_number = session.worker_numbers[number]
-            rank = saved.of_rank(worker_number) if number else dict(first)
-            if number == workers[0] and number:
-                state.load_local(_local_model(saved, session, worker_number, rank), rank)
-            worker = session.workers[number]
-            worker.memory.load(rank["memory"], state.parameters)
-            worker.samples[:] = rank["samples"]
-            random.append(rank["random"])
-            gradients.append(rank["gradients"])
-    session.position.load(random)
-    session.accumulated_gradients = gradients
-
-
-def _local_model(
-    saved: SavedRun, session: FitSession, worker: int, state: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Local model of a worker, from its own state or that of the first worker of its group."""
-    position, _ = session.worker_layout.coordinates(worker)
-    saver = state if "local_model" in state else saved.of_rank(worker - position)
-    model: dict[str, Any] = saver["local_model"]
-    return model
 
 
 @torch.no_grad()
@@ -134,7 +106,7 @@ def _resume_elsewhere(
         ValueError: the model has other tensors than the one that was saved.
 
     """
-    state, layout = session.state, session.worker_layout
+    state, layout = session.state, session.communicators.layout
     # The module contains the global model, in which the interrupted block has ended.
     for count in session.worker.steps:
         count.in_block = 0
@@ -144,9 +116,7 @@ def _resume_elsewhere(
     has_blocks = saved.section["counts"] is not None and _keeps_outer_states(saved, kinds)
     if opens_blocks and has_blocks:
         _open_blocks(saved, session)
-    # A group of one virtual worker has no residuals, and no DDP hook that would add others.
-    alone = len(session.workers) > 1 and layout.sizes[0] == 1
-    compresses = isinstance(session.settings.gradient_sync, GTC) and not alone
+    compresses = isinstance(session.settings.gradient_sync, GTC)
     if compresses:
         _take_residuals(saved, session)
     momenta, sync = ("block_momentum", "outer_momentum"), session.settings.block_sync
@@ -180,19 +150,17 @@ def _open_blocks(saved: SavedRun, session: FitSession) -> None:
 
 
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:
-    """Give each worker its part of the saved residuals. Reads the files of their workers."""
-    total = session.worker_layout.world_size
-    scale = total / saved.ranks
+    """Give this rank its part of the saved residuals. Reads the files of their ranks."""
+    world = session.communicators.world
     first = saved.of_rank(0)["memory"]
-    for number, worker in zip(session.worker_numbers, session.workers, strict=True):
-        sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
-        for before in range(number, saved.ranks, total):
-            residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
-            for name, residual in residuals.items():
-                sums[name].add_(residual, alpha=scale)
-        # Workers of a group need the same thresholds, which differ between saved groups.
-        memory = {"residuals": sums, "thresholds": first["thresholds"]}
-        worker.memory.load(memory, session.state.parameters)
+    sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
+    for before in range(world.position, saved.ranks, world.size):
+        residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
+        for name, residual in residuals.items():
+            sums[name].add_(residual, alpha=world.size / saved.ranks)
+    # The ranks of a group need the same thresholds, which differ between saved groups.
+    memory = {"residuals": sums, "thresholds": first["thresholds"]}
+    session.worker.memory.load(memory, session.state.parameters)
 
 
 def what_changes(
@@ -207,7 +175,7 @@ def what_changes(
 
     Args:
         saved: saved run.
-        layout: assignment of the current workers to groups.
+        layout: assignment of the current ranks to groups.
         kinds: settings of the current run.
         automatic: names of momenta that are ``"auto"``.
         keeps_residuals: whether the current run uses the saved residuals.
@@ -242,6 +210,6 @@ def what_changes(
     effects.append("random states and the order of the data start from the beginning")
     text = f"Resuming with a change: {'; '.join(changes)}. Therefore {', '.join(effects)}."
     if devices != before[0] and layout.world_size == saved.ranks:
-        # "node" counts the workers of a host, which increase with fewer hosts.
-        text += f" The number of workers is unchanged: group_size={before[0]} keeps their groups."
+        # "node" counts the ranks of a host, which increase with fewer hosts.
+        text += f" The number of ranks is unchanged: group_size={before[0]} keeps their groups."
     return text

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -20,7 +19,6 @@ from lightning_hier.strategies.checkpoints.rank_files import (
     FORMAT,
     SECTION,
     RankFiles,
-    State,
     remove_folder,
     section_of,
 )
@@ -101,8 +99,9 @@ class RunCheckpoints:
             try:
                 # First the files of the ranks, on all of them: the checkpoint then names only files
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.
-                self._write_everywhere(lambda: _write_all(session.state.workers(), files, io))
-                sizes = list(session.worker_layout.sizes)
+                own = files.path(self._strategy.global_rank)
+                self._write_everywhere(lambda: io.save_checkpoint(session.state.of_rank(), own))
+                sizes = list(session.communicators.layout.sizes)
                 section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
                 checkpoint[SECTION] = section
                 self._write_everywhere(partial(write, checkpoint))
@@ -168,18 +167,6 @@ class RunCheckpoints:
         """
         with raise_everywhere(self._strategy.root_device, error=OSError, place=_SAVE):
             _write(write)
-
-
-def _write_all(states: Iterable[tuple[int, State]], files: RankFiles, io: CheckpointIO) -> None:
-    failed = None
-    # Always completed, because each worker's model is in the module while its state is read.
-    for worker, state in states:
-        try:
-            _write(partial(io.save_checkpoint, state, files.path(worker)))
-        except OSError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
 
 
 def _write(write: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""State of a synchronous run: what is equal on all ranks, and the state of each worker."""
+"""State of a synchronous run: what is equal on all ranks, and the state of each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,6 @@ class RunState:
         self._frozen_at_first = self._frozen()
         mesh = self._module.device_mesh if is_sharded(self._module) else None
         self._mesh = None if mesh is None else list(mesh.shape)
-        self._per_model = len(session.workers) // session.models.number
 
     def kinds(self) -> State:
         """Return the settings that must equal those of a saved run to resume exactly."""
@@ -96,22 +95,6 @@ class RunState:
             "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 
-    def workers(self) -> Iterator[tuple[int, State]]:
-        """Yield number and state of each worker of this rank, with its local model in the module.
-
-        All ranks of a group have the same local model, which the first worker of the group saves.
-        If the module is divided, each saves its part.
-        """
-        session = self._session
-        with session.models.opened():
-            for number in session.each_worker():
-                worker, is_first = session.worker_numbers[number], number % self._per_model == 0
-                state = self._of_worker(number, with_blocks=is_first)
-                position, _ = session.worker_layout.coordinates(worker)
-                if position == 0 or self._mesh:
-                    state["local_model"] = self._local_model()
-                yield worker, state
-
     def _local_model(self) -> State:
         """Local model and optimizers or, if the module is divided, the part of this rank."""
         local = self._synchroniser.local.all()
@@ -123,30 +106,29 @@ class RunState:
             "averages": self._session.hooks.averages.of_group(),
         }
 
-    def _of_worker(self, number: int, *, with_blocks: bool) -> State:
-        """State of a worker in addition to the model of its group, which is in the module.
+    def of_rank(self) -> State:
+        """Return the state of this rank, for its own file. Tensors are not copied.
 
-        Args:
-            number: number of the worker, among those of this rank.
-            with_blocks: whether to include the shards of the global model and its update.
-
+        All ranks of a group have the same local model, which the first rank of the group saves. If
+        the module is divided, each saves its part.
         """
         session = self._session
-        blocks = self._synchroniser.blocks if with_blocks else None
-        worker, trainer = session.workers[number], session.trainer
-        gradients: State = {}
-        if session.accumulated_gradients:  # training has not started
-            gradients = session.accumulated_gradients[number]
+        blocks, worker, trainer = self._synchroniser.blocks, session.worker, session.trainer
+        gradients = session.accumulated_gradients  # empty once training has started
         # After a complete step, gradients have been used, and the next step clears them.
-        elif not session.closed and trainer.fit_loop.epoch_loop._should_accumulate():
+        if (
+            not gradients
+            and not session.closed
+            and trainer.fit_loop.epoch_loop._should_accumulate()
+        ):
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        return {
+        state = {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
             "samples": list(worker.samples),
             "buffers": self._synchroniser.local.buffers(),
             "averages": session.hooks.averages.of_rank(),
-            "random": session.position.state(number),
+            "random": session.position.state(),
             "precision": trainer.precision_plugin.state_dict(),
             "gradients": {
                 name: local_tensor(gradient)
@@ -154,6 +136,9 @@ class RunState:
                 if gradient is not None
             },
         }
+        if session.communicators.group.position == 0 or self._mesh:
+            state["local_model"] = self._local_model()
+        return state
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Load the gradients of an accumulated step."""
@@ -170,8 +155,8 @@ class RunState:
 
         Args:
             shared: result of :meth:`shared`.
-            model: local model from :meth:`workers`.
-            rank: state of the first worker of this rank from :meth:`workers`.
+            model: local model of the group, from :meth:`of_rank`.
+            rank: :meth:`of_rank` of this rank.
             shards: block states of each rank of the group, in order, if the model was divided into
                 other shards; otherwise None.
 
@@ -182,19 +167,6 @@ class RunState:
             states = rank["blocks"] if shards is None else cut_for(blocks, shards)
             for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
                 block.load(state, self.by_parameter(counts))
-        self._load_values(model, rank)
-
-    @torch.no_grad()
-    def load_local(self, model: State, rank: State) -> None:
-        """Load the state of its first worker into the local model in the module, in place."""
-        for optimizer, state in zip(self._optimizers, model["optimizers"], strict=True):
-            copy_optimizer_(optimizer, state)
-        if rank["blocks"] is not None:
-            for block, parts in zip(self._synchroniser.blocks or (), rank["blocks"], strict=True):
-                block.load_local(parts)
-        self._load_values(model, rank)
-
-    def _load_values(self, model: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())
         for name, value in {**model["parameters"], **rank["buffers"]}.items():
             tensor = self.parameters[name] if name in self.parameters else buffers[name]
@@ -252,31 +224,6 @@ def local_state_dict(optimizer: Optimizer) -> State:
         for index, values in state["state"].items()
     }
     return {**state, "state": local}
-
-
-def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Copy ``state`` into the tensors of ``optimizer``, to which other objects may refer."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, parameter in enumerate(parameters):
-        saved = state["state"].get(index)
-        if saved is None:  # in the saved run, no step has created it
-            optimizer.state.pop(parameter, None)
-            continue
-        present = optimizer.state[parameter]
-        for name in present.keys() - saved.keys():
-            del present[name]
-        _copy_values_(present, saved, parameter.device)
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        settings = {name: value for name, value in saved.items() if name != "params"}
-        _copy_values_(group, settings, parameters[0].device)  # a group may have no parameters
-
-
-def _copy_values_(present: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
-    for name, value in saved.items():
-        if isinstance(value, Tensor) and isinstance(present.get(name), Tensor):
-            present[name].copy_(value)
-        else:
-            present[name] = value.to(device) if isinstance(value, Tensor) else value
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

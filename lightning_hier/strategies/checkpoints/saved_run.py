@@ -71,13 +71,9 @@ class SavedRun:
         return state
 
     def blocks_of(self, group: int) -> Shards:
-        """Block states of each rank of a group, in order. Empty without blocks.
-
-        The first of several virtual workers with one model has saved them.
-        """
+        """Block states of each rank of a group, in order. Empty without blocks."""
         first = group * self.sizes[0]
-        workers = range(first, first + self.sizes[0])
-        blocks = [self.of_rank(worker)["blocks"] for worker in workers]
+        blocks = [self.of_rank(rank)["blocks"] for rank in range(first, first + self.sizes[0])]
         return [block for block in blocks if block is not None]
 
     def resumes_exactly(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
