@@ -60,7 +60,6 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "torch": {
         "_foreach_copy_": "copies many tensors in one call",
-        "_foreach_mul_": "scales many tensors in one call",
     },
     "torch.autograd.profiler": {
         "_is_profiler_enabled": "records profiler ranges only while a profiler runs",

@@ -53,7 +53,6 @@ def draw(seed: int) -> Case:
     hosts = 2 if ranks % 2 == 0 and dice.random() < 0.25 else 1
     strategy, gradient, block = draw_strategy(dice, ranks, ranks // hosts)
     servers = strategy[0] in ("PSPStrategy", "TwoStageASGDStrategy")
-    workers = strategy[1].get("virtual_workers", 1)
     case: dict[str, Any] = {
         "seed": seed,
         "ranks": ranks,
@@ -65,9 +64,9 @@ def draw(seed: int) -> Case:
         "batches": dice.randint(3, 7),
         "epochs": dice.randint(1, 3),
     }
-    case |= _optimizers(dice, _optimizers_for(strategy, block), plain=servers or workers > 1)
-    case |= _arithmetic(dice, case, workers)
-    if case["epochs"] > 1 and not servers and workers == 1 and len(case["optimizers"]) == 1:
+    case |= _optimizers(dice, _optimizers_for(strategy, block), plain=servers)
+    case |= _arithmetic(dice, case)
+    if case["epochs"] > 1 and not servers and len(case["optimizers"]) == 1:
         case["unfreeze"] = _often_none(dice, 0.15, ("hook", "callback"))
     if case.get("unfreeze") and case["scheduler"] in ("numpy", "one_cycle", "cosine"):
         case["scheduler"] = "step"  # the others do not support an added parameter group
@@ -119,9 +118,9 @@ def _optimizers(dice: random.Random, choices: Sequence[Named], plain: bool) -> d
     }
 
 
-def _arithmetic(dice: random.Random, case: dict[str, Any], workers: int) -> dict[str, Any]:
+def _arithmetic(dice: random.Random, case: dict[str, Any]) -> dict[str, Any]:
     names = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
-    precision = dice.choices(names, (65, 10, 10, 5, 0 if workers > 1 else 10))[0]
+    precision = dice.choices(names, (65, 10, 10, 5, 10))[0]
     dtypes = ("float32", "float64", "bfloat16", "two")
     dtype = dice.choices(dtypes, (70, 10, 8, 12))[0] if precision == "32-true" else "float32"
     settings: dict[str, Any] = {
@@ -164,12 +163,11 @@ def _fault(dice: random.Random, case: dict[str, Any]) -> Fault | None:
 
 def _another_world(dice: random.Random, case: dict[str, Any]) -> int:
     """A number of ranks on which to resume. The group size divides it in most cases."""
-    settings = case["strategy"][1]
-    size, workers = settings.get("group_size", 1), settings.get("virtual_workers", 1)
+    size = case["strategy"][1].get("group_size", 1)
     fitting = [
         ranks
         for ranks in (1, 2, 3, 4)
-        if size == "world" or ranks % case["hosts"] == ranks * workers % size == 0
+        if size == "world" or ranks % case["hosts"] == ranks % size == 0
     ]
     case["validate_every"] = 1  # more ranks have fewer batches each
     return dice.choice((1, 2, 3, 4) if dice.random() < 0.1 else fitting)

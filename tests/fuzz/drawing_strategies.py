@@ -18,10 +18,7 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
         return _psp(dice, ranks, warmup), None, None
     if kind == "two_stage":
         return _two_stage(dice, ranks, ranks_per_host, warmup), None, None
-    workers = dice.choices((1, 2, 3), (82, 12, 6))[0]
     own: dict[str, Any] = {"warmup_steps": warmup}
-    if workers > 1:
-        own["virtual_workers"] = workers
     drawn = _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
     strategy, gradient, block = _with_automatic(drawn)
     return _with_late_moments(strategy), gradient, block and _with_late_moments(block)
@@ -67,8 +64,8 @@ def _with_late_moments(named: Named) -> Named:
 
 
 def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
-    size = _group_size(dice, ranks, own.get("virtual_workers", 1))
-    groups = ranks * own.get("virtual_workers", 1) // size
+    size = _group_size(dice, ranks)
+    groups = ranks // size
     own["group_size"] = "world" if groups == 1 and dice.random() < 0.5 else size
     gradient: Named = ("AllReduce", {}) if dice.random() < 0.4 else ("GTC", _gtc(dice))
     if groups == 1 and dice.random() < 0.6:
@@ -82,7 +79,7 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
     # These draws have their own generators, so that all other draws of a seed do not change.
     if random.Random(repr(arguments)).random() < 0.2:
         arguments["across_density"] = 0.2
-    if "virtual_workers" not in own and random.Random(repr((own, arguments))).random() < 0.2:
+    if random.Random(repr((own, arguments))).random() < 0.2:
         arguments |= _by_samples(arguments)
     return ("HierarchicalStrategy", own), gradient, (name, arguments)
 
@@ -96,32 +93,25 @@ def _by_samples(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preset(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
-    workers = own.get("virtual_workers", 1)
     names = ("GTCStrategy", "ModelAveragingStrategy", "BMUFStrategy", "BMUFAdamStrategy")
     name = dice.choice((*names, "BMUFGTCStrategy", "DiLoCoStrategy"))
     if name == "GTCStrategy":
         own |= _gtc(dice)
     elif name == "ModelAveragingStrategy":
-        own |= _block(dice, "ModelAveraging", ranks * workers)
+        own |= _block(dice, "ModelAveraging", ranks)
     elif name == "DiLoCoStrategy":
-        own["group_size"] = _group_size(dice, ranks, workers)
-        own |= _block(dice, "DiLoCo", ranks * workers // own["group_size"])
+        own["group_size"] = _group_size(dice, ranks)
+        own |= _block(dice, "DiLoCo", ranks // own["group_size"])
     elif name == "BMUFGTCStrategy":
-        own["group_size"] = _group_size(dice, ranks, workers)
-        own |= _gtc(dice) | _block(dice, "BMUF", ranks * workers // own["group_size"])
+        own["group_size"] = _group_size(dice, ranks)
+        own |= _gtc(dice) | _block(dice, "BMUF", ranks // own["group_size"])
     else:
-        own |= _block(dice, name.removesuffix("Strategy"), ranks * workers)
+        own |= _block(dice, name.removesuffix("Strategy"), ranks)
     return (name, own), None, None
 
 
-def _group_size(dice: random.Random, ranks: int, workers: int) -> int:
-    total = ranks * workers
-    sizes = [
-        size
-        for size in range(1, total + 1)
-        if total % size == 0 and (size % workers == 0 or workers % size == 0)
-    ]
-    return dice.choice(sizes)
+def _group_size(dice: random.Random, ranks: int) -> int:
+    return dice.choice([size for size in range(1, ranks + 1) if ranks % size == 0])
 
 
 def _gtc(dice: random.Random) -> dict[str, Any]:

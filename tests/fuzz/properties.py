@@ -63,7 +63,7 @@ def validation_sees_one_model(runs: Runs) -> str | None:
 def groups_hold_one_model(runs: Runs) -> str | None:
     """After every batch, the parameters are equal on the ranks of a group."""
     case, strategy = runs.case, runs.strategy
-    if case.has_servers or strategy.virtual_workers > 1 or runs.resumed:
+    if case.has_servers or runs.resumed:
         return None
     size = {"world": case.ranks, "node": case.ranks // case.hosts}.get(
         strategy.group_size, strategy.group_size
@@ -81,7 +81,7 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
     case, strategy = runs.case, runs.strategy
     if case.has_servers or strategy.block_sync is None or runs.resumed:
         return None
-    if strategy.virtual_workers > 1 or case.by_hand or strategy.block_sync.overlap:
+    if case.by_hand or strategy.block_sync.overlap:
         return None
     if strategy.block_sync.fragments > 1:
         return None
@@ -117,7 +117,7 @@ def all_steps_are_made(runs: Runs) -> str | None:
     case = runs.case
     steps = {record["steps"] for record in runs.newest}
     elsewhere = bool(runs.resumed) and case.resume_ranks != case.ranks
-    if case.by_hand or case.strategy[1].get("virtual_workers", 1) > 1 or elsewhere:
+    if case.by_hand or elsewhere:
         return None if len(steps) == 1 else f"steps by rank: {sorted(steps)}"
     expected = case.epochs * math.ceil(case.batches / case.accumulate)
     return None if steps == {expected} else f"{sorted(steps)} steps instead of {expected}"
@@ -145,7 +145,7 @@ def averaging_conserves(runs: Runs) -> str | None:
     case, strategy = runs.case, runs.strategy
     block = None if case.has_servers else strategy.block_sync
     exact = case.precision in ("32-true", "64-true") and case.dtype in ("float32", "float64")
-    if block is None or strategy.virtual_workers > 1 or not exact or case.fault or runs.resumed:
+    if block is None or not exact or case.fault or runs.resumed:
         return None
     lookahead = getattr(block, "nesterov", True) and getattr(block, "block_lr", 1.0) == 1.0
     if block.overlap or block.fragments > 1 or block.has_error_feedback or not lookahead:
@@ -191,7 +191,7 @@ def compression_is_measured(case: Case) -> bool:
     strategy = case.make_strategy()
     plain = case.optimizers in ([("SGD", {"lr": 0.05})],) and case.scheduler is None
     exact = case.precision in ("32-true", "64-true") and case.dtype != "bfloat16"
-    one_group = strategy.group_size in ("world", case.ranks) and strategy.virtual_workers == 1
+    one_group = strategy.group_size in ("world", case.ranks)
     steps_all = case.clip is None and case.unfreeze is None and not case.toggle
     # In manual optimization, batches without a following step leave gradients in the residuals.
     steps_all = steps_all and not (case.by_hand and case.batches % case.accumulate)

@@ -68,8 +68,7 @@ def _fit(
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(case.seed % 1000 + rank + (50 if resumed else 0))
     # The data do not depend on the number of ranks that resume.
-    workers = case.strategy[1].get("virtual_workers", 1)
-    rows = case.batches * ROWS * case.ranks * workers
+    rows = case.batches * ROWS * case.ranks
     data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True, drop_last=True)
     validation = DataLoader(NoisyData(4 * world_size), batch_size=2)
     callbacks: list[Any] = [_UnfreezeFirst()] if case.unfreeze == "callback" else []
