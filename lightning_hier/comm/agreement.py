@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, zip_longest
@@ -14,10 +15,19 @@ import torch
 import torch.distributed as dist
 
 from lightning_hier.comm.channel import gather_rows
-from lightning_hier.comm.progress_record import named_ranks, progress_record, ranks_by_value
+from lightning_hier.comm.progress_record import (
+    DifferentCollectivesError,
+    named_ranks,
+    progress_record,
+    ranks_by_value,
+)
 
 # By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
 _EXACT = (type(None), bool, int, float, str)
+# Elements of the first message, whose mark shows that all ranks are at the same place. It is as long
+# as a health report, the other message with which ranks meet: gloo ends a process whose message is
+# longer than expected, before any error could name the ranks.
+_HEADER = 8
 # Maximum number of differences that an error names.
 _MOST_NAMED = 6
 
@@ -44,7 +54,12 @@ def gather_json(
         return [json.loads(text)]
     with progress_record().at(place):
         # Lengths first, because gloo gathers tensors of equal length only.
-        lengths = _gather(torch.tensor([len(text)]), device).flatten().tolist()
+        mark = zlib.crc32(place.encode())
+        header = torch.zeros(_HEADER, dtype=torch.int64)
+        header[0], header[1] = mark, len(text)
+        marks, lengths = _gather(header, device).T[:2].tolist()
+        if set(marks) != {mark}:
+            raise DifferentCollectivesError(f"{place} got data of another collective")
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = _gather(padded, device).numpy()

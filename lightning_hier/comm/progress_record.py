@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -24,6 +24,9 @@ _LOST = re.compile(
 # Some errors of gloo name its connections ("pair") only.
 _BACKENDS = re.compile("gloo|nccl|pair closure", re.IGNORECASE)
 
+# Separates the place of a rank from more about it, in its record.
+_DETAIL = "\n"
+
 # Most ranks that a message lists.
 _MOST_NAMED = 8
 
@@ -32,6 +35,10 @@ _Value = TypeVar("_Value")
 
 class PeerError(RuntimeError):
     """A rank did not take part in a collective within the time limit."""
+
+
+class DifferentCollectivesError(RuntimeError):
+    """Data of another collective than that of this rank arrived: ranks are in different ones."""
 
 
 class ProgressRecord:
@@ -54,6 +61,7 @@ class ProgressRecord:
         grace_s: seconds to wait for the records of other ranks after a failure.
 
     Attributes:
+        own_error: error with which training on this rank ends, see :meth:`note_error`.
         number: number of collectives of all ranks so far. Equal on all ranks in one collective.
         grace_s: see above.
 
@@ -76,17 +84,22 @@ class ProgressRecord:
         self._place: str | None = None
         self._last = "the start of the job"
         self._reported: str | None = None
+        self.own_error: BaseException | None = None
         self.grace_s = grace_s
 
     @contextmanager
-    def at(self, place: str) -> Iterator[None]:
+    def at(self, place: str, detail: str = "") -> Iterator[None]:
         """Record that this rank is at a collective of all ranks while the body runs.
 
         All ranks must enter it, in the same order. A nested call is part of the outer one.
 
+        Args:
+            place: name of the collective, the same on all ranks.
+            detail: more about this rank, for messages.
+
         Raises:
-            PeerError: a collective in the body failed because a rank was lost or late. The error
-                names it.
+            PeerError: a collective in the body failed because a rank was lost or late, or is in
+                another collective. The error names it.
 
         """
         if self._place is not None:
@@ -97,7 +110,7 @@ class ProgressRecord:
         self.number += 1
         try:
             try:
-                self._record("at", self._place)
+                self._record("at", f"{place}{_DETAIL}{detail}")
             except RuntimeError as error:
                 raise PeerError(self._unreachable(error, error)) from error
             with self.explaining(self._everyone):
@@ -124,7 +137,7 @@ class ProgressRecord:
             if self._reported is not None and self._reported in str(error):
                 # The error was raised in a hook or a callback, and C++ wrapped it in another.
                 raise PeerError(self._reported) from error
-            if not is_lost_peer(error):
+            if not (self._place and self._mixed_up(error)) and not is_lost_peer(error):
                 if doing:
                     _add_note(error, f"raised in {doing}, {self._where}")
                 raise
@@ -138,6 +151,7 @@ class ProgressRecord:
         """
         # Above, and not at it: the rank with the highest number has a record with this number.
         self._first = self.number = max(numbers) + 1
+        self.own_error = None
 
     @property
     def _where(self) -> str:
@@ -159,6 +173,9 @@ class ProgressRecord:
         self._record("failed", "")
         close_connections()
         silent = self._without_record("failed", ranks)
+        failing = [rank for rank in self.errors() if rank != self._rank]
+        if failing:
+            return failing, False
         failed = [rank for rank in ranks if rank not in silent]
         elsewhere = [rank for rank in failed if self._read("failed", rank)[0] != self.number]
         if self._place is None:
@@ -167,7 +184,30 @@ class ProgressRecord:
             return sorted([*silent, *elsewhere]), False
         # A silent rank that has reached this collective may be waiting in it, like this one did.
         late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
+        apart = [rank for rank in ranks if rank in self._apart()]
+        if apart and not late:
+            return apart, False
         return (silent, True) if silent and not late else (late or elsewhere, False)
+
+    def _apart(self) -> dict[int, str]:
+        """Places of the ranks that have reached another collective of all ranks than this one."""
+        seen = {rank: self._read("at", rank) for rank in self._everyone}
+        places = {rank: text.split(_DETAIL)[0] for rank, (_, text) in seen.items()}
+        # Compared by place: one more collective on one rank makes the numbers of arrivals equal.
+        return {
+            rank: place
+            for rank, place in places.items()
+            if place != self._place and seen[rank][0] >= self.number
+        }
+
+    def _mixed_up(self, error: RuntimeError) -> bool:
+        """Whether a collective failed because another rank is in a different one."""
+        if isinstance(error, DifferentCollectivesError):
+            return True
+        try:
+            return _is_of_backend(error) and bool(self._apart())
+        except RuntimeError:  # the store does not answer
+            return False
 
     def _without_record(self, kind: str, ranks: Sequence[int]) -> list[int]:
         """Ranks without a record of this kind in this run after a wait of ``grace_s``."""
@@ -181,6 +221,20 @@ class ProgressRecord:
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where
         named = named_ranks(missing)
+        apart = self._apart() if self._place else {}
+        if missing and set(missing) <= set(apart):
+            # Without ranks that have not come that far.
+            there = [r for r in self._everyone if self._read("at", r)[0] >= self.number]
+            places = ranks_by_value(apart.get(rank, place) for rank in there)
+            seen = "; ".join(
+                f"{named_ranks([there[i] for i in ranks])} at {own}"
+                for own, ranks in places.items()
+            )
+            return (
+                f"{place} failed because the ranks are in different collectives: {seen}. "
+                "Callbacks, loggers, loaders and saves that communicate must be the same on all "
+                f"ranks. The collective reported: {_first_line(cause)}"
+            )
         if not missing:
             why = "although every rank had reached it: a connection was lost on the way"
         elif reached:
@@ -189,15 +243,46 @@ class ProgressRecord:
             seen = "; ".join(self._last_seen(rank) for rank in missing)
             why = f"because {named} did not take part: {seen}"
         look = f"See the log of {named}" if missing else "See the logs of all ranks"
-        return (
-            f"{place} failed {why}. {look}; increase the timeout if ranks are only slow. "
-            f"The collective reported: {_first_line(cause)}"
-        )
+        slow = "" if self.errors() else "; increase the timeout if ranks are only slow"
+        return f"{place} failed {why}. {look}{slow}. The collective reported: {_first_line(cause)}"
+
+    def note_error(self, error: BaseException) -> None:
+        """Record the error with which training on this rank ends, so that the others name it."""
+        if isinstance(error, PeerError):  # a consequence of the error of another rank
+            return
+        self.own_error = error
+        with suppress(RuntimeError):  # the store may be gone
+            self._record("error", f"{type(error).__name__}: {_first_line(error)}")
+
+    def errors(self) -> dict[int, str]:
+        """Errors that ranks have recorded in this run, by rank."""
+        found = {rank: self._read("error", rank) for rank in self._everyone}
+        return {rank: text for rank, (number, text) in found.items() if number >= self._first}
+
+    def without_error(self) -> list[int]:
+        """Ranks that have recorded no error after a wait of ``grace_s``."""
+        return self._without_record("error", self._everyone)
+
+    def raise_first_error(self) -> None:
+        """Raise the error of this rank if it has one, or else one that names those of others.
+
+        Raises:
+            PeerError: another rank has recorded an error.
+
+        """
+        if self.own_error is not None:
+            raise self.own_error
+        errors = self.errors()
+        if errors:
+            failed = "; ".join(f"rank {rank} had failed with {errors[rank]}" for rank in errors)
+            raise PeerError(f"{failed}. See the log of {named_ranks(list(errors))}")
 
     def _last_seen(self, rank: int) -> str:
-        _, place = self._read("at", rank)
+        _, text = self._read("at", rank)
+        place = ", ".join(filter(None, text.split(_DETAIL)))
         seen = f"was last seen at {place}" if place else "has not reached any synchronisation"
-        return f"rank {rank} {seen}"
+        error = self.errors().get(rank)
+        return f"rank {rank} {seen}{f', and had failed with {error}' if error else ''}"
 
     def _record(self, kind: str, text: str) -> None:
         self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
@@ -287,9 +372,11 @@ def named_ranks(ranks: Sequence[int], of: str = "rank") -> str:
 
 def is_lost_peer(error: RuntimeError) -> bool:
     """Whether a collective or the store failed because a peer was lost or late."""
-    text = str(error)
-    from_backend = isinstance(error, dist.DistError) or _BACKENDS.search(text)
-    return bool(from_backend and _LOST.search(text))
+    return bool(_is_of_backend(error) and _LOST.search(str(error)))
+
+
+def _is_of_backend(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or bool(_BACKENDS.search(str(error)))
 
 
 def _add_note(error: Exception, note: str) -> None:
@@ -299,5 +386,5 @@ def _add_note(error: Exception, note: str) -> None:
         error.args = (f"{error}\n{note}",)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.elastic import StateServer
-from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle
+from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle, OwnError
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
 
@@ -43,6 +43,7 @@ class FitHooks:
         # Averages of weights follow the global model, and callbacks of the user put them into the
         # module in its place.
         first = [
+            OwnError(changes, session.communicators.progress),
             EndOfData(synchroniser.health),
             GlobalModelLifecycle(synchroniser.evaluation),
             self.averages,

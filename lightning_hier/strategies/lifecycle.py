@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import ProgressRecord, named_ranks
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 if TYPE_CHECKING:
     from lightning_hier.comm.blocks.evaluation import Evaluation
@@ -41,6 +45,41 @@ class EndOfData(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Record the end of an epoch without batches, or that a hook of the user has ended."""
         self._health.batches = _batches(trainer)
+
+
+class OwnError(Callback):
+    """Keeps the error with which training on this rank ends in front of its consequences.
+
+    The other ranks name it. A callback may save a checkpoint on an exception: a collective, for
+    which this rank would wait alone and then raise another error, unless all ranks have failed.
+
+    Args:
+        changes: changes to the Trainer.
+        progress: record of all ranks.
+
+    """
+
+    def __init__(self, changes: TrainerChanges, progress: ProgressRecord) -> None:
+        self._progress = progress
+        changes.replace("save_checkpoint", self._save)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Record the error, before the callbacks of the user see it."""
+        self._progress.note_error(exception)
+
+    def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if self._progress.own_error is not None:
+            running = self._progress.without_error()
+            if running:
+                warnings.warn(
+                    f"no checkpoint is saved after this error, because {named_ranks(running)} had "
+                    "none: a save needs all ranks. Resume from the last regular checkpoint.",
+                    stacklevel=2,
+                )
+                return
+        save(*args, **kwargs)
 
 
 def _batches(trainer: pl.Trainer) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
@@ -25,7 +26,11 @@ from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, requ
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gloo_connections import recorded_connections
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
-from lightning_hier.comm.progress_record import call_naming_missing, naming_missing
+from lightning_hier.comm.progress_record import (
+    call_naming_missing,
+    naming_missing,
+    progress_record,
+)
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import (
@@ -292,6 +297,8 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if dist.is_initialized():
+            progress_record().note_error(exception)
         keep_groups_at_exit()
 
     def forget_groups(self) -> None:

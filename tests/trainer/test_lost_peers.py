@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 from examples.loopback import free_port
 from tests.ranks import RankOutcome, rank_outcomes
@@ -185,6 +186,79 @@ def test_while_rank_zero_hosts_the_store(lost: int, tmp_path: Path) -> None:
     for error in _errors(outcomes, lost).values():
         named = "rank 0 or its host is gone" if lost == 0 else "because rank 1 did not take part"
         assert error.startswith("PeerError") and named in error, error
+
+
+class _Alone(Callback):
+    """Communicates on one rank only, after a batch in which no rank communicates."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if args[-1] != 3:
+            return
+        if self.call == "barrier":
+            trainer.strategy.barrier("of a callback")
+        elif self.call == "broadcast":
+            trainer.strategy.broadcast("a path")
+        else:
+            pl_module.log("loss", 1.0, on_step=True, sync_dist=True)
+
+
+def _callback_on_one_rank(call: str) -> None:
+    callbacks = [_Alone(call)] if this_rank() == 1 else []
+    fitted(partial(ONE_TIER, block_size=6), Net, 12, callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("barrier", "the barrier 'of a callback'"),
+        ("broadcast", "a broadcast"),
+        ("log", "a reduction over all ranks"),
+    ],
+)
+def test_a_callback_on_one_rank_is_an_error_that_names_both_places(call: str, place: str) -> None:
+    for outcome in rank_outcomes(_callback_on_one_rank, 3, call):
+        error = str(outcome.error)
+        assert error.startswith("PeerError") and "the ranks are in different collectives" in error
+        assert f"rank 1 at {place}" in error, error
+        assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error, error
+
+
+def test_saving_on_an_exception_does_not_hide_the_error_of_a_rank(tmp_path: Path) -> None:
+    save = OnExceptionCheckpoint(tmp_path / "saves")
+    settings = {"enable_checkpointing": True, "callbacks": [save], "batches": 12, "validate": 0}
+    outcomes = _outcomes(tmp_path, ONE_TIER, 3, 1, RAISE, at=7, **settings)
+    assert outcomes[1].error == "ValueError: this rank's own mistake"
+    for error in _errors(outcomes, 1).values():
+        assert (
+            "rank 1 was last seen" in error and "had failed with ValueError: this rank's" in error
+        )
+        assert "See the log of rank 1" in error and "number of batches" not in error
+    assert not (tmp_path / "saves").exists()
+
+
+def _all_fail(folder: Path) -> None:
+    save = OnExceptionCheckpoint(folder)
+    model = partial(_Raising, range(2))
+    fitted(ONE_TIER, model, 5, enable_checkpointing=True, callbacks=[save])
+
+
+class _Raising(Net):
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 and this_rank() in self.ranks:
+            raise ValueError("this rank's own mistake")
+
+
+def test_an_error_of_all_ranks_saves_a_checkpoint(tmp_path: Path) -> None:
+    for outcome in rank_outcomes(_all_fail, 2, tmp_path):
+        assert outcome.error == "ValueError: this rank's own mistake"
+    assert [path.suffix for path in tmp_path.glob("*.ckpt")] == [".ckpt"]
 
 
 class _OwnCollective(Net):

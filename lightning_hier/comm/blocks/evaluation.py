@@ -135,7 +135,7 @@ class Evaluation:
         # After the end of training, hooks may write to any tensor.
         watch = point != SyncPoint.TRAINING_END
         saved = self._local.saved.overwriting(overwritten, watch=watch)
-        progress = self._communicators.progress.at(self._health.describe(point))
+        progress = self._communicators.progress.at(point.text, self._health.detail)
         with saved, progress:
             # Steps of other ranks may wait for this rank's part of an overlapped exchange.
             self._communicators.route.in_flight.finish()

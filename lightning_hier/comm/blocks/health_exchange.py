@@ -25,6 +25,7 @@ from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import DifferentCollectivesError
 from lightning_hier.comm.worker import Worker
 
 
@@ -73,10 +74,10 @@ class HealthExchange:
         """Forget the signals that ranks have reported."""
         self._terminate = self.signalled = False
 
-    def describe(self, point: SyncPoint) -> str:
-        """Position of this rank in messages."""
-        out = self.batches
-        return f"{point.text}, with no batch left after {out}" if out >= 0 else point.text
+    @property
+    def detail(self) -> str:
+        """More about the position of this rank, for messages."""
+        return f"with no batch left after {self.batches}" if self.batches >= 0 else ""
 
     def agree(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> Averaging:
         """Check all models, and agree on how they are averaged. A collective of the world.
@@ -136,7 +137,12 @@ class HealthExchange:
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
-        require_common_point(self._of_group(reports) if self._independent else reports)
+        try:
+            require_common_point(self._of_group(reports) if self._independent else reports)
+        except OutOfStepError:
+            # A rank that ends with an error may reach a synchronisation on its way, alone.
+            self._communicators.progress.raise_first_error()
+            raise
         self._trained.buffers.require_fit(reports)
         return reports
 
@@ -160,6 +166,8 @@ class HealthExchange:
         row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
         with profiler_range("hier/block/status"):
             rows = world.gather_rows(row, "status")
+        if not set(rows[:, 0].tolist()) <= set(SyncPoint):
+            raise DifferentCollectivesError(f"{point.text} got data of another collective")
         reports = [_report(values, self._counted) for values in rows.tolist()]
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
