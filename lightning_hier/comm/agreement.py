@@ -24,9 +24,9 @@ from lightning_hier.comm.progress_record import (
 
 # By `type(...)`, because a subclass, such as an enum or a float of NumPy, would lose its type.
 _EXACT = (type(None), bool, int, float, str)
-# Elements of the first message, whose mark shows that all ranks are at the same place. It is as long
-# as a health report, the other message with which ranks meet: gloo ends a process whose message is
-# longer than expected, before any error could name the ranks.
+# Elements of the first message, whose mark shows that all ranks are at the same place. It is as
+# long as a health report, the other message with which ranks meet: gloo ends a process whose
+# message is longer than expected, before any error could name the ranks.
 _HEADER = 8
 # Maximum number of differences that an error names.
 _MOST_NAMED = 6
