@@ -11,7 +11,6 @@ from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import TorchFT
-from lightning_hier.parameter_server.psp.settings import QuorumError
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
 from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
@@ -53,7 +52,6 @@ __all__ = [
     "OutOfStepError",
     "PSPStrategy",
     "PeerError",
-    "QuorumError",
     "TorchFT",
     "TwoStageASGDStrategy",
     "__version__",

@@ -1,6 +1,6 @@
 """Train image classifiers with several systems, and store the results.
 
-``examples.ranks`` or ``lone_ranks.py`` starts this module on every rank. The argument is a JSON
+``examples.ranks`` starts this module on every rank. The argument is a JSON
 object: ``runs``, a list of settings with the same number of ranks, and ``results``, a file to which
 the first rank appends one line of JSON for each run.
 """
@@ -25,7 +25,7 @@ from examples.image.model import ResNetClassifier
 from examples.image.runs import RankResult, Result, Settings
 from examples.image.step_clock import StepClock
 from examples.image.step_pause import Pace
-from examples.image.straggler import KillRank, Straggler
+from examples.image.straggler import Straggler
 from examples.image.systems import SYSTEMS
 from examples.image.wall_time import AccuracyOverTime
 from examples.quiet import progress, silence_lightning
@@ -110,8 +110,6 @@ def run(settings: Settings) -> Result:
     clock, curve = StepClock([straggler, pace]), AccuracyOverTime()
     rank_results = RankResults(clock, (straggler, pace))
     callbacks: list[Callback] = [clock, pace, straggler, curve, rank_results]
-    if settings.killed_rank is not None:
-        callbacks.append(KillRank(rank=settings.killed_rank, step=settings.killed_step))
     trainer = _trainer(settings, callbacks)
     trainer.fit(model, data)
     return Result(

@@ -22,8 +22,6 @@ class Settings:
         late_seconds: delay of each late batch in seconds.
         late_fraction: fraction of the rank's batches that are late.
         pace_seconds: minimum duration of a forward pass in seconds, see ``Pace``.
-        killed_rank: rank that is killed, or None.
-        killed_step: step before which it is killed.
         epochs: number of epochs.
         decay_epochs: epochs after which the learning rate is multiplied by 0.1.
         batch_images: number of images in a mini-batch of one rank.
@@ -41,8 +39,6 @@ class Settings:
     late_seconds: float = 0.0
     late_fraction: float = 1.0
     pace_seconds: float = 0.0
-    killed_rank: int | None = None
-    killed_step: int = 0
     epochs: int = 20
     decay_epochs: list[int] = field(default_factory=list)
     batch_images: int = 16

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from typing import Any
-
 import lightning.pytorch as pl
 import numpy as np
-from lightning.pytorch.callbacks import Callback
 
 from examples.image.step_pause import StepPause
 
@@ -71,23 +66,3 @@ class Straggler(StepPause):
             return 0.0
         self.late_batches.append((epoch, batch))
         return self.seconds
-
-
-class KillRank(Callback):
-    """Kills one rank before a step, like the loss of a host.
-
-    Args:
-        rank: rank that is killed.
-        step: value of ``Trainer.global_step`` at which it is killed.
-    """
-
-    def __init__(self, *, rank: int, step: int) -> None:
-        self.rank = rank
-        self.step = step
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Kill the process if its rank and step are the given ones."""
-        if (trainer.global_rank, trainer.global_step) == (self.rank, self.step):
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -66,7 +66,6 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
             "gradients of an update": "hier/psp/gradients_per_round",
             "updates of this rank's shard": "hier/psp/rounds",
             "late, dropped, unsent, not finite": "hier/psp/(late|dropped|unsent|nonfinite)",
-            "shards taken over": "hier/psp/takeovers",
             "seconds waited for shards": "hier/psp/waiting_seconds",
             "refused messages": r"hier/refused/.+",
         },

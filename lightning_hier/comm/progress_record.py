@@ -62,6 +62,7 @@ class ProgressRecord:
 
     Attributes:
         own_error: error with which training on this rank ends, see :meth:`note_error`.
+        detected: returns the error of a lost rank if other connections have detected the loss.
         number: number of collectives of all ranks so far. Equal on all ranks in one collective.
         grace_s: see above.
 
@@ -86,6 +87,7 @@ class ProgressRecord:
         self._reported: str | None = None
         self.own_error: BaseException | None = None
         self.grace_s = grace_s
+        self.detected: Callable[[], BaseException | None] = lambda: None
 
     @contextmanager
     def at(self, place: str, detail: str = "") -> Iterator[None]:
@@ -159,11 +161,14 @@ class ProgressRecord:
 
     def _report(self, ranks: Sequence[int], cause: Exception) -> PeerError:
         try:
+            self._raise_detected()  # first, because the store may be on the lost rank's host
             missing, reached = self._missing(ranks)
             self._reported = self._message(missing, reached, cause)
             self._record("done", "")
             if self._rank == 0:  # its process may host the store, from which the others still read
                 self._without_record("done", [rank for rank in ranks if rank not in missing])
+        except PeerError as detected:
+            self._reported = str(detected)
         except RuntimeError as unreachable:  # the store is on rank 0's host
             self._reported = self._unreachable(unreachable, cause)
         return PeerError(self._reported)
@@ -216,7 +221,13 @@ class ProgressRecord:
             silent = [rank for rank in silent if self._read(kind, rank)[0] < self._first]
             if not silent or time.monotonic() > until:
                 return silent
+            self._raise_detected()
             time.sleep(0.05)
+
+    def _raise_detected(self) -> None:
+        error = self.detected()
+        if isinstance(error, PeerError):
+            raise error
 
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where

@@ -15,7 +15,6 @@ import zmq
 
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.message import (
-    TRAFFIC_NAMES,
     Kind,
     Limits,
     MalformedMessage,
@@ -147,7 +146,7 @@ class Connection:
             # Zero seconds, because no thread waits until the message arrives.
             self._context.traffic.add(
                 self._tier,
-                TRAFFIC_NAMES[message.kind],
+                message.kind.name.lower(),
                 payload_bytes=len(parts[0][1]) + nbytes,
                 seconds=0.0,
             )

@@ -59,7 +59,7 @@ class Worker(ABC):
 
     @abstractmethod
     def wait_for_global_model(self) -> None:
-        """Wait until all live workers have arrived and the global model is available.
+        """Wait until all workers have arrived and the global model is available.
 
         Raises:
             PeerError: a rank did not arrive in time.
@@ -82,14 +82,13 @@ class Engine(ABC):
     Attributes:
         workers: worker of each optimizer.
         handlers: handlers for the server loop of the rank.
-        notified: ranks that are notified when this rank waits in a live-rank collective, because
-            their servers must not wait for it meanwhile.
+        must_know_of_waits: whether servers must not wait for a rank that waits in a collective.
 
     """
 
     workers: Sequence[Worker]
     handlers: Sequence[Handler]
-    notified: Sequence[int]
+    must_know_of_waits: bool
 
     @property
     def behind(self) -> int:
@@ -99,7 +98,7 @@ class Engine(ABC):
     def rendezvous(self) -> None:
         """Write the global model into the parameters, in place. Bit for bit equal on all ranks.
 
-        Every live rank must call it the same number of times.
+        Every rank must call it the same number of times.
 
         Raises:
             PeerError: a rank did not arrive in time.

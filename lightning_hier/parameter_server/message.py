@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from typing import Any
@@ -17,31 +17,17 @@ class MalformedMessage(ValueError):
 
 @unique
 class Kind(IntEnum):
-    """Purpose of a message. The values are sent as one byte."""
+    """Purpose of a message. The values are sent as one byte, the names are part of metrics."""
 
     PUSH = 1  # to a server: gradients; it answers with newer values
     ABSTAIN = 2  # to a server: as PUSH, without gradients
     BLOCK = 3  # from a server: the current values
     ARRIVE = 4  # to a server: the sender waits at a rendezvous
     FINAL = 5  # from a server: the values at the end of a rendezvous
-    HOLD = 6  # to the successor of a lost server: the sender's copy of the values
-    EXPELLED = 7  # from a server: the receiver counts as lost
-    CONTRIBUTION = 8  # to the leader of a live-rank collective
-    RESULT = 9  # from the leader; ranks that have it forward it to the next leader
-    STATE_REQUEST = 10  # to a server, from the rank that saves a checkpoint
-    STATE = 11  # from a server: the values and the state of their optimizer
-    BYE = 12  # to all servers: the sender leaves at the end of training
-    MISSING = 13  # from a server that cannot answer within the time limit
-    WAITING = 14  # to all servers: the sender waits in a live-rank collective
-
-
-# Kinds of traffic in metric names, which are public. Four of them differ from the member names.
-TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
-    Kind.CONTRIBUTION: "meet",
-    Kind.RESULT: "minutes",
-    Kind.WAITING: "away",
-    Kind.MISSING: "order",
-}
+    STATE_REQUEST = 6  # to a server, from the rank that saves a checkpoint
+    STATE = 7  # from a server: the values and the state of their optimizer
+    WAITING = 8  # to all servers: the sender waits in a collective of all ranks
+    FAILED = 9  # to all ranks: the reason why the sender ends
 
 
 # An empty tensor, so that senders and receivers need no case for a message without one.
@@ -70,19 +56,6 @@ class Message:
     timestamp: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     payload: Tensor = NO_PAYLOAD
-
-
-def missing_report(block: int, timestamp: int, missing: Iterable[int], waiting: str) -> Message:
-    """A server's report to a rank whose request it cannot answer within the time limit.
-
-    Args:
-        block: block of the request.
-        timestamp: timestamp of the request.
-        missing: ranks that the server waits for.
-        waiting: purpose of the wait, such as "for gradients".
-
-    """
-    return Message(Kind.MISSING, block, timestamp, {"missing": sorted(missing), "waiting": waiting})
 
 
 @dataclass(frozen=True, kw_only=True)

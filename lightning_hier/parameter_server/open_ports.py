@@ -33,7 +33,9 @@ class Ports:
 
     Attributes:
         server: server port of this rank.
-        watch: detects lost ranks. Only the server loop calls :meth:`Watch.poll`.
+        watch: detects lost ranks. Only the server loop uses it.
+        alarm: port to all other ranks, on the connections of the watch. Only the server loop uses
+            it.
 
     """
 
@@ -44,7 +46,7 @@ class Ports:
         context: ConnectionContext,
         *,
         heartbeat_s: float,
-        grace_s: float,
+        silent_limit_s: float,
     ) -> None:
         self._transport = transport
         self._register = register
@@ -56,8 +58,11 @@ class Ports:
             for contact in register.contacts
             if contact.rank != register.rank  # a rank does not lose itself
         }
-        self.watch = Watch(transport.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
-        self.server = ServerPort(transport.server, register, context, self.watch)
+        self.watch = Watch(
+            transport.context, watched, heartbeat_s=heartbeat_s, silent_limit_s=silent_limit_s
+        )
+        self.alarm = ClientPort({rank: peer.socket for rank, peer in watched.items()}, context)
+        self.server = ServerPort(transport.server, register, context)
 
     def open_client(self, name: str) -> ClientPort:
         """Open a port to all servers for the calling thread.
@@ -75,7 +80,7 @@ class Ports:
             contact.rank: self._transport.client_socket(self._register, contact, name).connect()
             for contact in self._register.contacts
         }
-        self._clients[name] = ClientPort(sockets, self._context, self.watch)
+        self._clients[name] = ClientPort(sockets, self._context)
         return self._clients[name]
 
     def refusals(self) -> dict[str, int]:
@@ -85,8 +90,8 @@ class Ports:
     def close(self) -> None:
         """Close all ports. Queued messages are sent for up to a second.
 
-        A second call does nothing. The threads that use the ports must have ended. A rank that
-        closes without sending :attr:`Kind.BYE` counts as lost.
+        A second call does nothing. The threads that use the ports must have ended. To the watches
+        of other ranks, a rank that has closed its ports is lost.
         """
         if self._closed:
             return
@@ -107,7 +112,7 @@ def open_ports(
     tier_of: Callable[[int], Tier],
     limits: Limits | None = None,
     heartbeat_s: float = 1.0,
-    grace_s: float = 30.0,
+    silent_limit_s: float = 30.0,
 ) -> Ports:
     """Bind this rank's server and connect to the others. Every rank must call it.
 
@@ -121,7 +126,7 @@ def open_ports(
         tier_of: returns the tier of messages to a rank.
         limits: limits of messages; the same on all ranks.
         heartbeat_s: seconds between two heartbeats.
-        grace_s: seconds that a rank may be unreachable while its process has not ended.
+        silent_limit_s: seconds after which a rank is lost if its host does not answer.
 
     Raises:
         RuntimeError: on every rank, if a rank cannot be reached by the others.
@@ -146,7 +151,9 @@ def open_ports(
         register = Register(rank, opened)
         # Ranks of other hosts that have connected already wait for this.
         transport.authenticator.admit(register.ranks_by_key)
-        ports = Ports(transport, register, context, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        ports = Ports(
+            transport, register, context, heartbeat_s=heartbeat_s, silent_limit_s=silent_limit_s
+        )
         undo.pop_all()
     return ports
 

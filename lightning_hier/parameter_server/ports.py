@@ -15,7 +15,6 @@ from lightning_hier.parameter_server.connection import Connection, ConnectionCon
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
 from lightning_hier.parameter_server.transport import Socket
-from lightning_hier.parameter_server.watch import Watch
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,20 +36,17 @@ class Received:
 class ServerPort:
     """The server's end of all connections of a rank. Used by one thread."""
 
-    def __init__(
-        self, socket: Socket, register: Register, context: ConnectionContext, watch: Watch
-    ) -> None:
+    def __init__(self, socket: Socket, register: Register, context: ConnectionContext) -> None:
         self._socket = socket
         self._register = register
         self._context = context
-        self._watch = watch
         self._connections: dict[bytes, Connection] = {}
         self._senders: dict[tuple[bytes, str | None], int] = {}
 
     def receive(self, timeout_s: float) -> Received | None:
         """Return the next message, or None if none arrives within ``timeout_s`` seconds.
 
-        Refused messages are counted and skipped. :attr:`Kind.BYE` is recorded in the watch.
+        Refused messages are counted and skipped.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -101,21 +97,13 @@ class ServerPort:
         if connection is None:
             connection = self._connections[address] = Connection(rank, self._context)
         message = connection.accept(frames)
-        if message is None:
-            return None
-        if message.kind == Kind.BYE:
-            self._watch.note_left(rank)
-            return None
-        return Received(rank, address, message)
+        return None if message is None else Received(rank, address, message)
 
 
 class ClientPort:
     """The client's end of a connection to each server, including that of its own rank."""
 
-    def __init__(
-        self, sockets: Mapping[int, Socket], context: ConnectionContext, watch: Watch
-    ) -> None:
-        self._watch = watch
+    def __init__(self, sockets: Mapping[int, Socket], context: ConnectionContext) -> None:
         self._refusals = context.refusals
         self._sockets = dict(sockets)
         self._connections = {rank: Connection(rank, context) for rank in sockets}
@@ -134,10 +122,12 @@ class ClientPort:
             message: its payload must not be changed any more.
 
         """
-        self._drop_lost()
-        if rank not in self._sockets or rank in self._watch.left():
-            return False
         return self._connections[rank].send(self._sockets[rank], message)
+
+    def send_to_all(self, message: Message) -> None:
+        """Send to every rank of this port, as :meth:`send` does."""
+        for rank in self._sockets:
+            self.send(rank, message)
 
     def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
         """Whether part of a large message of this kind about this block is still queued."""
@@ -150,7 +140,6 @@ class ClientPort:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._drop_lost()
             if self._inbox:
                 return self._inbox.popleft()
             ready = self._poller.poll(_milliseconds_until(deadline_s))
@@ -174,18 +163,6 @@ class ClientPort:
         else:
             if message is not None:
                 self._inbox.append(Received(rank, b"", message))
-
-    def _drop_lost(self) -> None:
-        """Read the last messages of lost ranks, and drop the messages queued for them.
-
-        Ranks that have left are kept: their last messages may still be in flight.
-        """
-        for rank in self._watch.lost().keys() & self._sockets.keys():
-            socket = self._sockets.pop(rank)
-            while socket.poll(0):
-                self._read(socket)
-            self._poller.unregister(socket)
-            socket.close(linger=0)
 
 
 def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lightning_hier.comm.progress_record import PeerError, named_ranks
@@ -27,18 +27,15 @@ class Request:
 
     Args:
         channel: channel that sends the request and repeats it while its thread waits.
-        server: returns the rank that answers, given the ranks that are gone.
+        rank: rank that answers.
         role: role of this rank in error messages.
         retry_s: minimum time before a request is repeated, in seconds.
         longest_s: maximum time before a request is repeated, in seconds.
         limit_s: time limit of a request in seconds. Infinity: only waits of the thread have a
             limit.
-        on_moved: function that is called with the time when another rank has become the server,
-            before the pending request is sent to it.
 
     Attributes:
-        after: request that must be sent before this one.
-        rank: current server.
+        rank: rank that answers.
         message: request that has not been acknowledged, or None.
         sent: whether the request has been sent.
         retries: number of repeated requests.
@@ -49,26 +46,22 @@ class Request:
     def __init__(
         self,
         channel: RequestChannel,
-        server: Callable[[Collection[int]], int],
+        rank: int,
         *,
         role: str = "a server",
         retry_s: float,
         longest_s: float = 30.0,
         limit_s: float = math.inf,
-        on_moved: Callable[[float], None] = lambda now: None,
     ) -> None:
         channel.requests.append(self)
         self._channel = channel
-        self._server = server
         self._role = role
         self._retry_s = self._usual_s = self._interval_s = retry_s
         self._longest_s = longest_s
         self._limit_s = limit_s
-        self._on_moved = on_moved
         self._repeat: Message | None = None
         self._put_at = self._sent_at = self._due = 0.0
-        self.after: Request | None = None
-        self.rank = server(channel.known_gone)
+        self.rank = rank
         self.message: Message | None = None
         self.sent = False
         self.retries = 0
@@ -82,32 +75,12 @@ class Request:
             now: the time, in seconds.
             repeat: message to send instead when the request is repeated.
 
-        Raises:
-            PeerError: the server is gone and has no successor.
-
         """
         if self.message is not None and not self.sent:
             self.dropped += self.message.payload.numel() > 0
         self.message = message
         self._repeat = repeat or message
         self._put_at, self._due, self.sent = now, now, False
-        # A server with a successor has been replaced by `move`, so this raises.
-        if self.rank in self._channel.known_gone:
-            self._find_server()
-        self.tick(now)
-
-    def move(self, now: float) -> None:
-        """Find the successor of a server that is gone, and send it the pending request.
-
-        Raises:
-            PeerError: there is a pending request, but the server has no successor.
-
-        """
-        if self.rank not in self._channel.known_gone or not self._find_server():
-            return
-        self._on_moved(now)
-        # As if it had never been sent, so that its payload is sent too.
-        self._due, self.sent = now, False
         self.tick(now)
 
     def tick(self, now: float) -> None:
@@ -120,12 +93,11 @@ class Request:
         if self.message is None:
             return
         if now - self._put_at > self._limit_s:
-            raise PeerError(f"{self._named} has not answered for {self._limit_s:g} s: see its log")
+            raise PeerError(
+                f"rank {self.rank}, {self._role}, has not answered for {self._limit_s:g} s: see "
+                "its log"
+            )
         if now < self._due:
-            return
-        # For example a push to a new server, which needs this worker's copy of the shard first.
-        first = self.after
-        if first is not None and first.message is not None and not first.sent:
             return
         if self.sent:
             self._interval_s = min(2 * self._interval_s, self._longest_s)
@@ -156,21 +128,6 @@ class Request:
     def waited_s(self, now: float) -> float:
         """Seconds since :meth:`put`."""
         return now - self._put_at
-
-    @property
-    def _named(self) -> str:
-        return f"rank {self.rank}, {self._role},"
-
-    def _find_server(self) -> bool:
-        """Select the successor of a server that is gone. Returns whether there is one."""
-        gone = self._channel.known_gone
-        rank = self._server(gone)
-        if rank not in gone:
-            self.rank = rank
-        elif self.message is not None:  # otherwise the next `put` raises
-            reason = self._channel.lost().get(self.rank, "it has left")
-            raise PeerError(f"{self._named} is gone ({reason}), and no other rank replaces it")
-        return rank not in gone
 
 
 def unanswered(what: str, requests: Iterable[Request]) -> str:

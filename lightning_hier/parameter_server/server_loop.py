@@ -9,17 +9,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
+from lightning_hier.comm.gloo_connections import close_connections
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received, ServerPort
+from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
 from lightning_hier.parameter_server.watch import Watch
 
 # Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
 # some tens of milliseconds.
 _TICK_S = 0.01
-# Shorter than a reconnection, so that a rank that returns is lost to all of the others or to none.
 _WATCH_S = 0.02
 _END_LIMIT_S = 10.0
+_NOTICE_S = 1.0
+_LONGEST_TEXT = 10_000
 
 
 class Replies(Protocol):
@@ -52,10 +56,12 @@ class Handler(Protocol):
         """Handle a message. ``now`` is ``time.monotonic()`` in seconds."""
 
     def tick(self, now: float) -> None:
-        """Do the work that is due, such as unsent replies and time limits. Called regularly."""
+        """Do the work that is due, such as unsent replies. Called regularly.
 
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Handle the loss or the departure of a rank, which will not return."""
+        Raises:
+            PeerError: a rank has waited too long for others.
+
+        """
 
 
 class BackgroundThread(ABC):
@@ -104,34 +110,41 @@ class BackgroundThread(ABC):
                 self._run_once()
         except Exception as error:  # of any type: a thread that ends silently stops the other ranks
             self._fail(error)
+        self._end()
+
+    def _end(self) -> None:  # noqa: B027 (for threads with something left to do)
+        """Called by the thread at its end."""
 
 
 class ServerLoop(BackgroundThread):
-    """Receives messages at a rank's server port and calls their handlers.
+    """Receives messages at a rank's server port and calls their handlers, until a rank fails.
+
+    The failure of a rank ends the run: the loop of every other rank learns of it by a report of the
+    failed rank or by its own watch, ends the waits in collectives of gloo, and raises the error in
+    the threads of its rank. It reports it to all ranks in turn, so all of them raise one error.
 
     Args:
         port: port that only this thread uses from :meth:`start` on.
         watch: detects lost ranks.
-        handlers: handlers of the messages.
+        alarm: port to all other ranks for this thread, or None in tests.
+        handlers: handlers of the messages. They may raise PeerError.
 
     Attributes:
-        lost: returns the ranks that have been lost, and why. From any thread.
-        gone: returns the ranks that have been lost or have left. From any thread.
+        failure: error that has ended the loop or will end it, or None.
 
     """
 
-    def __init__(self, port: ServerPort, watch: Watch, handlers: Sequence[Handler]) -> None:
+    def __init__(
+        self, port: ServerPort, watch: Watch, alarm: ClientPort | None, handlers: Sequence[Handler]
+    ) -> None:
         super().__init__("server loop")
-        self.lost = watch.lost
-        self.gone = watch.gone
         self._port = port
-        self._watch = watch
+        self._watch: Watch | None = watch
+        self._alarm = alarm
         self._handlers: list[Handler] = []
         self._by_kind: dict[Kind, Handler] = {}
-        self._known_gone: set[int] = set()
         self._tick_at = self._watch_at = 0.0
-        self._shutting_down = False
-        self._failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.add(handlers)
 
     def add(self, handlers: Sequence[Handler]) -> None:
@@ -139,29 +152,43 @@ class ServerLoop(BackgroundThread):
         self._handlers += handlers
         self._by_kind |= {kind: handler for handler in handlers for kind in handler.kinds}
 
-    def begin_shutdown(self) -> None:
-        """Record the end of training, so that shards of leaving ranks are not taken over."""
-        self._shutting_down = True
+    def stop_watching(self) -> None:
+        """Ranks may leave from now on. From any thread."""
+        self._watch = None
 
     def check(self) -> None:
         """Raise the error of the loop, if there is one, in the calling thread."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: BaseException) -> None:
+        """End the loop, and the run on all ranks, by this error. From any thread."""
+        if self.failure is None:  # the first one is the cause of the others
+            self.failure = error
 
     def _fail(self, error: Exception) -> None:
-        self._failure = error
+        self.fail(error)
+
+    @override
+    def _end(self) -> None:
+        if self.failure is None:
+            return
+        if self._alarm is not None:
+            self._alarm.send_to_all(_report(self.failure))
+        # If the main thread does not end now, it may be waiting in a collective of gloo.
+        if not self._stopping.wait(_NOTICE_S):
+            close_connections()
 
     def _run_once(self) -> None:
+        if self.failure is not None:
+            raise RuntimeError("another thread of this rank has failed")
         # One message in an iteration, so that a flood of them delays neither ticks nor the watch.
         received = self._port.receive(_TICK_S)
         now = time.monotonic()
-        if now >= self._watch_at:
+        watch = self._watch
+        if watch is not None and now >= self._watch_at:
             self._watch_at = now + _WATCH_S
-            # Before the message is handled, because its sender may be lost to the other ranks.
-            self._watch.poll(unread=received is not None)
-        for rank in sorted(self.gone() - self._known_gone):
-            self._known_gone.add(rank)
-            self._note_gone(rank, now)
+            watch.poll()
         if received is not None:
             self._handle(received, now)
         if now >= self._tick_at:
@@ -170,16 +197,26 @@ class ServerLoop(BackgroundThread):
                 handler.tick(now)
 
     def _handle(self, received: Received, now: float) -> None:
-        if received.sender in self._watch.lost():
-            # Handlers continue without a lost rank, so its requests would never be answered.
-            facts = {"reason": self._watch.lost()[received.sender]}
-            self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))
-        elif received.message.kind in self._by_kind:
+        if received.message.kind == Kind.FAILED:
+            raise _reported(received)
+        if received.message.kind in self._by_kind:
             self._by_kind[received.message.kind].handle(received, now)
 
-    def _note_gone(self, rank: int, now: float) -> None:
-        left_at_the_end = self._shutting_down and rank in self._watch.left()
-        # Only the leader of collectives needs to know at the end: the last barrier may wait for it.
-        for handler in self._handlers:
-            if not left_at_the_end or Kind.CONTRIBUTION in handler.kinds:
-                handler.peer_gone(rank, now)
+
+def _report(error: BaseException) -> Message:
+    """Report of a failure to the other ranks."""
+    # The others raise the error of a lost rank as it is.
+    name = "lost" if isinstance(error, PeerError) else type(error).__name__
+    return Message(Kind.FAILED, facts={"error": name, "text": str(error)[:_LONGEST_TEXT]})
+
+
+def _reported(received: Received) -> PeerError:
+    """The error that a report causes on this rank."""
+    facts, rank = received.message.facts, received.sender
+    if facts.get("error") == "lost":
+        return PeerError(str(facts.get("text")))
+    text = str(facts.get("text")).split("\n", 1)[0]
+    return PeerError(
+        f"rank {rank} has ended with {facts.get('error')}: {text}. See the log of rank {rank}, and "
+        "restart from the last checkpoint"
+    )

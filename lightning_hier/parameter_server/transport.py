@@ -37,6 +37,7 @@ Socket = zmq.Socket[bytes]
 _OWN_ENDPOINT = "inproc://server"
 _LINGER_MS = 1000
 _LEAST_PARTS = 16
+_BACKLOG = 4096
 _SLACK_BYTES = 1024  # overhead of CURVE per frame
 _RECONNECT_MS = (50, 1000)
 _CONNECT_LIMIT_MS = 2000
@@ -83,6 +84,8 @@ def server_socket(context: Context, limits: Limits) -> Socket:
     _set_common(socket, limits)
     # Raise an error for an unknown address instead of dropping the message silently.
     socket.router_mandatory = True
+    # While a rank is stopped, the watches of all others reconnect, and the kernel queues them.
+    socket.backlog = _BACKLOG
     # A peer may reconnect before its old connection is known to be broken. Addresses include the
     # tokens of ranks, so only the peer itself can take over its address.
     socket.router_handover = True

@@ -58,20 +58,6 @@ class Updater:
         self._hold({index_of[parameter]: served[id(parameter)] for parameter in tensors})
         self.reset()
 
-    def sibling(self, tensors: Mapping[int, Tensor]) -> Updater:
-        """A new Updater with the current hyperparameters, for other tensors.
-
-        Args:
-            tensors: by increasing index of the parameter in the user's optimizer. Updated in place.
-
-        """
-        # A shallow copy shares the state at the start and the latest hyperparameters.
-        other = copy.copy(self)
-        other._copy = _copied(self._copy, {id(p): Parameter(torch.empty(0)) for p in self._own})
-        other._hold({index: Parameter(tensor) for index, tensor in tensors.items()})
-        other.reset()
-        return other
-
     def step(
         self,
         gradients: Sequence[Tensor | None],

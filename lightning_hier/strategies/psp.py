@@ -30,8 +30,7 @@ class PSPStrategy(ParameterServerStrategy):
 
     A late rank catches up: it skips the batches of steps that the others have made without it (with
     automatic optimization; the loss of such a batch is 0), so all ranks make the same number of
-    steps. Training continues without lost ranks as long as ``min_pushes`` are left. With the
-    default, ``"all"``, the first loss ends the run.
+    steps. A lost rank ends the run with a ``PeerError`` on all others.
 
     Args:
         min_pushes: c, gradients that a server waits for: ``"all"``, a number of workers, or a
@@ -50,9 +49,6 @@ class PSPStrategy(ParameterServerStrategy):
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start
             ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
-        grace_s: seconds that a rank may be unreachable or stopped before the others continue
-            without it. If it returns in time, nothing is lost. A rank whose process has ended is
-            lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
         timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
             because the module is not wrapped.
@@ -74,7 +70,6 @@ class PSPStrategy(ParameterServerStrategy):
         linear_scaling: bool = True,
         warmup_steps: int = 0,
         ranks_per_device: int = 1,
-        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -83,7 +78,6 @@ class PSPStrategy(ParameterServerStrategy):
             group_size=1,
             warmup_steps=warmup_steps,
             ranks_per_device=ranks_per_device,
-            grace_s=grace_s,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -99,7 +93,7 @@ class PSPStrategy(ParameterServerStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return asdict(self.settings) | {"grace_s": self.grace_s}
+        return asdict(self.settings)
 
     @override
     def _check_groups(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,30 +9,32 @@ from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.traffic import Tier, Traffic
+from lightning_hier.comm.blocks.local_values import SavedTensors
+from lightning_hier.comm.broadcast import (
+    average_tensors_,
+    broadcast_tensors_,
+    is_averaged,
+    is_direction,
+)
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.traffic import Tier
 from lightning_hier.parameter_server.engine import Engine
-from lightning_hier.parameter_server.live_collectives import CollectiveLeader, LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.strategies import data_position, lifecycle, misuse, sigterm
-from lightning_hier.strategies.global_buffers import GlobalBuffers
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.server_strategy import ParameterServerStrategy
-
-_AGENTS_WAIT = (
-    "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
-    "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
-)
 
 BuildEngine = Callable[[Ports, RequestChannel], Engine]
 
@@ -44,62 +45,43 @@ class ServerSession:
     Args:
         ports: ports of this rank. They are closed with the session, and if it cannot be created.
         build: creates the engine.
-        rank: number of this rank.
-        world_size: number of ranks.
+        communicators: process groups of this rank.
         timeout_s: time limit of every wait in seconds.
-        traffic: counts of this rank.
-        world_tier: tier under which collectives of all ranks are counted.
 
     Attributes:
         engine: worker and server of this rank.
-        collectives: collectives of the live ranks.
         started: whether the servers are running.
 
     """
 
-    _buffers: GlobalBuffers
+    _buffers: _GlobalBuffers
     _parameters: misuse.ServedParameters
     _raw_steps: misuse.RawSteps
     _gradients: list[StepGradients]
 
     def __init__(
-        self,
-        ports: Ports,
-        build: BuildEngine,
-        *,
-        rank: int,
-        world_size: int,
-        timeout_s: float,
-        traffic: Traffic,
-        world_tier: Tier,
+        self, ports: Ports, build: BuildEngine, *, communicators: Communicators, timeout_s: float
     ) -> None:
         self._ports = ports
-        self._rank = rank
-        self._world_size = world_size
-        leader = CollectiveLeader(world_size, ports.server, limit_s=timeout_s)
-        self._server_loop = ServerLoop(ports.server, ports.watch, [leader])
+        self._communicators = communicators
+        self._server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
         with ExitStack() as undo:
             undo.callback(ports.close)
-            # Twice the limit, because servers report missing ranks after one limit.
+            world = communicators.world
+            # Twice the limit, because servers name missing ranks after one limit.
             self._channel = RequestChannel(
                 ports.open_client("main"),
                 self._server_loop,
                 timeout_s=2 * timeout_s,
                 # The missing ranks may belong to any group.
-                on_waited=partial(traffic.add_wait, world_tier),
+                on_waited=partial(world.traffic.add_wait, world.tier),
             )
             self.engine = build(ports, self._channel)
             undo.pop_all()
         self._server_loop.add(self.engine.handlers)
-        self._channel.on_gone(self._note_gone)
-        self.collectives = LiveCollectives(
-            world_size,
-            self._channel,
-            notified=self.engine.notified,
-        )
-        self._traffic = traffic
         self._at_end = ExitStack()
         self._swapped_in = False
+        self.keeps_module = False
         self.started = False
 
     def begin(
@@ -117,7 +99,7 @@ class ServerSession:
 
         """
         module = trainer.lightning_module
-        self._buffers = GlobalBuffers(module, self.collectives)
+        self._buffers = _GlobalBuffers(module, self._communicators.world)
         self._parameters = misuse.ServedParameters(module, optimizers)
         self._parameters.note()  # values of the servers, even if hooks write before the first step
         parameters = set(module.parameters())
@@ -142,14 +124,28 @@ class ServerSession:
         changes.surround_callbacks(
             [lifecycle.GlobalModelLifecycle(self)], [metrics_callback, termination]
         )
-        changes.show_in_progress_bar(self._traffic)
+        changes.show_in_progress_bar(self._communicators.traffic)
 
-    def start(self, module: torch.nn.Module) -> None:
-        """Start the servers and train ``module``. Process groups are not used from now on."""
+    def start(self) -> None:
+        """Start the servers."""
         self._server_loop.start()
         self.started = True
-        # Not earlier, because collectives have no leader during the sanity check of validation.
-        self._gather_metrics_among_the_living(module)
+        # A failed collective is explained by a loss that the server loop has detected.
+        progress = self._communicators.progress
+        progress.detected = lambda: self._server_loop.failure
+        self._at_end.callback(setattr, progress, "detected", lambda: None)
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Context of a collective of all ranks, which waits for late ranks.
+
+        The servers of this rank go on, and other ranks do not wait for its gradients.
+        """
+        number = self._channel.collectives_done + 1
+        if self.engine.must_know_of_waits:
+            self._channel.send_to_all(Message(Kind.WAITING, 0, number))
+        yield
+        self._channel.collectives_done = number
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
@@ -163,7 +159,7 @@ class ServerSession:
             self.engine.workers[optimizer].abstain()
 
     def swap_in_global_model(self) -> None:
-        """Put the global model into the module. Every live rank must call it."""
+        """Put the global model into the module. Every rank must call it."""
         if self._swapped_in:
             return
         self.engine.rendezvous()
@@ -189,15 +185,6 @@ class ServerSession:
         self._buffers.keep()
         self._parameters.forget()
 
-    def living(self) -> list[int]:
-        """The live ranks."""
-        gone = self._server_loop.gone()
-        return [rank for rank in range(self._world_size) if rank not in gone]
-
-    def lost(self) -> dict[int, str]:
-        """The lost ranks, with reasons."""
-        return self._server_loop.lost()
-
     def metrics(self) -> dict[str, float]:
         """Metrics of engine and ports by name."""
         refused = {
@@ -206,76 +193,95 @@ class ServerSession:
         }
         return self.engine.metrics() | refused
 
-    def close(self, *, orderly: bool) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Stop the servers, and undo changes to the Trainer.
 
         Args:
-            orderly: whether to wait for the other ranks and notify them first. Otherwise this rank
-                counts as lost.
+            error: error that has ended training on this rank, which ends it on all others. None: it
+                waits for the other ranks.
 
         """
-        self._at_end.close()
         with ExitStack() as closing:
             # In reverse order, because the thread of the server loop uses the sockets until it
             # ends.
+            closing.callback(self._at_end.close)
             closing.callback(self._ports.close)
             closing.callback(self.engine.close)
             if self.started:
                 closing.callback(self._server_loop.stop)
-                if orderly:
-                    self._notify_departure()
+                if error is None:
+                    self._wait_for_all()
+                else:
+                    self._server_loop.fail(error)
 
-    def warn_of_agents(self, num_nodes: int) -> None:
-        """Warn, on the lowest rank that is not lost, that torchrun waits for lost agents."""
-        if num_nodes == 1:
-            return
-        first = min(set(range(self._world_size)) - self.lost().keys())  # rank 0 may be lost itself
-        if dist.is_torchelastic_launched() and self._rank == first:
-            warnings.warn(_AGENTS_WAIT, stacklevel=1)
+    def _wait_for_all(self) -> None:
+        """Wait until no rank needs the servers of others, nor watches them."""
+        try:
+            for _ in range(2):
+                gather_json(None, self._communicators.device, place="the end of training")
+                self._server_loop.stop_watching()  # after the first one, before a rank leaves
+        except Exception as error:
+            self._server_loop.fail(error)
+            raise
 
-    def _notify_departure(self) -> None:
-        # All ranks are at the end before the first one leaves, so no server is still needed.
-        self._server_loop.begin_shutdown()
-        self.collectives.barrier()
-        for rank in self.living():
-            self._channel.send(rank, Message(Kind.BYE))
 
-    def _note_gone(self, rank: int, now: float) -> None:
-        reason = self._server_loop.lost().get(rank)
-        # One warning for the job. A rank that has sent BYE is gone without a reason.
-        if reason is not None and self._rank == min(self.living()):
-            warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
+class _GlobalBuffers:
+    """Swaps in the mean of real and complex buffers, and the integers of rank 0.
 
-    def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
-        """Make torchmetrics gather the states of metrics from the live ranks only."""
-        for child in module.modules():
-            # Only metrics have this attribute, and those with a function of the user keep it.
-            if getattr(child, "dist_sync_fn", ...) is None:
-                child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]
-                self._at_end.callback(setattr, child, "dist_sync_fn", None)
+    Args:
+        module: module whose buffers to change, in place. They are equal on all ranks.
+        world: channel of all ranks.
+
+    """
+
+    def __init__(self, module: torch.nn.Module, world: Channel) -> None:
+        self._module = module
+        self._world = world
+        self._own = SavedTensors()
+        # The mean of unit vectors is shorter (spectral_norm).
+        named = module.named_buffers()
+        self._directions = {name for name, buffer in named if is_direction(name, buffer)}
+
+    @torch.no_grad()
+    def swap_in(self) -> None:
+        """Save this rank's values and write the global ones. All ranks must call it."""
+        averaged: list[Tensor] = []
+        equal: list[Tensor] = []
+        for name, buffer in self._module.named_buffers():
+            has_mean = is_averaged(buffer) and name not in self._directions
+            (averaged if has_mean else equal).append(buffer)
+        with self._own.overwriting([*averaged, *equal], watch=True):
+            average_tensors_(averaged, self._world, "buffers")
+            broadcast_tensors_(equal, self._world, "buffers")
+
+    @torch.no_grad()
+    def swap_back(self) -> None:
+        """Restore this rank's values, except in buffers that a hook has written."""
+        self._own.keep(self._own.written())
+        self._own.restore()
+
+    def keep(self) -> None:
+        """Discard this rank's values at the end of training."""
+        self._own.forget()
 
 
 def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> ServerSession:
     """Open the ports of this rank and create its session. A collective of the world."""
-    rank, size, world_size = strategy.global_rank, strategy.groups.size, strategy.world_size
+    rank, size = strategy.global_rank, strategy.groups.size
 
     def tier_of(other: int) -> Tier:
         return "group" if other // size == rank // size else "across"
 
     ports = open_ports(
         rank,
-        world_size,
+        strategy.world_size,
         lambda value: gather_json(value, strategy.root_device),
         traffic=strategy.traffic,
         tier_of=tier_of,
-        grace_s=strategy.grace_s,
     )
     return ServerSession(
         ports,
         build,
-        rank=rank,
-        world_size=world_size,
+        communicators=strategy.communicators,
         timeout_s=strategy.limit.total_seconds(),
-        traffic=strategy.traffic,
-        world_tier=strategy.communicators.world.tier,
     )

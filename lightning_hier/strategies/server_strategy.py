@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
@@ -18,9 +20,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import is_number
-from lightning_hier.comm.agreement import opened, sealed
-from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import module_setup, optimizer_checks, trainer_checks
 from lightning_hier.strategies.tiered import TieredStrategy
@@ -49,7 +48,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     """Training in which servers inside the ranks make the updates.
 
     The user's optimizer is the Updater of the servers: they have copies of it, and on the worker it
-    finds no gradients. No collective of the process group is used while a Trainer fits.
+    finds no gradients. Late ranks are tolerated. A lost rank ends the run on all others.
 
     Args:
         group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
@@ -59,8 +58,6 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start
             ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
-        grace_s: seconds that a rank may be unreachable or stopped before the others continue
-            without it. A rank whose process has ended is lost immediately.
         timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
             because the module is not wrapped.
@@ -79,7 +76,6 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
         ranks_per_device: int = 1,
-        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -90,13 +86,10 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
             timeout=timeout,
             **ddp_kwargs,
         )
-        if not is_number(grace_s) or grace_s <= 0:
-            raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
-        self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
         self._last_metrics: dict[str, float] = {}
-        self._failed = False
+        self._error: BaseException | None = None
 
     @abstractmethod
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
@@ -113,7 +106,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         # A failed fit leaves its mark, with which this one would end without the other ranks.
-        self._states, self._steps, self._failed = None, _saved_steps(trainer), False
+        self._states, self._steps, self._error = None, _saved_steps(trainer), None
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.strategies.server_session import open_session
 
@@ -129,7 +122,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._states = None  # the servers own the restored state from now on
-        self._running.start(self._module)
+        self._running.start()
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,9 +153,9 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the module. A rank that saves in training reads parameters from servers."""
         state = super().lightning_module_state_dict()
-        if self._live is None or not self.is_global_zero:  # the other ranks write nothing
+        if self._serving is None or not self.is_global_zero:  # the other ranks write nothing
             return state
-        snapshot = self._live.engine.snapshot()
+        snapshot = self._serving.engine.snapshot()
         self._states = snapshot.optimizer_states
         values = snapshot.values
         # The state dict contains a tied weight under each of its names.
@@ -209,17 +202,16 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        self._failed = True
+        # A signal stops all ranks, each at the end of one of its batches.
+        if not isinstance(exception, SIGTERMException):
+            self._error = exception
 
     @override
     def teardown(self) -> None:
         self.metrics()  # stores the counts, which are available after the session
         session, self._session = self._session, None
         if session is not None:
-            if session.lost():
-                keep_groups_at_exit()  # destroying a group with a lost rank would block
-                session.warn_of_agents(self.num_nodes)
-            session.close(orderly=not self._failed)
+            session.close(self._error)
         super().teardown()
 
     @override
@@ -230,51 +222,32 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
 
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        if self._live is None:
-            super().barrier(name)
-        elif name != "Trainer.save_checkpoint":  # a rank that saves reads from servers on its own
-            self._live.collectives.barrier()
+        # A rank that saves reads from the servers, while the others continue.
+        if self._serving is None or name != "Trainer.save_checkpoint":
+            with self._waiting():
+                super().barrier(name)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the value of rank ``src``, or of the lowest live rank if ``src`` is lost."""
-        if self._live is None:
+        with self._waiting():
             return super().broadcast(obj, src)
-        return opened(self._live.collectives.broadcast(sealed(obj), src), src)
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduce the tensors of the live ranks, in place."""
-        if self._live is None:
+        with self._waiting():
             return super().reduce(tensor, group, reduce_op)
-        if not isinstance(tensor, Tensor):
-            return tensor
-        return tensor.copy_(self._live.collectives.reduce(tensor, reduce_op))
 
     @override
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Stack the tensors of the live ranks."""
-        if self._live is None:
+        with self._waiting():
             return super().all_gather(tensor, group, sync_grads)
-        return torch.stack(self._live.collectives.gather(tensor))
 
-    @override
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        if self._live is None:
-            return super().reduce_boolean_decision(decision, all)
-        return self._live.collectives.decide(decision, all_agree=all)
+    def _waiting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._serving is None else self._serving.collective()
 
     @property
-    @override
-    def is_global_zero(self) -> bool:
-        """Whether this is the lowest live rank, which writes checkpoints."""
-        if self._live is None:
-            return super().is_global_zero
-        return self.global_rank == self._live.living()[0]
-
-    @property
-    def _live(self) -> ServerSession | None:
-        """The session while it serves. It then replaces the collectives of the process group."""
+    def _serving(self) -> ServerSession | None:
+        """The session while its servers run."""
         return self._session if self._session is not None and self._session.started else None
 
     @property

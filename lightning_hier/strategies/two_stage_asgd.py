@@ -30,8 +30,8 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
     rank 0 (eq. 3, 4). The master applies the sum by a copy of the user's optimizer with the
     learning rate eta / push_period, and sends its model back.
 
-    If a rank is lost, its group continues without it. If the first rank of a group is lost, the
-    group is lost. If rank 0 is lost, training ends.
+    Late ranks and groups are tolerated. A lost rank ends the run with a ``PeerError`` on all
+    others.
 
     Args:
         group_size: ranks of a group, which must be on one host: a number, ``"node"`` (the devices
@@ -46,9 +46,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start
             ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
-        grace_s: seconds that a rank may be unreachable or stopped before the others continue
-            without it. If it returns in time, nothing is lost. A rank whose process has ended is
-            lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
         timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
             because the module is not wrapped.
@@ -71,7 +68,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         refresh_period: int = 1,
         warmup_steps: int = 0,
         ranks_per_device: int = 1,
-        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -79,7 +75,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             group_size=group_size,
             warmup_steps=warmup_steps,
             ranks_per_device=ranks_per_device,
-            grace_s=grace_s,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -95,7 +90,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return asdict(self.settings) | {"grace_s": self.grace_s}
+        return asdict(self.settings)
 
     @property
     @override

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from lightning_hier.comm import addresses
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
@@ -49,10 +50,16 @@ def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
 
 
 class Serving:
-    """A thread that polls a rank's server and watch, and calls ``reply`` for each message."""
+    """A thread that polls a rank's server and watch, and calls ``reply`` for each message.
+
+    Attributes:
+        lost: error of the watch, or an empty text.
+
+    """
 
     def __init__(self, ports: Ports, reply: Callable[[Received], Any] | None = None) -> None:
         self.received: list[Received] = []
+        self.lost = ""
         self._ports = ports
         self._reply = reply
         self._stopping = threading.Event()
@@ -74,7 +81,10 @@ class Serving:
     def _run(self) -> None:
         while not self._stopping.is_set():
             received = self._ports.server.receive(0.02)
-            self._ports.watch.poll()
+            try:
+                self._ports.watch.poll()
+            except PeerError as error:
+                self.lost = str(error)
             if received is not None:
                 self.received.append(received)
                 if self._reply is not None:
@@ -88,14 +98,19 @@ def heard(port: ServerPort | ClientPort) -> Received:
     return received
 
 
-def poll_until_lost(watch: Watch, *, unread: bool = False) -> None:
-    """Poll the watch, as a server loop does, until a rank is lost."""
+def poll_until_lost(watch: Watch) -> str:
+    """Poll the watch, as a server loop does, until a rank is lost. Return its error."""
 
     def poll() -> bool:
-        watch.poll(unread=unread)
-        return bool(watch.lost())
+        try:
+            watch.poll()
+        except PeerError as error:
+            errors.append(str(error))
+        return bool(errors)
 
+    errors: list[str] = []
     wait_until(poll, "the loss of a rank")
+    return errors[0]
 
 
 def counted(ports: Ports, reason: str, at_least: int = 1) -> None:

@@ -35,8 +35,8 @@ def main(folder: Path) -> None:
 def _run(folder: Path) -> None:
     assert os.environ["GLOO_SOCKET_IFNAME"] == _LINK
     report = _exchange_with_all()
-    _cut_within_grace()
-    _cut_beyond_grace(folder)
+    _cut_within_the_limit()
+    _cut_beyond_the_limit(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
 
 
@@ -55,7 +55,7 @@ def _exchange_with_all() -> dict[str, Any]:
         assert not ports.refusals()
         served_at = _only_at_the_job_s_address(ports)
         gather_json("all have checked", _CPU)
-    assert not ports.watch.lost()
+    assert not serving.lost
     endpoints = [client._sockets[peer].get_string(zmq.LAST_ENDPOINT) for peer in range(4)]
     ports.close()
     return {"served_at": served_at, "transports": [text.partition(":")[0] for text in endpoints]}
@@ -77,8 +77,8 @@ def _only_at_the_job_s_address(ports: Ports) -> str:
     raise AssertionError("the server can be reached at the loopback")
 
 
-def _cut_within_grace() -> None:
-    ports, _ = open_rank(heartbeat_s=0.1, grace_s=WAIT_S)
+def _cut_within_the_limit() -> None:
+    ports, _ = open_rank(heartbeat_s=0.1, silent_limit_s=WAIT_S)
     client = ports.open_client("main")
     with Serving(ports) as serving:
         client.send(_far()[0], Message(Kind.ABSTAIN))
@@ -92,12 +92,12 @@ def _cut_within_grace() -> None:
             _link("up")
         wait_until(lambda: serving.senders(Kind.PUSH) == set(_far()), "the messages during the cut")
         gather_json("all have received", _CPU)
-    assert not ports.watch.lost()
+    assert not serving.lost
     ports.close()
 
 
-def _cut_beyond_grace(folder: Path) -> None:
-    ports, _ = open_rank(heartbeat_s=1.0, grace_s=3.0)
+def _cut_beyond_the_limit(folder: Path) -> None:
+    ports, _ = open_rank(heartbeat_s=1.0, silent_limit_s=3.0)
     rank = dist.get_rank()
     near = rank ^ 1
     client = ports.open_client("main")
@@ -107,7 +107,7 @@ def _cut_beyond_grace(folder: Path) -> None:
         wait_for_marks(folder, *(f"there{each}" for each in range(4)))
         if rank == 2:
             _link("down")
-        wait_until(lambda: set(ports.watch.lost()) == set(_far()), "the loss of the other host")
+        wait_until(lambda: serving.lost, "the loss of the other host")
         assert client.send(near, Message(Kind.PUSH))
         wait_until(lambda: serving.senders(Kind.PUSH) == {near}, "a push of this host's rank")
         leave_mark(folder, f"noticed{rank}")
@@ -115,7 +115,7 @@ def _cut_beyond_grace(folder: Path) -> None:
             wait_for_marks(folder, *(f"noticed{each}" for each in range(4)))
             _link("up")
         gather_json("the cut is over", _CPU)
-        assert set(ports.watch.lost()) == set(_far())
+        assert all(f"rank {rank} is lost" in serving.lost for rank in _far())
     ports.close()
 
 

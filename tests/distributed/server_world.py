@@ -14,8 +14,6 @@ import torch.distributed as dist
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.engine import Engine
-from lightning_hier.parameter_server.live_collectives import CollectiveLeader, LiveCollectives
-from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
@@ -23,7 +21,6 @@ from lightning_hier.parameter_server.server_loop import ServerLoop
 # The connections of a killed rank break at once. With a shorter heartbeat, a rank that waits for
 # the processor of a busy machine would be considered lost.
 HEARTBEAT_S = 1.0
-GRACE_S = 1.5
 _CPU = torch.device("cpu")
 
 E = TypeVar("E", bound=Engine)
@@ -66,24 +63,22 @@ def server_world(
         traffic=traffic,
         tier_of=lambda peer: "group" if peer // group_size == rank // group_size else "across",
         heartbeat_s=HEARTBEAT_S,
-        grace_s=GRACE_S,
     )
-    server_loop = ServerLoop(ports.server, ports.watch, [])
+    server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
     channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=2 * timeout_s)
     engine = build(rank, ports, channel)
-    server_loop.add(
-        [CollectiveLeader(world_size, ports.server, limit_s=timeout_s), *engine.handlers]
-    )
-    collectives = LiveCollectives(world_size, channel)
+    server_loop.add(engine.handlers)
     before(engine)
     exchange("nobody has begun")
     server_loop.start()
     try:
         yield World(rank, engine, channel, traffic)
-        # Ranks may have died on purpose, so collectives of the process group would hang.
-        collectives.all_gather()
-        for peer in set(range(world_size)) - channel.gone():
-            channel.send(peer, Message(Kind.BYE))
+        for _ in range(2):
+            exchange("no server is needed")
+            server_loop.stop_watching()
+    except BaseException as error:
+        server_loop.fail(error)
+        raise
     finally:
         server_loop.stop()
         engine.close()

@@ -32,7 +32,7 @@ def test_state_that_is_larger_than_the_queue_is_saved() -> None:
         engines = []
         for rank, ports in enumerate(ranks):
             own = [Parameter(torch.full((NUMEL,), float(at))) for at in range(2)]
-            server_loop = ServerLoop(ports.server, ports.watch, [])
+            server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
             channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
             optimizer = optim.Adam(own)
             engine = PSPEngine(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 from lightning_hier.parameter_server.two_stage.pushes import Push
 from tests.distributed.two_stage_world import two_stage_world
-from tests.ranks import rank_outcomes, run_ranks
+from tests.ranks import run_ranks
 from tests.waiting import wait_until
 
 SEGMENT = 50_000
@@ -110,26 +110,3 @@ def test_no_gradient_is_lost_or_counted_twice(
     nodes = range(0, world_size, group_size)
     pushed = [results[node][1]["hier/two_stage/node/gradients"] for node in nodes]
     assert sum(pushed) == 80 * world_size
-
-
-def test_killed_device_loses_only_its_own_whole_gradients() -> None:
-    """The device is killed at an arbitrary time, possibly during an addition.
-
-    In this case, its sum is discarded with all gradients that the node has not taken yet. These are
-    none if the device dies between two steps, and many if the push of the node takes long. Each
-    gradient is either applied by the master or counted as lost.
-    """
-    steps, victim = 80, 1
-    outcomes = rank_outcomes(_race, 3, steps, 3, victim, {"push_period": 2})
-    assert [outcome.died for outcome in outcomes] == [False, True, False]
-    assert [outcome.error for outcome in outcomes] == [None] * 3
-    seen, metrics, _ = outcomes[0].result
-    segments = _segments(seen)
-    for rank in (0, 2):
-        total = outcomes[rank].result[2]
-        assert torch.equal(segments[rank], torch.full_like(segments[rank], total))
-    arrived = int(seen[-1]) - 2 * steps
-    assert arrived > 0
-    expected = sum(_value(step, victim) for step in range(arrived))  # the first gradients
-    assert torch.equal(segments[victim], torch.full_like(segments[victim], expected))
-    assert steps // 2 <= arrived + metrics["hier/two_stage/node/lost"] <= steps

@@ -46,7 +46,7 @@ def _train(
                 elif folder is not None:
                     wait_for_marks(folder, "0")
                 else:
-                    wait_until(lambda: world.channel.gone() == {0, 2}, "the end of the others")
+                    wait_until(lambda: world.channel._server_loop.failure, "the end of the others")
             world.engine.workers[0].step()
             time.sleep(0.002)
         if folder is not None:

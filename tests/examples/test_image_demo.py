@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from examples.image import demo
-from examples.image.lone_ranks import run_apart
 from examples.image.run_systems import run
 from examples.image.runs import RankResult, Result, Settings
 from examples.image.step_clock import StepClock
@@ -100,8 +99,3 @@ def test_waiting_time_excludes_computation_and_pauses(monkeypatch: pytest.Monkey
     assert clock.steps_s == [2.0, 5.0, 3.0]
     assert clock.waited_s == 10.0 - 1.5 - 1.0
     assert (clock.longest_s, clock.median_s) == (5.0, 3.0)
-
-
-def test_run_in_which_all_ranks_fail_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"on 2 ranks ended with statuses \[1, 1\]"):
-        run_apart("examples.no_such_module", "{}", ranks=2)

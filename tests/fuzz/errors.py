@@ -15,13 +15,12 @@ KINDS = frozenset(
         "PeerError",
         "NonFiniteModelError",
         "OutOfStepError",
-        "QuorumError",
         "OSError",
         "MisconfigurationException",
     }
 )
 # Errors on the other ranks after an error of one rank.
-_OF_PEERS = frozenset({"PeerError", "QuorumError"})
+_OF_PEERS = frozenset({"PeerError"})
 _LOW_LEVEL = re.compile(r"third_party/gloo|enforce fail|c10::|terminate called|^Traceback", re.M)
 _SHORTEST_MESSAGE = 40
 
@@ -46,8 +45,6 @@ def errors_are_clear(case: Case, outcomes: Sequence[RankOutcome]) -> str | None:
             return f"rank {outcome.rank} died with exit code {outcome.exit_code}"
         if outcome.error is not None and (problem := _unclear(outcome)) is not None:
             return f"rank {outcome.rank}: {problem}"
-    if case.has_servers and source is not None:
-        return None  # ranks may end before the others, or continue without the lost rank
     silent = [outcome.rank for outcome in others if outcome.error is None]
     failing = [outcome.rank for outcome in others if outcome.error is not None]
     if silent and failing:

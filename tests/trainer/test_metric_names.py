@@ -15,7 +15,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 import lightning_hier as lh
 from lightning_hier.callbacks.tensorboard_layout import layout
 from lightning_hier.comm.traffic import TIERS
-from lightning_hier.parameter_server.message import TRAFFIC_NAMES
+from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.refusals import Reason
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, TwoOptimizers, loader, make_trainer
@@ -132,7 +132,7 @@ def test_documented_kinds_are_those_that_are_sent(names: list[set[str]]) -> None
     sent = {kind for _, tier, kind, _ in (p for p in parts if len(p) == 4) if tier in TIERS}
     assert set(document.kinds[SYNCHRONOUS]) <= sent
     # Some kinds are sent only when a rank dies or has no gradient, so all known kinds are compared.
-    assert set(document.kinds[SERVERS]) == set(TRAFFIC_NAMES.values())
+    assert set(document.kinds[SERVERS]) == {kind.name.lower() for kind in Kind}
     assert set(document.reasons) == set(get_args(Reason))
 
 

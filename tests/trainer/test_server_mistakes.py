@@ -6,7 +6,6 @@ Most of them are errors before training.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -104,9 +103,6 @@ def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) 
         (lambda: lh.PSPStrategy(min_pulled=2), "min_pulled .*got 2"),
         (lambda: lh.PSPStrategy(push_timeout_s=-1), "push_timeout_s .*got -1"),
         (lambda: lh.PSPStrategy(pull_timeout_s=float("inf")), "pull_timeout_s .*got inf"),
-        (lambda: lh.PSPStrategy(grace_s=0.0), "grace_s must be a positive number .*got 0.0"),
-        (lambda: lh.PSPStrategy(grace_s=timedelta(seconds=9)), "grace_s .*got datetime"),
-        (lambda: lh.TwoStageASGDStrategy(grace_s=float("inf")), "grace_s .*got inf"),
         (lambda: lh.PSPStrategy(warmup_steps=-1), "warmup_steps .*got -1"),
         (lambda: lh.TwoStageASGDStrategy(push_period=0), "push_period .*got 0"),
         (lambda: lh.TwoStageASGDStrategy(refresh_period=0), "refresh_period .*got 0"),

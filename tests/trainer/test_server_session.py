@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torchmetrics
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.strategies import server_session
 from lightning_hier.strategies.server_session import ServerSession
 from tests.distributed.port_ranks import opened
 from tests.ranks import run_ranks
@@ -20,9 +24,7 @@ _CLOSE = ServerSession.close
 
 
 def _session(ports: Ports, build: Any) -> ServerSession:
-    return ServerSession(
-        ports, build, rank=0, world_size=1, timeout_s=60.0, traffic=Traffic(), world_tier="group"
-    )
+    return ServerSession(ports, build, communicators=mock.MagicMock(), timeout_s=60.0)
 
 
 def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
@@ -32,8 +34,8 @@ def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
         close.assert_called_once()
 
 
-def test_server_loop_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
-    """The barrier fails when a host dies after the last rendezvous."""
+def test_server_loop_ends_before_its_sockets_when_the_last_wait_fails() -> None:
+    """It fails when a host dies after the last rendezvous."""
     served: list[bool] = []
     with opened(1) as [ports]:
         session = _session(ports, lambda ports, client: mock.Mock(handlers=[]))
@@ -43,14 +45,14 @@ def test_server_loop_ends_before_its_sockets_when_the_last_barrier_fails() -> No
             served.append(thread.is_alive())
             close()
 
-        session.start(torch.nn.Linear(1, 1))
+        session.start()
         assert thread.is_alive()
-        session.collectives = mock.Mock(barrier=mock.Mock(side_effect=PeerError("rank 1")))
         with (
             mock.patch.object(ports, "close", note_and_close),
+            mock.patch.object(server_session, "gather_json", side_effect=PeerError("rank 1")),
             pytest.raises(PeerError, match="rank 1"),
         ):
-            session.close(orderly=True)
+            session.close()
     assert served == [False]
 
 
@@ -70,9 +72,45 @@ def _fit_again() -> list[bool]:
         with pytest.raises(ValueError, match="own mistake"):
             trainer.fit(model, loader(2))
         trainer.fit(model, loader(2))
-    return [call.kwargs["orderly"] for call in close.call_args_list]
+    return [call.args[1] is None for call in close.call_args_list]
 
 
 def test_fit_after_a_failed_fit_ends_in_order() -> None:
-    """Ranks wait for each other at its end. A rank that left at once would count as lost."""
+    """Ranks wait for each other at its end. A rank that left at once would be lost."""
     assert run_ranks(_fit_again, 2) == [[False, True]] * 2
+
+
+class _HoldsMetrics(Net):
+    """Has a metric in its hyperparameters, and a tracker of metrics."""
+
+    def __init__(self, metric: torchmetrics.Metric) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.tracker = torchmetrics.MetricTracker(metric)
+
+    def on_validation_epoch_start(self) -> None:
+        self.tracker.increment()
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.tracker.update(self(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        self.notes.append(float(self.tracker.compute()))
+
+
+def _fit_with_metrics(strategy: str, folder: Path) -> float:
+    model = _HoldsMetrics(torchmetrics.MeanSquaredError())
+    saving = ModelCheckpoint(folder, every_n_train_steps=2)
+    trainer = make_trainer(strategy, enable_checkpointing=True, callbacks=[saving])
+    trainer.fit(model, loader(4), loader(2))
+    copied = deepcopy(model.hparams), deepcopy(model.tracker)
+    assert copied[1].compute() == model.tracker.compute()
+    return float(model.notes[-1])
+
+
+@pytest.mark.parametrize("strategy", ["psp", "two_stage_asgd"])
+def test_metrics_of_the_user_can_be_saved_and_copied(strategy: str, tmp_path: Path) -> None:
+    """Nothing of the strategy is put into them, and they are computed over all ranks."""
+    first, second = run_ranks(_fit_with_metrics, 2, strategy, tmp_path)
+    assert first == second
+    assert list(tmp_path.glob("*.ckpt"))

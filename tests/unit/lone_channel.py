@@ -17,7 +17,6 @@ class LoneChannel(RequestChannel):
         send: function that gets a rank and a message, and returns whether it is queued.
 
     Attributes:
-        lost_ranks: lost ranks and the reasons. Tests add ranks.
         time: time of this channel, in seconds.
         sending: ranks to which a message is still queued.
         inbox: received messages that :meth:`poll` will handle.
@@ -25,11 +24,10 @@ class LoneChannel(RequestChannel):
     """
 
     def __init__(self, send: Callable[[int, Message], bool]) -> None:
-        self.lost_ranks: dict[int, str] = {}
         self.sending: set[int] = set()
         self.inbox: list[Received] = []
         port: Any = _Port(send, self.sending, self.inbox)
-        super().__init__(port, _Loop(self.lost_ranks), timeout_s=1.0)
+        super().__init__(port, _Loop(), timeout_s=1.0)
         self.time = 0.0
         self.now = lambda: self.time
 
@@ -39,17 +37,13 @@ class LoneChannel(RequestChannel):
         if handler is not None:
             handler(received, now)
 
-    def lose(self, rank: int, now: float) -> None:
-        """Note that a rank is lost as :meth:`poll` does."""
-        self.lost_ranks[rank] = "it was killed"
-        self._note_gone(rank, now)
-
 
 class _Port:
     def __init__(
         self, send: Callable[[int, Message], bool], sending: set[int], inbox: list[Received]
     ) -> None:
         self.send = send
+        self.send_to_all = lambda message: None
         self._sending = sending
         self._inbox = inbox
 
@@ -61,13 +55,7 @@ class _Port:
 
 
 class _Loop:
-    def __init__(self, lost: dict[int, str]) -> None:
-        self._lost = lost
-
     def check(self) -> None: ...
 
-    def gone(self) -> set[int]:
-        return set(self._lost)
-
-    def lost(self) -> dict[int, str]:
-        return self._lost
+    def fail(self, error: BaseException) -> None:
+        raise error

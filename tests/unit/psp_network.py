@@ -1,7 +1,7 @@
 """Simulation of PSP-SGD in one process, with an unreliable network and a simulated clock.
 
 A seed determines everything. :class:`Weather` describes how messages are delayed, reordered and
-lost, how long ranks compute, and when they die. There are no threads and no sockets: the simulation
+lost, and how long ranks compute. There are no threads and no sockets: the simulation
 calls servers and workers as the server loop and the request channel do.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import count
 
 from torch import Tensor, optim
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings, QuorumError
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
 from tests.unit.lone_channel import LoneChannel
@@ -42,8 +41,6 @@ class Weather:
         loss: fraction of the messages that are lost.
         ordered: whether messages between two ranks keep their order.
         compute_s: seconds that each rank takes to compute a gradient.
-        deaths: times at which ranks die, in seconds.
-        notice_s: limits of the random time until a rank detects a death, in seconds.
 
     """
 
@@ -51,8 +48,6 @@ class Weather:
     loss: float = 0.0
     ordered: bool = True
     compute_s: Sequence[float] = ()
-    deaths: dict[int, float] = field(default_factory=dict)
-    notice_s: tuple[float, float] = (1.0, 1.0)
 
 
 class Rank:
@@ -73,8 +68,6 @@ class Rank:
         self.steps = 0
         self.pushed = 0
         self.inbox: list[Received] = []
-        self.lost: dict[int, str] = {}
-        self.noted: set[int] = set()
         self.gradients: dict[tuple[int, int], Tensor] = {}
 
 
@@ -122,30 +115,21 @@ class Cluster:
         self._numbers = count()
         self._latest: dict[tuple[str, int, int], float] = {}
         self.ranks = [Rank(number, self, make) for number in range(world_size)]
-        self.dead: set[int] = set()
-
-    def live(self) -> list[Rank]:
-        """Ranks that have not died."""
-        return [rank for rank in self.ranks if rank.number not in self.dead]
 
     def run(self, limit_s: float = 3000.0) -> None:
-        """Run until all live ranks are done. Raise TimeoutError after ``limit_s`` of the clock."""
+        """Run until all ranks are done. Raise TimeoutError after ``limit_s`` of the clock."""
         for rank in self.ranks:
             self._compute(rank)
-        for number, at in self.weather.deaths.items():
-            self._at(at, partial(self._die, number))
         self._at(_TICK_S, self._tick)
-        while any(rank.state != "done" for rank in self.live()):
+        while any(rank.state != "done" for rank in self.ranks):
             self.now, _, happen = heapq.heappop(self._events)
             if self.now > limit_s:
-                raise TimeoutError({rank.number: rank.state for rank in self.live()})
+                raise TimeoutError({rank.number: rank.state for rank in self.ranks})
             happen()
             self._check_timestamps()
 
     def post(self, sender: Rank, to: int, message: Message) -> bool:
         """Send a message from a worker to a server."""
-        if to in sender.lost:
-            return False
         target = self.ranks[to]
         address = bytes([sender.number])
         received = Received(sender.number, address, message)
@@ -160,7 +144,7 @@ class Cluster:
         return True
 
     def _deliver(self, way: str, sender: int, to: int, arrive: Callable[[], None]) -> None:
-        if sender in self.dead or self._random.random() < self.weather.loss:
+        if self._random.random() < self.weather.loss:
             return
         at = self.now + self._random.uniform(*self.weather.latency_s)
         if self.weather.ordered:
@@ -172,18 +156,14 @@ class Cluster:
         heapq.heappush(self._events, (when, next(self._numbers), happen))
 
     def _serve(self, rank: Rank, received: Received) -> None:
-        if rank.number in self.dead or received.sender in rank.lost:
-            return
         rank.server.handle(received, self.now)
 
     def _receive(self, rank: Rank, received: Received) -> None:
-        if rank.number in self.dead:
-            return
         rank.inbox.append(received)
         self._poll(rank)
 
     def _tick(self) -> None:
-        for rank in self.live():
+        for rank in self.ranks:
             rank.server.tick(self.now)
             self._poll(rank)
         self._at(self.now + _TICK_S, self._tick)
@@ -192,13 +172,6 @@ class Cluster:
         """Do the work of the main thread while it waits."""
         if rank.state == "computing":
             return
-        for number in sorted(rank.lost.keys() - rank.noted):
-            rank.noted.add(number)
-            rank.channel.lose(number, self.now)
-            try:
-                self.settings.check_quorum(len(self.ranks), rank.lost)
-            except QuorumError:
-                rank.state = "done"
         while rank.inbox:
             rank.worker.handle(rank.inbox.pop(0), self.now)
         rank.channel.tick(self.now)
@@ -222,8 +195,6 @@ class Cluster:
         self._at(self.now + seconds, lambda: self._push(rank))
 
     def _push(self, rank: Rank) -> None:
-        if rank.number in self.dead:
-            return
         gradients = self._gradients(rank.number, rank.steps, rank.parameters)
         for parameter, gradient in zip(rank.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -240,17 +211,6 @@ class Cluster:
             self._poll(rank)
         else:
             self._compute(rank)
-
-    def _die(self, number: int) -> None:
-        self.dead.add(number)
-        for rank in self.live():
-            seconds = self._random.uniform(*self.weather.notice_s)
-            self._at(self.now + seconds, partial(self._notice, rank, number))
-
-    def _notice(self, rank: Rank, number: int) -> None:
-        rank.lost[number] = "its connection broke"
-        rank.server.peer_gone(number, self.now)
-        self._poll(rank)
 
     def _check_timestamps(self) -> None:
         """Check that the timestamp of no served shard has decreased."""

@@ -62,11 +62,6 @@ class Harness:
         self.channel.tick(now)
         return self.said()
 
-    def gone(self, rank: int) -> list[Sent]:
-        self.sent.clear()
-        self.channel.lose(rank, self.now)
-        return self.said()
-
     def said(self) -> list[Sent]:
         return [(rank, m.kind, m.block, m.timestamp) for rank, m in self.sent]
 

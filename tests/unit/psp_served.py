@@ -54,19 +54,17 @@ class Served:
         self.optimizer = make(own)
         self.sent: list[tuple[int, Message]] = []
         self.full: set[int] = set()
-        self.live = set(range(workers))
         self.counts = ServerCounts()
         (shard,) = plan_shards([self.optimizer], 1)
         tensors = [parameter.detach().clone() for parameter in own]
         updater = Updater(self.optimizer, dict(zip(own, tensors, strict=True)))
         self.replies = Replying(self._send)
+        self.waiting_ranks = WaitingRanks()
         self.shard = ServedShard(
             replace(shard, world_size=workers),
             ServedValues("shard 0", tensors, updater, shard.dtype),
-            timestamp=0,
             settings=PSPSettings(min_pushes=c, push_timeout_s=tau, **settings),
-            live=self.live,
-            waiting_ranks=WaitingRanks(),
+            waiting_ranks=self.waiting_ranks,
             replies=self.replies,
             counts=self.counts,
         )
@@ -112,13 +110,6 @@ class Served:
         message = Message(Kind.ARRIVE, 0, timestamp, {"number": number})
         return self.hear(self.shard.arrive, worker, message, now)
 
-    def leave(self, worker: int, now: float = 0.0) -> list[tuple[int, int]]:
-        """Remove a lost worker. Return the worker and the version of each answer."""
-        self.live.discard(worker)
-        self.sent.clear()
-        self.shard.leave(worker, now)
-        return self._answers()
-
     def tick(self, now: float) -> list[tuple[int, int]]:
         """Call ``tick`` of the shard. Return the worker and the version of each answer."""
         self.sent.clear()
@@ -130,7 +121,9 @@ class Served:
     ) -> list[tuple[int, int]]:
         """Pass a message to the shard. Return the worker and the version of each answer."""
         self.sent.clear()
-        method(Received(worker, bytes([worker]), message), now)
+        received = Received(worker, bytes([worker]), message)
+        self.waiting_ranks.note(received)
+        method(received, now)
         return self._answers()
 
     def _send(self, address: bytes, message: Message) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from lightning_hier.parameter_server.message import Kind
@@ -55,36 +54,6 @@ def test_push_after_the_arrival_of_its_worker_is_used_and_not_answered() -> None
     assert served.push(0, 0) == []
     assert served.arrive(1, 1) == [(0, 1), (1, 1)]
     assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
-
-
-def test_rendezvous_does_not_wait_for_a_lost_worker() -> None:
-    served = Served(3)
-    served.arrive(0, 0)
-    served.arrive(1, 0)
-    assert served.leave(2) == [(0, 0), (1, 0)]
-    served.arrive(0, 0, 2)
-    assert served.leave(0) == []
-    assert served.arrive(1, 0, 2) == [(1, 0)]
-
-
-@pytest.mark.parametrize("how", ["push", "arrive"])
-def test_successor_detects_an_ended_rendezvous_from_workers_that_continued(how: str) -> None:
-    """Worker 0 has the final values of the server that died. Worker 1 does not."""
-    served = Served(2)
-    assert served.arrive(1, 0, 1) == []
-    if how == "push":
-        assert (1, 0) in served.push(0, 0, final=1)
-    else:
-        assert served.arrive(0, 0, 2) == [(1, 0)]
-    assert served.shard.rendezvous.number == 1
-
-
-def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:
-    """If a worker is one rendezvous ahead, the other worker is late."""
-    served = Served(2, timeout_s=1.0)
-    served.arrive(0, 0, 2)
-    assert served.arrive(1, 0, 1) == [(1, 0)]
-    assert served.arrive(1, 0, 2) == [(0, 0), (1, 0)]
 
 
 def test_answer_is_kept_until_all_workers_have_continued() -> None:

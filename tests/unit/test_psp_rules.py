@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings, QuorumError
+from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 
 
@@ -52,15 +52,6 @@ def test_more_pushes_than_workers() -> None:
     PSPSettings(min_pushes=4).check_workers(4)
     with pytest.raises(ValueError, match="number of workers, 4, got 5"):
         PSPSettings(min_pushes=5).check_workers(4)
-
-
-def test_quorum() -> None:
-    PSPSettings(min_pushes="all").check_quorum(4, {})
-    PSPSettings(min_pushes=3).check_quorum(4, {2: "it broke"})
-    with pytest.raises(QuorumError, match="rank 2: it broke; rank 3: silent"):
-        PSPSettings(min_pushes=3).check_quorum(4, {3: "silent", 2: "it broke"})
-    with pytest.raises(QuorumError, match="'all' needs 4 of 4 workers, and 3 are left"):
-        PSPSettings(min_pushes="all").check_quorum(4, {2: "it broke"})
 
 
 def test_countdown_ends_when_all_are_complete_or_a_timeout_after_enough_are() -> None:
@@ -116,15 +107,6 @@ def test_shard_of_several_dtypes_is_sent_in_the_widest_and_restored() -> None:
     flat = torch.cat([one.detach().float() for one in own])
     for one, tensor in zip(own, shard.tensors(flat), strict=True):
         assert one.dtype == tensor.dtype and torch.equal(one, tensor)
-
-
-def test_owner_is_the_next_live_rank() -> None:
-    own = [Parameter(torch.zeros(1)) for _ in range(4)]
-    shards = plan_shards([optim.SGD(own, lr=0.1)], 4)
-    assert [shard.owner(set()) for shard in shards] == [0, 1, 2, 3]
-    assert [shard.owner({1}) for shard in shards] == [0, 2, 2, 3]
-    assert [shard.owner({1, 2}) for shard in shards] == [0, 3, 3, 3]
-    assert [shard.owner({3, 0}) for shard in shards] == [1, 1, 2, 1]
 
 
 def test_steps_of_an_earlier_run_count_towards_the_warm_up() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import optim
 
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind
 from tests.unit.psp_served import Served
 
@@ -112,17 +113,13 @@ def test_staleness_is_the_number_of_versions_since_the_pull() -> None:
     assert served.counts.metrics()["hier/psp/staleness"] == (0 + 0 + 0 + 2) / 4
 
 
-def test_workers_that_wait_too_long_get_a_report_of_missing_workers() -> None:
+def test_wait_that_is_too_long_names_the_missing_workers() -> None:
     served = Served(3, timeout_s=10.0)
     served.push(0, 0, now=1.0)
     served.push(2, 0, now=2.0)
     assert served.tick(10.9) == []
-    served.tick(11.0)
-    reports = [(worker, message.kind, message.facts) for worker, message in served.sent]
-    assert reports == [
-        (w, Kind.MISSING, {"missing": [1], "waiting": "for gradients"}) for w in (0, 2)
-    ]
-    assert served.tick(20.9) == [] and len(served.tick(21.0)) == 2
+    with pytest.raises(PeerError, match="waited too long for gradients, for rank 1: see the log"):
+        served.tick(11.0)
 
 
 @given(

@@ -89,29 +89,6 @@ def test_state_is_copied_when_it_is_requested() -> None:
     assert job.collector.snapshot(1).optimizer_states == [{}]
 
 
-def test_state_of_a_lost_rank_is_requested_from_its_successor() -> None:
-    own = parameters()
-    job = Job([optim.SGD(own, lr=0.1)])
-    job.silent = {1}
-    job.collector.request()
-    job.collect()
-    assert "rank 1" in job.collector.missing()
-    job.asked.clear()
-    job.channel.tick(5.0)
-    assert job.asked == [(1, 1)]
-    for rank in (0, 2):
-        job.servers[rank].peer_gone(1, 5.0)
-    (block,) = [block for block in job.blocks if block.number == 1]
-    flat = torch.cat([own[index].detach().reshape(-1) for index in block.indices])
-    for worker in (0, 2):
-        hold = Message(Kind.HOLD, 1, 0, {"final": 0}, flat)
-        job.servers[2].handle(Received(worker, b"0", hold), 6.0)
-    job.channel.lose(1, 6.0)
-    assert job.asked == [(1, 1), (2, 1)]
-    job.collect()
-    assert job.collector.is_complete(0.0)
-
-
 def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
     own = parameters()
     job = Job([optim.Adam(own)])

@@ -1,4 +1,4 @@
-"""Worker side of PSP-SGD (Algorithm 1): pushes, pulls, rendezvous and takeovers."""
+"""Worker side of PSP-SGD (Algorithm 1): pushes, pulls and rendezvous."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
@@ -146,32 +145,6 @@ def test_fewer_parameters_than_ranks() -> None:
     worker.push()
     assert sent == [0]
     assert not worker.is_pulled(0.0)
-
-
-def test_successor_gets_the_values_of_the_worker_and_its_pending_request() -> None:
-    h = Harness()
-    h.push()
-    h.block(0, 1, 1.0)
-    h.worker.handle(Received(1, b"", Message(Kind.BLOCK, 1, 1, {}, torch.full((2,), 2.0))), 0.0)
-    assert h.gone(2) == [(3, Kind.HOLD, 2, 0), (3, Kind.PUSH, 2, 0)]
-    assert h.gone(1) == [(3, Kind.HOLD, 1, 1)]
-    hold = h.sent[0][1]
-    assert torch.equal(hold.payload, torch.full((2,), 2.0))
-    assert h.gone(3) == [
-        (0, Kind.HOLD, 1, 1), (0, Kind.HOLD, 2, 0), (0, Kind.PUSH, 2, 0),
-        (0, Kind.HOLD, 3, 0), (0, Kind.PUSH, 3, 0),
-    ]  # fmt: skip
-
-
-def test_messages_of_a_lost_server_are_ignored() -> None:
-    """The successor continues from the values that this worker has sent to it."""
-    h = Harness(b=0.25)
-    h.push()
-    h.gone(2)
-    assert not h.block(2, 1, 9.0, sender=2)
-    assert h.block(2, 1, 3.0, sender=3)
-    h.worker.pull()
-    assert h.values()[2] == 3.0
 
 
 def test_missing_names_the_ranks_that_have_not_answered() -> None:

@@ -1,4 +1,4 @@
-"""Requests are repeated until they are acknowledged, move to the next server, and time out."""
+"""Requests are repeated until they are acknowledged, and time out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
@@ -14,7 +14,6 @@ from tests.unit.lone_channel import LoneChannel
 
 PUSH = Message(Kind.PUSH, 4, 7, payload=torch.ones(2))
 ABSTAIN = Message(Kind.ABSTAIN, 4, 7)
-HOLD = Message(Kind.HOLD, 4, 7)
 
 
 class Sender:
@@ -41,7 +40,7 @@ class Sender:
 
 def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() -> None:
     sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
+    request = Request(sender.channel, 3, retry_s=2.0)
     assert sender.tick(1e9) == []  # there is no request
     request.put(PUSH, 0.0, repeat=ABSTAIN)
     repeats = sender.tick(*range(200))
@@ -58,7 +57,7 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
 
 def test_copy_that_is_still_queued_is_not_queued_again() -> None:
     sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
+    request = Request(sender.channel, 3, retry_s=2.0)
     request.put(PUSH, 0.0)
     sender.channel.sending.add(3)
     assert sender.tick(*range(100)) == [] and request.retries == 0
@@ -68,7 +67,7 @@ def test_copy_that_is_still_queued_is_not_queued_again() -> None:
 
 def test_retry_interval_starts_when_the_request_is_sent() -> None:
     sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
+    request = Request(sender.channel, 3, retry_s=2.0)
     sender.full = {3}
     request.put(PUSH, 0.0, repeat=ABSTAIN)
     assert sender.tick(9.9) == [] and not request.sent
@@ -79,7 +78,7 @@ def test_retry_interval_starts_when_the_request_is_sent() -> None:
 
 def test_gradients_that_were_never_sent_are_counted() -> None:
     sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
+    request = Request(sender.channel, 3, retry_s=2.0)
     sender.full = {3}
     request.put(PUSH, 0.0)
     request.put(ABSTAIN, 1.0)
@@ -87,66 +86,19 @@ def test_gradients_that_were_never_sent_are_counted() -> None:
     assert request.dropped == 1
 
 
-def test_next_server_gets_the_preceding_request_first() -> None:
-    sender = Sender()
-    request = Request(
-        sender.channel,
-        lambda gone: min({2, 3, 5}.difference(gone)),
-        retry_s=2.0,
-        on_moved=lambda now: first.put(HOLD, now),
-    )
-    first = Request(sender.channel, lambda gone: request.rank, retry_s=2.0)
-    request.after = first
-    request.put(PUSH, 0.0)
-    sender.channel.lose(3, 1.0)
-    assert sender.sent == [(0.0, 2, Kind.PUSH)]
-    sender.full = {5}
-    sender.channel.lose(2, 1.0)
-    assert sender.tick(2.0) == []
-    sender.full = set()
-    assert sender.tick(3.0, 3.1) == [(3.0, 5, Kind.HOLD), (3.1, 5, Kind.PUSH)]
-
-
-def test_error_names_a_lost_server_without_successor() -> None:
-    sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, role="the master", retry_s=2.0)
-    sender.channel.lose(3, 0.0)
-    with pytest.raises(PeerError, match=r"rank 3, the master, is gone \(it was killed\)"):
-        request.put(PUSH, 1.0)
-
-
 def test_error_names_a_server_that_does_not_answer_in_time() -> None:
     sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, role="the master", retry_s=2.0, limit_s=9.0)
+    request = Request(sender.channel, 3, role="the master", retry_s=2.0, limit_s=9.0)
     request.put(PUSH, 1.0)
     sender.tick(10.0)
     with pytest.raises(PeerError, match="rank 3, the master, has not answered for 9 s"):
         sender.tick(10.1)
 
 
-def test_report_names_the_missing_ranks_if_its_request_is_pending() -> None:
-    sender = Sender()
-    request = Request(sender.channel, lambda gone: 3, retry_s=2.0)
-
-    def report(sender_rank: int, block: int, timestamp: int) -> None:
-        message = missing_report(block, timestamp, [9, 8], "for gradients")
-        sender.channel.receive(Received(sender_rank, b"", message), 0.0)
-
-    request.put(PUSH, 0.0)
-    for other in ((2, 4, 7), (3, 5, 7), (3, 4, 6)):
-        report(*other)
-    with pytest.raises(
-        PeerError, match="rank 3 has waited too long for gradients, for ranks 8, 9:"
-    ):
-        report(3, 4, 7)
-    request.acknowledge(1.0)
-    report(3, 4, 7)
-
-
 def test_wait_handles_received_messages_and_has_a_limit() -> None:
     sender = Sender()
     channel: RequestChannel = sender.channel
-    request = Request(channel, lambda gone: 3, retry_s=2.0)
+    request = Request(channel, 3, retry_s=2.0)
     channel.on(Kind.BLOCK, lambda received, now: request.acknowledge(now))
     sender.channel.inbox.append(Received(3, b"", Message(Kind.BLOCK)))
     request.put(PUSH, 0.0)

@@ -41,17 +41,10 @@ class FakeClient:
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
-        self.lost_ranks: dict[int, str] = {}
         self.collectives_done = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         return False
-
-    def gone(self) -> set[int]:
-        return set(self.lost_ranks)
-
-    def lost(self) -> dict[int, str]:
-        return self.lost_ranks
 
     def wait(
         self, done: Callable[[float], bool], missing: Callable[[], str], *, limit_s: float
@@ -81,7 +74,6 @@ class OneNode:
         self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
         self.exchange = Exchange(
             0,
-            [0],
             LoneChannel(self._ask),
             self.replica,
             chosen,

@@ -53,7 +53,7 @@ class Lossy:
             channel = LoneChannel(self._ask(node))
             self.channels.append(channel)
             self.exchanges.append(
-                Exchange(0, [node], channel, replica, SETTINGS, hyperparameters(optimizer))
+                Exchange(0, channel, replica, SETTINGS, hyperparameters(optimizer))
             )
 
     def _record(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones, parameter
 
@@ -55,7 +56,6 @@ def test_ranks_that_are_no_nodes_are_ignored() -> None:
     talk = Talk((0, 2))
     talk._numbers[1] = 0
     assert talk.push(1, ones(1.0), 1) == []
-    talk.master.peer_gone(1, 0.0)
     assert talk.counts.version == 0
 
 
@@ -78,12 +78,11 @@ def test_invalid_arrival_is_ignored(rank: int, number: int) -> None:
     assert talk.arrive(0) == [] and len(talk.arrive(2)) == 2
 
 
-def test_node_at_the_end_of_an_epoch_gets_a_report_of_missing_nodes() -> None:
+def test_wait_at_the_end_of_an_epoch_that_is_too_long_names_the_missing_nodes() -> None:
     talk = Talk((0, 2, 4))
     talk.arrive(4, now=5.0)
-    talk.master.tick(5.0 + LIMIT_S)
-    [(to, report)] = talk.sent
-    assert to == 4 and report.facts == {"missing": [0, 2], "waiting": "at the end of an epoch"}
+    with pytest.raises(PeerError, match="too long at the end of an epoch, for ranks 0, 2: see"):
+        talk.master.tick(5.0 + LIMIT_S)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""State of Updaters: it is that of one optimizer, can be loaded, and is not shared by siblings."""
+"""State of Updaters: it is that of one optimizer, and can be loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import optim
 
-from lightning_hier.parameter_server.updater import Updater
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.optimizer_cases import (
     OPTIMIZERS,
     gradients,
@@ -63,38 +61,6 @@ def test_servers_continue_from_the_state_of_one_optimizer(name: str, dtype: torc
     for step in range(3, 6):
         plain_step(optimizer, own, gradients(step, dtype))
     assert same_values(tensors, own)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sibling_starts_without_state_at_the_current_rates(name: str) -> None:
-    own = parameters()
-    optimizer = OPTIMIZERS[name](groups(own))
-    updater = Updater(optimizer, {own[0]: own[0].detach().clone()})
-    sent = hyperparameters(optimizer)
-    sent[1]["lr"] = 0.25
-    updater.step([gradients(0)[0]], hyperparameters=sent)
-    tensors = {index: own[index].detach().clone() for index in (2, 3)}
-    sibling = updater.sibling(tensors)
-    sibling.step([gradients(0)[2], gradients(0)[3]])
-    optimizer.param_groups[1]["lr"] = 0.25
-    if name == "own":
-        optimizer.param_groups[0]["seen"] = optimizer.param_groups[2]["seen"] = 1
-        optimizer.param_groups[1]["seen"] = 1
-    for index in (2, 3):
-        own[index].grad = gradients(0)[index]
-    optimizer.step()
-    assert torch.equal(tensors[2], own[2])
-    assert torch.equal(tensors[3], own[3])
-
-
-def test_sibling_starts_with_the_initial_state_of_the_optimizer() -> None:
-    """A state that the optimizer loads later has no effect."""
-    own = parameters()
-    optimizer = optim.Adagrad(own, lr=0.1, initial_accumulator_value=0.5)
-    updater = Updater(optimizer, {})
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
-    sibling = updater.sibling({1: own[1].detach().clone()})
-    assert torch.equal(sibling.state()[1]["sum"], torch.full((5,), 0.5, dtype=torch.float64))
 
 
 def test_states_are_copies() -> None:

@@ -21,7 +21,7 @@ from lightning_hier.parameter_server.server_loop import Replies
 
 
 class PSPEngine(Engine):
-    """Algorithm 1 of psp_sgd. A step raises QuorumError if too few ranks are left.
+    """Algorithm 1 of psp_sgd.
 
     Args:
         rank: rank of this process.
@@ -48,13 +48,11 @@ class PSPEngine(Engine):
         steps_made: Sequence[int] = (),
     ) -> None:
         self._channel = channel
-        self._world_size = world_size
-        self._settings = settings
         remaining = settings.of_optimizers(len(optimizers), steps_made)
         shards = plan_shards(optimizers, world_size)
         self._server = ShardServer(rank, shards, optimizers, remaining, replies)
         self.handlers = [self._server]
-        self.notified = range(world_size)
+        self.must_know_of_waits = True
         self.workers = [
             PSPWorker(
                 optimizer,
@@ -69,7 +67,6 @@ class PSPEngine(Engine):
         channel.on(Kind.BLOCK, self._handle)
         channel.on(Kind.FINAL, self._handle)
         channel.on(Kind.STATE, self._collector.handle)
-        channel.on_gone(self._check_quorum)
 
     @override
     def snapshot(self) -> Snapshot:
@@ -91,7 +88,3 @@ class PSPEngine(Engine):
 
     def _handle(self, received: Received, now: float) -> None:
         self._worker_of[received.message.block].handle(received, now)
-
-    def _check_quorum(self, rank: int, now: float) -> None:
-        # Of the lost ranks only: ranks that have left have finished training.
-        self._settings.check_quorum(self._world_size, self._channel.lost())

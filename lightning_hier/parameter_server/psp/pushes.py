@@ -26,7 +26,7 @@ class PushFacts:
     Attributes:
         version: timestamp of the shard with which the gradient was computed.
         final: number of the last rendezvous that has ended for the worker.
-        collectives_done: number of the last live-rank collective that has ended for the worker.
+        collectives_done: number of the last collective that has ended for the worker.
         steps: number of steps of the worker.
         hyperparameters: hyperparameters of the worker's optimizer, for each parameter group.
         absent: positions of the shard's parameters without a gradient.
@@ -97,17 +97,14 @@ class Round:
 class ServerCounts:
     """Counts of a rank's server, written by the server loop and read by any thread.
 
-    A pushed gradient is counted once, as ``used``, ``dropped`` or ``nonfinite``, unless the server
-    is lost first.
+    A pushed gradient is counted once, as ``used``, ``dropped`` or ``nonfinite``.
 
     Attributes:
         used: gradients in an update or in the current round.
-        dropped: gradients that arrived too late (Algorithm 1, server, line 8), twice, or before a
-            takeover.
+        dropped: gradients that arrived too late (Algorithm 1, server, line 8), or twice.
         nonfinite: gradients and updates that were discarded because of NaN or inf.
         rounds: updates of shards.
         in_rounds: gradients in these updates.
-        takeovers: shards taken over from lost ranks.
         staleness: versions between a shard and the gradients computed with it, of the last ones.
 
     """
@@ -117,7 +114,6 @@ class ServerCounts:
     nonfinite: int = 0
     rounds: int = 0
     in_rounds: int = 0
-    takeovers: int = 0
     staleness: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def metrics(self) -> dict[str, float]:
@@ -130,7 +126,6 @@ class ServerCounts:
             "hier/psp/nonfinite": float(self.nonfinite),
             "hier/psp/rounds": float(self.rounds),
             "hier/psp/gradients_per_round": self.in_rounds / max(1, self.rounds),
-            "hier/psp/takeovers": float(self.takeovers),
         }
 
 

@@ -7,12 +7,12 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from lightning_hier.algorithms.kernels import all_finite
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
+from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks, waited_too_long
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies
 
@@ -40,14 +40,13 @@ class ServedShard:
     Args:
         shard: number, size and dtype.
         values: values and their Updater.
-        timestamp: t, version of the values.
         settings: settings of the optimizer.
-        live: live workers. The owner updates this set.
-        waiting_ranks: workers that wait in a live-rank collective. The owner updates it.
+        waiting_ranks: workers that wait in a collective. The owner updates it.
         replies: port of the rank. Workers repeat requests whose replies are lost.
         counts: counts for logging.
 
     Attributes:
+        timestamp: t, version of the values.
         rendezvous: rendezvous of all workers. The timestamp of an arrival is that of the next push.
 
     """
@@ -57,19 +56,17 @@ class ServedShard:
         shard: Shard,
         values: ServedValues,
         *,
-        timestamp: int,
         settings: PSPSettings,
-        live: Set[int],
         waiting_ranks: WaitingRanks,
         replies: Replies,
         counts: ServerCounts,
     ) -> None:
         self.shard = shard
         self.values = values
-        self.timestamp = timestamp
-        self.rendezvous = Rendezvous(replies, live, settings.timeout_s)
+        self.timestamp = 0
+        self._ranks = frozenset(range(shard.world_size))
+        self.rendezvous = Rendezvous(replies, self._ranks, settings.timeout_s)
         self._settings = settings
-        self._live = live
         self._waiting_ranks = waiting_ranks
         self._replies = replies
         self._counts = counts
@@ -93,12 +90,11 @@ class ServedShard:
             worker.pushed = max(worker.pushed, timestamp)
         # A message that precedes the worker's arrival at a rendezvous needs no answer.
         arrival = self.rendezvous.arrived.get(received.sender)
-        if arrival is None or timestamp >= arrival.request.message.timestamp:
+        if arrival is None or timestamp >= arrival.message.timestamp:
             self.rendezvous.arrived.pop(received.sender, None)
             # Otherwise the answer to this request has been sent already.
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
-        self.end_rendezvous(message.facts["final"])
         if message.facts["final"] == self.rendezvous.number:
             self.rendezvous.confirm(received.sender)
         # Also without a gradient, because the round waits for the response of every worker.
@@ -113,29 +109,9 @@ class ServedShard:
     def arrive(self, received: Received, now: float) -> None:
         """Record the arrival of a worker at a rendezvous. It does not push until all have."""
         number = received.message.facts["number"]
-        # The worker has continued after the previous one.
-        self.end_rendezvous(number - 1)
         if self.rendezvous.arrive(received, number, now):
             self._workers[received.sender].pull = None
             self.end_if_complete(now)
-
-    def end_rendezvous(self, number: int) -> None:
-        """End a rendezvous with the current values, if it has not ended yet.
-
-        It may have ended on an earlier server of the shard. Messages of workers that have continued
-        contain its number.
-        """
-        if number > self.rendezvous.number:
-            facts, flat = {"number": number}, self.values.flat()
-            final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
-            self.rendezvous.end(number, final)
-
-    def leave(self, worker: int, now: float) -> None:
-        """Stop waiting for a worker. Its gradient in this round counts."""
-        self._workers.pop(worker, None)
-        self.rendezvous.leave(worker)
-        # The round or the rendezvous may have waited for this worker alone.
-        self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
         """End the round or the rendezvous if it does not wait for any worker."""
@@ -144,24 +120,27 @@ class ServedShard:
             if self._round.responded:
                 self._update()
             arrived = self.rendezvous.arrived.values()
-            resumed = max(arrival.request.message.timestamp for arrival in arrived)
+            resumed = max(arrival.message.timestamp for arrival in arrived)
             self.timestamp = max(self.timestamp, resumed)
-            self.end_rendezvous(self.rendezvous.latest)
+            facts = {"number": self.rendezvous.number + 1}
+            flat = self.values.flat()
+            final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
+            self.rendezvous.end(final)
         elif self._round.responded and self._round_is_over(now):
             self._update()
             self._answer()
 
     def tick(self, now: float) -> None:
-        """End rounds whose countdown is over, and report missing workers at the time limit."""
+        """End rounds whose countdown is over. Raises PeerError at the time limit of a wait."""
         self.end_if_complete(now)
         # Again, because a full queue may have rejected an answer.
         self._answer()
-        self._report_missing(now)
-        self.rendezvous.report_missing("at a rendezvous of all ranks", now)
+        self._check_limit(now)
+        self.rendezvous.check_limit("at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""
-        return self._live - self.rendezvous.arrived.keys() - self._waiting_ranks.ranks()
+        return self._ranks - self.rendezvous.arrived.keys() - self._waiting_ranks.ranks()
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
@@ -169,7 +148,7 @@ class ServedShard:
         wanted = self.shard.world_size
         if not settings.warming(self.timestamp):
             wanted = settings.needed_pushes(wanted)
-        # Lost workers push no more, and those that wait for other ranks not before they continue.
+        # Workers that wait for other ranks do not push before they continue.
         needed = min(wanted, len(active | current.sums.keys()))
         return current.countdown.is_over(
             complete=active <= current.responded,
@@ -222,14 +201,10 @@ class ServedShard:
     def _is_queued(self, address: bytes) -> bool:
         return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
-    def _report_missing(self, now: float) -> None:
-        """Report missing workers to those that wait, if their wait has reached the limit."""
+    def _check_limit(self, now: float) -> None:
+        """Raise PeerError if workers wait, and the round has reached the time limit."""
         if now < self._round.began + self._settings.timeout_s:
             return
-        number, silent = self.shard.number, self._active() - self._round.responded
-        for worker in self._workers.values():
-            if worker.pull is not None and worker.pull >= self.timestamp:
-                report = missing_report(number, worker.pull, silent, "for gradients")
-                self._replies.send(worker.address, report)
-        # The next report follows after another limit, if a worker still waits.
-        self._round.began = now
+        pulls = [worker.pull for worker in self._workers.values()]
+        if any(pull is not None and pull >= self.timestamp for pull in pulls):
+            raise waited_too_long("for gradients", self._active() - self._round.responded)

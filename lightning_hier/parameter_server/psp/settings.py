@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,10 +13,6 @@ from lightning_hier.algorithms.arguments import (
     is_number,
 )
 from lightning_hier.parameter_server.server_settings import ServerSettings
-
-
-class QuorumError(RuntimeError):
-    """Fewer workers are left than gradients are needed by every server."""
 
 
 @dataclass
@@ -55,7 +50,7 @@ class PSPSettings(ServerSettings):
         linear_scaling: whether the learning rate is multiplied by the number of gradients.
         warmup_steps: number of first steps of every optimizer in which the gradients of all workers
             are averaged and the learning rate is not scaled.
-        timeout_s: seconds after which waiting workers get the list of missing ones.
+        timeout_s: see :class:`ServerSettings`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -108,28 +103,6 @@ class PSPSettings(ServerSettings):
     def needed_shards(self, shards: int) -> int:
         """Number of shards that a worker needs."""
         return rounded_up(self.min_pulled, shards)
-
-    def check_quorum(self, workers: int, lost: Mapping[int, str]) -> None:
-        """Check that servers can still get the gradients that they need.
-
-        Args:
-            workers: number of ranks at the start.
-            lost: lost ranks, with reasons.
-
-        Raises:
-            QuorumError: they cannot. The error names the lost ranks.
-
-        """
-        # Of the workers at the start: c does not shrink with the losses.
-        left, needed = workers - len(lost), self.needed_pushes(workers)
-        if lost and left < needed:
-            why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
-            raise QuorumError(
-                f"min_pushes={self.min_pushes!r} needs {needed} of {workers} workers, and "
-                f"{left} are left ({why}). To continue without lost workers, set min_pushes to "
-                "the number of workers that must be left, or to a fraction, and push_timeout_s to "
-                "the seconds that servers then wait for the other workers"
-            )
 
     def warming(self, version: int) -> bool:
         """Whether the step from this version is part of the warm-up."""

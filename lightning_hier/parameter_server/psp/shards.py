@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -20,7 +20,7 @@ class Shard:
 
     Attributes:
         number: number in messages, ``optimizer * world_size + home``.
-        home: rank that serves the shard unless it is lost.
+        home: rank that serves the shard.
         optimizer: index of the optimizer.
         indices: indices of the parameters in the optimizer.
         parameters: parameters on this rank, in the same order.
@@ -55,12 +55,6 @@ class Shard:
             piece.to(parameter.dtype, copy=True).view(parameter.shape)
             for piece, parameter in zip(pieces, self.parameters, strict=True)
         ]
-
-    def owner(self, gone: Collection[int]) -> int:
-        """The rank that serves the shard: its home, or the next live rank in cyclic order."""
-        ranks = ((self.home + step) % self.world_size for step in range(self.world_size))
-        # There is one, because a rank does not lose itself.
-        return next(rank for rank in ranks if rank not in gone)
 
 
 def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]:

@@ -89,7 +89,7 @@ class StateCollector:
         self._number = 0
         self._states: dict[int, tuple[Tensor, ParameterStates]] = {}
         self._requests = {
-            number: Request(channel, shard.owner, retry_s=_REQUEST_RETRY_S)
+            number: Request(channel, shard.home, retry_s=_REQUEST_RETRY_S)
             for number, shard in self._shards.items()
         }
 

@@ -21,9 +21,8 @@ from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
-# Shortest time before a request is repeated, and a copy of a shard, which is large.
+# Shortest time before a request is repeated.
 _RETRY_S = 2.0
-_COPY_RETRY_S = 30.0
 
 
 class WorkerShard:
@@ -50,15 +49,10 @@ class WorkerShard:
         self.newest = 0
         self.final = 0
         self.fresh: Tensor | None = None
-        self.request = Request(channel, shard.owner, retry_s=_RETRY_S, on_moved=self._send_copy)
-        self._copy = Request(channel, shard.owner, retry_s=_COPY_RETRY_S)
-        # A successor needs the copies of all workers before it serves requests.
-        self.request.after = self._copy
+        self.request = Request(channel, shard.home, retry_s=_RETRY_S)
 
     def take_values(self, message: Message, now: float) -> bool:
         """Store values if they are newer. Returns whether they answer the request."""
-        # A server that sends values does not need a copy any more.
-        self._copy.acknowledge(now)
         if message.timestamp > self.newest:
             self.fresh, self.newest = message.payload, message.timestamp
         request = self.request.message
@@ -69,17 +63,8 @@ class WorkerShard:
 
     def take_final(self, message: Message, number: int) -> None:
         """Store the values of a rendezvous, replacing any others."""
-        self._copy.cancel()
         self.request.cancel()
         self.fresh, self.newest, self.final = message.payload, message.timestamp, number
-
-    def _send_copy(self, now: float) -> None:
-        """Send this worker's copy of the shard to its new server, before the request."""
-        fresh = self.fresh
-        # The newest values may not be in the parameters yet.
-        copy = self.host.read_values() if fresh is None else fresh.clone()
-        hold = Message(Kind.HOLD, self.shard.number, self.newest, {"final": self.final}, copy)
-        self._copy.put(hold, now)
 
 
 class PSPWorker(Worker):
@@ -248,12 +233,12 @@ class PSPWorker(Worker):
         return unanswered(f"shards newer than version {self.timestamp}", awaited)
 
     def handle(self, received: Received, now: float) -> None:
-        """Handle a BLOCK or FINAL of the rank that serves the shard."""
+        """Handle a BLOCK or FINAL of a server."""
         message = received.message
         shard, final = self.shards[message.block], message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.
-        if received.sender != shard.request.rank or final != self._at_rendezvous:
-            return  # it is no longer the server, or the worker has continued
+        if final != self._at_rendezvous:
+            return  # the worker has continued
         if not final:
             self.late += not shard.take_values(message, now)
         elif message.facts["number"] == self._rendezvous:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import Structure, c_int64
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,36 +15,20 @@ class DeviceCounters(Structure):
     Attributes:
         steps: steps, including those without a gradient.
         added: gradients added to the accumulator.
-        adding: 1 while a gradient is being added; reset by the node if the device has died.
         arrived: rendezvous at which the device has arrived.
         finished: rendezvous after which it has copied the model.
         taken: gradients that the node has taken; written by the node.
-        collectives_done: number of the last live-rank collective that has ended for the device.
+        collectives_done: number of the last collective that has ended for the device.
 
     """
 
     steps: int
     added: int
-    adding: int
     arrived: int
     finished: int
     taken: int
     collectives_done: int
     _fields_ = tuple((name, c_int64) for name in __annotations__)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Result of taking the sum of one accumulator.
-
-    Attributes:
-        count: gradients in the sum.
-        lost: gradients that were dropped because their device died during an addition.
-
-    """
-
-    count: int
-    lost: int = 0
 
 
 class Accumulator:
@@ -56,9 +39,6 @@ class Accumulator:
     one for the node, because two devices that add to the same floats at once would lose gradients.
     A second sum for each device would cost the size of the model, to avoid a short wait once a
     push.
-
-    A device that dies during an addition leaves ``adding`` set. The sum then contains a part of
-    its last gradient, so the whole sum is dropped.
 
     Args:
         total: the sum, 1-D.
@@ -96,7 +76,6 @@ class Accumulator:
         with self._lock.locked(limit_s) as locked:
             if locked:
                 counters = self._counters
-                counters.adding = 1
                 if counters.added == counters.taken:
                     # Replaces the sum that the node has taken, which saves a pass that clears it.
                     self._total.copy_(gradient)
@@ -104,30 +83,23 @@ class Accumulator:
                 else:
                     self._total.add_(gradient)
                     self._present.bitwise_or_(present)
-                # In this order: if the device dies in between, the node drops the whole sum.
                 counters.added += 1
-                counters.adding = 0
             return locked
 
-    def take(self, out: Tensor, present: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
+    def take(self, out: Tensor, present: Tensor, *, fresh: bool, limit_s: float) -> int:
         """Write (``fresh``) or add the sum to ``out``. Only the node may call it.
 
-        Parameters with a gradient in the sum are marked in ``present``. Returns None, with nothing
-        changed, if the device held the lock for ``limit_s`` seconds: it was stopped during an
-        addition.
+        Parameters with a gradient in the sum are marked in ``present``. Returns the number of
+        gradients in the sum: 0, with nothing changed, if there are none or if the device held the
+        lock for ``limit_s`` seconds, because it was stopped during an addition.
         """
         with self._lock.locked(limit_s) as locked:
             if not locked:
-                return None
+                return 0
             counters = self._counters
             count = self.pending
-            if counters.adding:
-                # The kernel has released the lock of the dead device. Its sum is dropped only once.
-                counters.adding = 0
-                counters.taken = counters.added
-                return Taken(0, lost=count)
             if count:
                 (out.copy_ if fresh else out.add_)(self._total)
                 present.bitwise_or_(self._present)
                 counters.taken = counters.added
-            return Taken(count)
+            return count

@@ -19,7 +19,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange
+from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
@@ -147,9 +147,7 @@ class Device(Worker):
         self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
 
     def _begin_step(self) -> None:
-        # Raises if the server loop of this rank has failed, or the other ranks have excluded it.
-        self._channel.poll()
-        self._check_required_ranks()
+        self._channel.poll()  # raises if the server loop of this rank has failed
         # The node's next push contains it.
         self._counters.collectives_done = self._channel.collectives_done
         # Read anew at each step, because schedulers change the user's optimizer. A new list, so
@@ -157,30 +155,6 @@ class Device(Worker):
         self._latest = hyperparameters(self._optimizer)
         if self._exchange is not None:
             self._exchange.hyperparameters = self._latest
-
-    def _check_required_ranks(self) -> None:
-        """Check the master and the node.
-
-        Raises:
-            PeerError: one of them is lost, or the node has failed.
-
-        """
-        if failure := self._replica.node.failure:
-            raise PeerError(failure.decode(errors="replace"))
-        # The other devices of the node are not required: their gradients are missing, nothing else.
-        gone = self._channel.gone() & {MASTER, self._ranks[0]}
-        if gone:
-            rank = min(gone)
-            part = (
-                "it held the master's model, so no rank can continue"
-                if rank == MASTER
-                else "it exchanged gradients with the master, so its group can't continue"
-            )
-            reason = self._channel.lost().get(rank, "it has left")
-            raise PeerError(
-                f"rank {rank} of two-stage ASGD is gone ({reason}): {part}. See the log of rank "
-                f"{rank}, and restart from the last checkpoint"
-            )
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         """Update the replica (eq. 2).
@@ -233,22 +207,15 @@ class Device(Worker):
         self.counts.refreshes += 1
 
     def _unfinished(self, number: int) -> list[int]:
-        gone = self._channel.gone()
         devices = zip(self._ranks, self._replica.devices, strict=True)
-        return [
-            rank for rank, counters in devices if counters.finished < number and rank not in gone
-        ]
+        return [rank for rank, counters in devices if counters.finished < number]
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        def is_over(now: float) -> bool:
-            if done():
-                return True
-            self._check_required_ranks()
-            return False
-
         limit_s = _WAITS * self._settings.timeout_s
         missing = partial(self._missing, what)
-        self.counts.waiting_seconds += self._channel.wait(is_over, missing, limit_s=limit_s)
+        self.counts.waiting_seconds += self._channel.wait(
+            lambda now: done(), missing, limit_s=limit_s
+        )
 
     def _missing(self, what: str) -> str:
         return (

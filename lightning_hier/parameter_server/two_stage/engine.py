@@ -83,7 +83,7 @@ class TwoStageASGD(Engine):
         # The master skips a node while all its ranks wait. Without order locking, or with double
         # buffering, no rank waits for another node's turn, so the order is kept.
         may_wait = settings.order_locking and not settings.double_buffering
-        self.notified = [MASTER] if may_wait else []
+        self.must_know_of_waits = may_wait
         self.workers = [
             Device(
                 rank - first,
@@ -149,7 +149,6 @@ class TwoStageASGD(Engine):
         exchanges = [
             Exchange(
                 index,
-                self._ranks,
                 channel,
                 self._replicas[index],
                 settings[index],

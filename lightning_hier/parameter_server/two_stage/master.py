@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
+from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks, waited_too_long
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies, send_again
 from lightning_hier.parameter_server.two_stage.pushes import MasterCounts, OrderLock, Push
@@ -38,7 +38,7 @@ class MasterPart:
         model: model W. The server loop updates it, and the main thread copies its state.
         nodes: first ranks of the nodes.
         replies: port of the rank.
-        idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
+        idle_nodes: returns the nodes whose ranks all wait in a collective.
         settings: settings of the run.
 
     Attributes:
@@ -58,21 +58,21 @@ class MasterPart:
     ) -> None:
         self._block = block
         self._model = model
-        self._live = set(nodes)
-        self.order = OrderLock(self._live)
+        self._nodes = frozenset(nodes)
+        self.order = OrderLock(self._nodes)
         self._replies = replies
         self._idle_nodes = idle_nodes
         self._settings = settings
         self._pending: dict[int, Push] = {}
-        self._applied = dict.fromkeys(self._live, 0)
-        self._epochs = Rendezvous(replies, self._live, settings.timeout_s)
+        self._applied = dict.fromkeys(self._nodes, 0)
+        self._epochs = Rendezvous(replies, self._nodes, settings.timeout_s)
         self.counts = MasterCounts()
 
     def push(self, received: Received, now: float) -> None:
         """Apply a push when it is the turn of its node."""
         node = received.sender
         push = Push.read(received, due=now + self._settings.timeout_s)
-        if node not in self._live or not self._fits(push):
+        if node not in self._nodes or not self._fits(push):
             self.counts.malformed += 1
             _log.warning("dropped a malformed push of rank %d", node)
             return
@@ -90,29 +90,17 @@ class MasterPart:
     def arrive(self, received: Received, now: float) -> None:
         """Record that a node has ended its epoch and has nothing left to push."""
         node, number = received.sender, received.message.timestamp
-        if node in self._live and self._epochs.arrive(received, number, now):
-            self._end_turns(node)
+        if node in self._nodes and self._epochs.arrive(received, number, now):
+            self.order.leave(node)
+            self.apply_pending()
+            if self._epochs.is_complete:
+                self._end_epoch()
 
-    def gone(self, node: int) -> None:
-        """Continue without a node. A push that has not been applied is lost."""
-        if node not in self._live:
-            return
-        self._live.discard(node)
-        self._epochs.leave(node)
-        self._pending.pop(node, None)
-        self._end_turns(node)
-
-    def give_up(self, now: float) -> None:
-        """Report missing nodes to those that have reached their limit."""
-        self._epochs.report_missing("at the end of an epoch", now)
-        for node, push in list(self._pending.items()):
-            if push.due <= now:
-                missing = self._absent_from_turn()
-                # The node ends with an error, so its push must not be applied later.
-                del self._pending[node]
-                waiting = "for the push of a node"
-                report = missing_report(self._block, push.timestamp, missing, waiting)
-                self._replies.send(push.address, report)
+    def check_limits(self, now: float) -> None:
+        """Raise PeerError if a node has waited too long for others."""
+        self._epochs.check_limit("at the end of an epoch", now)
+        if any(push.due <= now for push in self._pending.values()):
+            raise waited_too_long("for the push of a node", self._absent_from_turn())
 
     def _fits(self, push: Push) -> bool:
         # In the warm-up, a node without a finite gradient pushes too: all make the step together.
@@ -126,12 +114,6 @@ class MasterPart:
         if any(push.together for push in self._pending.values()):
             return self.order.active - self._pending.keys()
         return self.order.waited_for()
-
-    def _end_turns(self, node: int) -> None:
-        self.order.leave(node)
-        self.apply_pending()
-        if self._epochs.is_complete:
-            self._end_epoch()
 
     def apply_pending(self) -> None:
         """Apply all pushes whose turn it is. Each of them may start the turn of another node."""
@@ -198,11 +180,10 @@ class MasterPart:
         return Message(Kind.BLOCK, self._block, self.counts.version, facts, self._model.flat())
 
     def _end_epoch(self) -> None:
-        number = self._epochs.latest
-        facts, weights = {"number": number}, self._model.flat()
+        facts, weights = {"number": self._epochs.number + 1}, self._model.flat()
         final = Message(Kind.FINAL, self._block, self.counts.version, facts, weights)
-        self._epochs.end(number, final)
-        self.order.reopen(self._live)
+        self._epochs.end(final)
+        self.order.reopen(self._nodes)
 
 
 class Master:
@@ -231,7 +212,6 @@ class Master:
     ) -> None:
         self._nodes = dict(nodes)
         self._waiting_ranks = WaitingRanks()
-        self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
             MasterPart(block, model, nodes, replies, self._idle_nodes, settings)
@@ -252,19 +232,11 @@ class Master:
             part.arrive(received, now)
 
     def tick(self, now: float) -> None:
-        """Report missing nodes to those that have reached their limit."""
+        """Raise PeerError if a node has waited too long for others."""
         for part in self.parts:
-            part.give_up(now)
-
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Continue without a node whose first rank is lost. Nodes continue without other ranks."""
-        self._gone.add(rank)
-        for part in self.parts:
-            part.gone(rank)
-            # A node is idle now if all its other ranks wait in a collective.
-            part.apply_pending()
+            part.check_limits(now)
 
     def _idle_nodes(self) -> set[int]:
-        """Nodes whose live ranks all wait in a live-rank collective."""
-        idle = self._waiting_ranks.ranks() | self._gone
-        return {node for node, ranks in self._nodes.items() if idle.issuperset(ranks)}
+        """Nodes whose ranks all wait in a collective."""
+        idle = self._waiting_ranks.ranks()
+        return {node for node, ranks in self._nodes.items() if idle >= set(ranks)}

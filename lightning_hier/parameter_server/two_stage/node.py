@@ -8,7 +8,6 @@ Gradients that devices add in the meantime are part of the next push, which may 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
@@ -28,8 +26,6 @@ from lightning_hier.parameter_server.server_loop import BackgroundThread
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
-
-_log = logging.getLogger(__name__)
 
 MASTER = 0
 # Interval at which the devices' counters are read. Messages are handled immediately.
@@ -51,7 +47,6 @@ class ExchangeCounts:
     Attributes:
         pushes: pushes that the master has answered.
         gradients: gradients in these pushes.
-        lost: gradients lost with a device that died during an addition.
         overflowed: gradients whose sum was not finite and was discarded.
         staleness_sum: updates of the master between a node's model and its push, summed.
         seconds: seconds from a push to its reply.
@@ -61,7 +56,6 @@ class ExchangeCounts:
 
     pushes: int = 0
     gradients: int = 0
-    lost: int = 0
     overflowed: int = 0
     staleness_sum: int = 0
     seconds: float = 0.0
@@ -73,7 +67,6 @@ class Exchange:
 
     Args:
         block: number of the optimizer.
-        ranks: devices of the node.
         channel: channel of the node's thread.
         replica: replica of the node.
         settings: settings of the run.
@@ -89,7 +82,6 @@ class Exchange:
     def __init__(
         self,
         block: int,
-        ranks: Sequence[int],
         channel: RequestChannel,
         replica: Replica,
         settings: TwoStageSettings,
@@ -97,13 +89,12 @@ class Exchange:
     ) -> None:
         self._block = block
         self.replica = replica
-        self._ranks = list(ranks)
         self._channel = channel
         self._settings = settings
         longest_s = min(_LONGEST_S, settings.timeout_s / 4)
         self._request = Request(
             channel,
-            lambda gone: MASTER,
+            MASTER,
             role="the master of two-stage ASGD",
             retry_s=min(_RETRY_S, longest_s),
             longest_s=longest_s,
@@ -112,17 +103,11 @@ class Exchange:
         self._pushes = 0
         self._version = 0
         self._rounds = 0
-        self._given_up: set[int] = set()
         self.hyperparameters = hyperparameters
         self.counts = ExchangeCounts()
 
     def advance(self, now: float) -> None:
-        """Push, or report that the node has ended its epoch, unless a request is pending.
-
-        Raises:
-            PeerError: the master is lost.
-
-        """
+        """Push, or report that the node has ended its epoch, unless a request is pending."""
         self.counts.reminders = self._request.retries
         if self._request.message is not None:
             return
@@ -157,8 +142,7 @@ class Exchange:
         self.counts.seconds += self._request.waited_s(now)
 
     def _pending(self) -> int:
-        accumulators = enumerate(self.replica.accumulators)
-        return sum(sums.pending for device, sums in accumulators if device not in self._given_up)
+        return sum(sums.pending for sums in self.replica.accumulators)
 
     @property
     def _warming_up(self) -> bool:
@@ -171,20 +155,16 @@ class Exchange:
         # In the warm-up, only whole steps are pushed (`together`).
         return inf if self._warming_up else self._settings.push_period
 
-    def _living(self) -> list[int]:
-        gone = self._channel.gone()
-        return [i for i, rank in enumerate(self._ranks) if rank not in gone]
-
     def _has_arrived(self, device: int) -> bool:
         return self.replica.devices[device].arrived > self.replica.node.finals
 
     def _all_arrived(self) -> bool:
-        return all(self._has_arrived(device) for device in self._living())
+        return all(map(self._has_arrived, range(len(self.replica.devices))))
 
     def _all_made_step(self) -> bool:
         """Whether every device that still trains has made its next step of the warm-up."""
-        made = {i: self.replica.devices[i].steps > self._rounds for i in self._living()}
-        return any(made.values()) and all(made[i] or self._has_arrived(i) for i in made)
+        made = [device.steps > self._rounds for device in self.replica.devices]
+        return any(made) and all(done or self._has_arrived(i) for i, done in enumerate(made))
 
     @torch.no_grad()
     def _push(self, now: float, *, together: bool) -> None:
@@ -214,17 +194,8 @@ class Exchange:
         # A new tensor for each push, because the transport sends it without a copy.
         total, count = torch.empty_like(self.replica.weights), 0
         present = torch.zeros(self.replica.parameters, dtype=torch.uint8)
-        for device, accumulator in enumerate(self.replica.accumulators):
-            if device in self._given_up:
-                continue
-            taken = accumulator.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
-            if taken is not None:
-                count += taken.count
-                self.counts.lost += taken.lost
-            elif self._ranks[device] in self._channel.gone():
-                # The device was stopped during an addition, so its sum is invalid.
-                self._given_up.add(device)
-                self.counts.lost += accumulator.pending
+        for sums in self.replica.accumulators:
+            count += sums.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
         if count and not all_finite(total):
             self.counts.overflowed += count
             count = 0
@@ -236,8 +207,7 @@ class Node(BackgroundThread):
 
     Args:
         channel: channel of the node's thread alone.
-        exchanges: one for each optimizer, in their order. Their replicas pass the text of a failure
-            to the devices.
+        exchanges: one for each optimizer, in their order.
 
     """
 
@@ -254,10 +224,7 @@ class Node(BackgroundThread):
         self._channel.poll(_PAUSE_S)
 
     def _fail(self, error: Exception) -> None:
-        _log.error("the exchange with the master has failed", exc_info=error)
-        text = str(error) if isinstance(error, PeerError) else repr(error)
-        for exchange in self.exchanges:
-            exchange.replica.fail(text)
+        self._channel.fail(error)
 
     def _handle(self, received: Received, now: float) -> None:
         self.exchanges[received.message.block].handle(received.message, now)

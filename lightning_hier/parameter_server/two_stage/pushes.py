@@ -2,8 +2,7 @@
 
 Order-locking (two_stage_asgd 3.1) keeps the order of the nodes' first pushes, which bounds
 staleness: between two pushes of a node, every other node pushes once. A node is skipped from the
-end of its epoch until all nodes have ended it, while its ranks wait in a live-rank collective, and
-after its death.
+end of its epoch until all nodes have ended it, and while its ranks wait in a collective.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Push:
         number: number of the push, from 1 for each node. The answer contains it.
         count: number of gradients in the sum; 0 if none was finite.
         together: whether it belongs to a step of the warm-up, which all nodes make together.
-        collectives_done: number of the last live-rank collective that has ended for the node.
+        collectives_done: number of the last collective that has ended for the node.
         hyperparameters: hyperparameters of the node's optimizer.
         absent: positions of the parameters without a gradient in the sum.
 
@@ -123,7 +122,7 @@ class OrderLock:
         self._skipped = set(nodes)
 
     def leave(self, node: int) -> None:
-        """Remove a node that has ended this epoch, or is lost."""
+        """Remove a node that has ended this epoch."""
         # Its place in the order stays, for the next epoch.
         self.active.discard(node)
 

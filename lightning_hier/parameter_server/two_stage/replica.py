@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from ctypes import Structure, c_char, c_int64, sizeof
+from ctypes import Structure, c_int64, sizeof
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +19,6 @@ from lightning_hier.parameter_server.two_stage.accumulator import Accumulator, D
 from lightning_hier.parameter_server.two_stage.shared_memory import SharedFile
 
 _PAGE = 4096
-_FAILURE_BYTES = 2048
 
 
 class NodeCounters(Structure):
@@ -29,20 +28,13 @@ class NodeCounters(Structure):
         begun: pushes begun.
         installed: pushes whose answer is in the replica.
         finals: rendezvous after which the replica holds the master's model.
-        failure: error text of the node; empty unless it has failed.
 
     """
 
     begun: int
     installed: int
     finals: int
-    failure: bytes
-    _fields_ = (
-        ("begun", c_int64),
-        ("installed", c_int64),
-        ("finals", c_int64),
-        ("failure", c_char * _FAILURE_BYTES),
-    )
+    _fields_ = tuple((name, c_int64) for name in __annotations__)
 
 
 def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -140,10 +132,6 @@ class Replica:
         # Before the counter, at whose increase devices copy the weights.
         self.weights.copy_(weights)
         self.node.installed = self.node.begun
-
-    def fail(self, reason: str) -> None:
-        """Store the reason of the node's failure for its devices."""
-        self.node.failure = reason.encode()[:_FAILURE_BYTES]
 
     def close(self) -> None:
         """Close the file."""
