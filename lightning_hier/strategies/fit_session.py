@@ -162,12 +162,16 @@ class FitSession:
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
-        """Context of a step of an optimizer, which its strategy counts afterwards."""
+        """Context of a step of an optimizer, which is counted afterwards.
+
+        A collective of the group, and of the world at the end of a block.
+        """
         self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
         with self.hooks.raw_steps.counted(), stepping:
             yield
+        self.synchroniser.after_step(optimizer)
 
     def rewind(self) -> None:
         """Reset the state of training before another one is loaded."""

@@ -78,9 +78,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         index = self.optimizers.index(wrapped if wrapped in self.optimizers else optimizer)
         # Counted by call, because loss scaling may skip the update on some ranks only.
         with session.step(index):
-            result = super().optimizer_step(optimizer, *args, **kwargs)
-        session.synchroniser.after_step(index)
-        return result
+            return super().optimizer_step(optimizer, *args, **kwargs)
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided
+from tests.sharded.nets import Divided, gathered
 from tests.trainer.fitting import (
     BMUF_ADAM,
     BMUF_GTC,
@@ -23,6 +23,7 @@ from tests.trainer.fitting import (
     Untrained,
     errors_on_ranks,
     fitted,
+    loader,
     make_trainer,
 )
 
@@ -133,3 +134,26 @@ def test_launcher_that_starts_a_rank_for_each_device_is_an_error() -> None:
             "--ntasks-per-node 4), or set ranks_per_device, devices and num_nodes of the Trainer "
             "accordingly"
         )
+
+
+def _fit_on_a_gpu(preset: Any, model: Any, data: Any) -> Tensor:
+    strategy = preset(ranks_per_device=2, warmup_steps=0, block_size=2)
+    trainer = make_trainer(strategy, devices=1, accelerator="gpu")
+    module = model()
+    trainer.fit(module, data())
+    assert (trainer.world_size, strategy.process_group_backend) == (2, "gloo")
+    return gathered(module).cpu()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("preset", "model", "data"),
+    [
+        (lh.BMUFGTCStrategy, Net, partial(loader, 6)),
+        (lh.DiLoCoFSDPStrategy, partial(Divided, "Adam"), _doubles),
+    ],
+)
+def test_ranks_share_a_gpu(preset: Any, model: Any, data: Any) -> None:
+    """In a group of both ranks, over gloo."""
+    first, second = run_ranks(_fit_on_a_gpu, 2, preset, model, data)
+    assert torch.equal(first, second)
