@@ -57,8 +57,8 @@ class BMUFAdam(BlockMomentum):
 
     Every gradient stays in the moments. With ``merge=alpha``, Delta contains fewer steps:
     ``rho_n = (1 - alpha) (eta * rho_{n-1} - s) + tau``, and ``(1 - alpha) eta * rho_n`` stands for
-    the look-ahead. A rank keeps its shard of both moments at the last exchange, when they were sent
-    (for each local model), and in flight: 6 vectors of the length of the shard of the model.
+    the look-ahead. A rank keeps its shard of both moments at the last exchange, when they were
+    sent, and in flight: 6 vectors of the length of the shard of the model.
 
     The look-ahead and the extrapolated moments act as momentum between blocks. The paper therefore
     advises a first beta of 0.5 for the local optimizer (2.2, last paragraph), which
