@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from typing import Any
+
+import torch
 
 import lightning_hier as lh
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
@@ -108,8 +111,16 @@ class Case:
 
     def make_strategy(self) -> Any:
         """A new strategy."""
-        arguments = {"timeout": timedelta(seconds=COLLECTIVE_LIMIT_S), **self.strategy[1]}
+        arguments = {"timeout": timedelta(seconds=COLLECTIVE_LIMIT_S), **_built(self.strategy[1])}
         for name, own in (("gradient_sync", self.gradient), ("block_sync", self.block)):
             if own is not None:
-                arguments[name] = getattr(lh, own[0])(**own[1])
+                arguments[name] = getattr(lh, own[0])(**_built(own[1]))
         return self.strategy_class(**arguments)
+
+
+def _built(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the factory of an outer optimizer for its name and arguments."""
+    if "outer_optimizer" not in arguments:
+        return arguments
+    name, settings = arguments["outer_optimizer"]
+    return {**arguments, "outer_optimizer": partial(getattr(torch.optim, name), **settings)}

@@ -163,11 +163,12 @@ def _fault(dice: random.Random, case: dict[str, Any]) -> Fault | None:
 
 def _another_world(dice: random.Random, case: dict[str, Any]) -> int:
     """A number of ranks on which to resume. The group size divides it in most cases."""
-    size = case["strategy"][1].get("group_size", 1)
+    settings = case["strategy"][1]
+    size, of_device = settings.get("group_size", 1), settings.get("ranks_per_device", 1)
     fitting = [
         ranks
         for ranks in (1, 2, 3, 4)
-        if size == "world" or ranks % case["hosts"] == ranks % size == 0
+        if ranks % (case["hosts"] * of_device) == 0 and (size == "world" or ranks % size == 0)
     ]
     case["validate_every"] = 1  # more ranks have fewer batches each
     return dice.choice((1, 2, 3, 4) if dice.random() < 0.1 else fitting)

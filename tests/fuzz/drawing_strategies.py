@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from tests.fuzz.case import Named
 
 Drawn = tuple[Named, Named | None, Named | None]
+
+# Outer steps on such small models are small, so that no model diverges.
+OUTER_OPTIMIZERS: Sequence[Named] = (
+    ("SGD", {"lr": 0.7, "momentum": 0.5}),
+    ("Adam", {"lr": 0.01}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.01}),
+    ("Adagrad", {"lr": 0.01}),
+    ("RMSprop", {"lr": 0.01}),
+)
 
 
 def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn:
@@ -19,38 +29,34 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
     if kind == "two_stage":
         return _two_stage(dice, ranks, ranks_per_host, warmup), None, None
     own: dict[str, Any] = {"warmup_steps": warmup}
+    if ranks_per_host % 2 == 0 and dice.random() < 0.15:
+        own["ranks_per_device"] = 2
     drawn = _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
-    strategy, gradient, block = _with_automatic(drawn)
+    strategy, gradient, block = (named and _with_automatic(dice, named) for named in drawn)
+    assert strategy is not None
     return _with_late_moments(strategy), gradient, block and _with_late_moments(block)
 
 
-def _with_automatic(drawn: Drawn) -> Drawn:
-    """The same settings. In one of eight cases, every setting with an "auto" is automatic.
+def _with_automatic(dice: random.Random, named: Named) -> Named:
+    """The same settings, of which some are "auto" instead of a value.
 
-    Fragments and delays are then left out, because blocks may be too short for them.
-
-    The draw has its own generator, so that all other draws of a seed do not change.
+    Fragments and delays are left out where blocks are automatic and may be too short for them.
     """
-    if random.Random(repr(drawn)).random() >= 0.125:
-        return drawn
-    automatic = ["warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap"]
-    automatic.append("merge")  # which has no effect without overlap
-    result: list[Any] = []
-    for named in drawn:
-        if named is not None:
-            name, arguments = named
-            named = name, {key: v for key, v in arguments.items() if key not in automatic}
-        result.append(named)
-    return result[0], result[1], result[2]
+    name, arguments = named
+    automatic = ("warmup_steps", "block_size", "density", "local_beta1", "block_momentum")
+    chosen = [key for key in automatic if key in arguments and dice.random() < 0.12]
+    left_out = ("fragments", "overlap", "merge") if "block_size" in chosen else ()
+    settings = {key: value for key, value in arguments.items() if key not in left_out}
+    return name, settings | dict.fromkeys(chosen, "auto")
 
 
 def _with_late_moments(named: Named) -> Named:
     """The same settings. BMUF-Adam often gets an overlap, or moments that are exchanged seldom.
 
-    The draw has its own generator, as above.
+    The draw has its own generator, so that all other draws of a seed do not change.
     """
     name, arguments = named
-    if not name.startswith("BMUFAdam") or "block_size" not in arguments:
+    if not name.startswith("BMUFAdam") or arguments["block_size"] == "auto":
         return named
     dice, settings = random.Random(repr(named)), dict(arguments)
     late = dice.random() < 0.5
@@ -134,8 +140,10 @@ def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
     if name != "BMUFAdam":
         if settings.get("local_momentum") != "average" and dice.random() < 0.4:
             settings["overlap"] = dice.choice((True, dice.randint(1, settings["block_size"])))
-    elif dice.random() < 0.3:
-        settings["moments"] = "average"
+    else:
+        settings["local_beta1"] = dice.choice(("keep", "keep", 0.6))
+        if dice.random() < 0.3:
+            settings["moments"] = "average"
     if name in ("ModelAveraging", "DiLoCo"):
         return settings
     if dice.random() < 0.4:
@@ -150,6 +158,8 @@ def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
 
 
 def _outer(dice: random.Random) -> dict[str, Any]:
+    if dice.random() < 0.3:
+        return {"outer_optimizer": dice.choice(OUTER_OPTIMIZERS)}
     settings: dict[str, Any] = {"outer_lr": dice.choice((0.7, 1.0))}
     if dice.random() < 0.6:
         settings["outer_momentum"] = dice.choice((0.0, 0.5, "auto"))

@@ -85,10 +85,12 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
         return None
     if strategy.block_sync.fragments > 1:
         return None
-    if "auto" in (strategy.warmup_steps, strategy.block_sync.block_size):
+    # The attribute of the strategy is a number also before the automatic one is known.
+    warmup = case.strategy[1].get("warmup_steps", "auto")
+    if "auto" in (warmup, strategy.block_sync.block_size):
         return None
     for number, step in enumerate(_steps_by_batch(case)):
-        beyond = step - strategy.warmup_steps
+        beyond = step - warmup
         if step == 0 or (beyond > 0 and beyond % strategy.block_sync.block_size):
             continue
         if number + 1 < case.batches * case.epochs and _steps_by_batch(case)[number + 1] == step:

@@ -94,7 +94,9 @@ def _fit(
 
 
 def _settings(case: Case, evaluates: bool) -> dict[str, Any]:
+    of_device = case.strategy[1].get("ranks_per_device", 1)
     settings: dict[str, Any] = {
+        "devices": int(os.environ["LOCAL_WORLD_SIZE"]) // of_device,
         "max_epochs": case.epochs,
         "num_sanity_val_steps": 0,
         "precision": case.precision,
