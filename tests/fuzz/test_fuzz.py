@@ -14,8 +14,9 @@ from tests.fuzz.case import Case, Fault
 from tests.fuzz.checking import SUCCESS, Verdict, check
 from tests.fuzz.drawing import draw
 
-# DiLoCo in two fragments with a delay, BMUF, BMUF-Adam under GTC with late moments, both servers.
-SEEDS = (1766, 1056, 1214, 1015, 1036)
+# DiLoCo with another outer optimizer, BMUF, late moments under GTC, automatic values with ranks
+# that share a device, both servers.
+SEEDS = (1017, 1018, 1297, 1487, 1036, 1015)
 
 
 class _OneRankDiffers(lh.BMUFStrategy):
