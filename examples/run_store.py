@@ -48,7 +48,6 @@ class RunStore(Generic[SettingsType, ResultType]):
             which rank 0 appends a line of JSON for each run.
         settings: class of the settings.
         result: class of the results.
-        launch: function that starts the module on its ranks, by default ``run_module``.
 
     """
 
@@ -59,14 +58,12 @@ class RunStore(Generic[SettingsType, ResultType]):
         module: str,
         settings: Callable[..., SettingsType],
         result: Callable[..., ResultType],
-        launch: Callable[..., None] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "runs.jsonl"
         self._module = module
         self._settings = settings
         self._result = result
-        self._launch = run_module if launch is None else launch
 
     def results(self, runs: Sequence[SettingsType]) -> list[ResultType]:
         """Return the results of runs, in order. Runs that are not in the file are executed.
@@ -86,7 +83,7 @@ class RunStore(Generic[SettingsType, ResultType]):
     def _run(self, job: list[SettingsType], ranks: int) -> None:
         runs = [asdict(settings) for settings in job]  # type: ignore[call-overload]
         arguments = {"runs": runs, "results": str(self._file)}
-        self._launch(self._module, json.dumps(arguments), ranks=ranks)
+        run_module(self._module, json.dumps(arguments), ranks=ranks)
 
     def _read(self) -> dict[str, ResultType]:
         return {_key(self._settings(**result.settings)): result for result in self._lines()}

@@ -1,18 +1,12 @@
 """Train image classifiers with several systems, and store the results.
 
-``examples.ranks`` starts this module on every rank. The argument is a JSON
-object: ``runs``, a list of settings with the same number of ranks, and ``results``, a file to which
-the first rank appends one line of JSON for each run.
+``RunStore`` starts this module on every rank, and documents its argument.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Protocol, cast
 
 import lightning.pytorch as pl
@@ -29,6 +23,7 @@ from examples.image.straggler import Straggler
 from examples.image.systems import SYSTEMS
 from examples.image.wall_time import AccuracyOverTime
 from examples.quiet import progress, silence_lightning
+from examples.run_store import run_job
 
 
 class HasMetrics(Protocol):
@@ -148,17 +143,6 @@ def _trainer(settings: Settings, callbacks: list[Callback]) -> pl.Trainer:
     )
 
 
-def main() -> None:
-    """Run the settings of the command-line argument."""
-    silence_lightning()
-    job = json.loads(sys.argv[1])
-    for settings in job["runs"]:
-        result = run(Settings(**settings))
-        # The first remaining rank writes the result, because rank 0 may have been killed.
-        if result.ranks[0]["rank"] == int(os.environ.get("RANK", "0")):
-            with Path(job["results"]).open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    silence_lightning()
+    run_job(run, Settings)

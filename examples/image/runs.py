@@ -91,7 +91,7 @@ class Result:
         test_accuracy: test accuracy of the final model, from 0 to 1.
         curve: seconds since the start of training, and accuracy on the valid split, for each epoch.
         train_seconds: time from the start of training to the end of the last validation.
-        ranks: fields of the ``RankResult`` of each rank that completed training.
+        ranks: fields of the ``RankResult`` of each rank.
     """
 
     settings: dict[str, Any]

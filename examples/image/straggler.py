@@ -1,4 +1,4 @@
-"""Callbacks that delay or kill a rank."""
+"""Callback that delays a rank."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Tests that ranks of the examples listen on the loopback interface only."""
+"""Tests of the ranks that examples start: addresses, errors, time limit."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,25 @@ def main(folder: Path) -> None:
 
 
 def test_ranks_listen_at_the_loopback_only(tmp_path: Path) -> None:
-    run_module("tests.examples.test_loopback", str(tmp_path), ranks=2)
+    run_module("tests.examples.test_example_ranks", str(tmp_path), ranks=2)
     for rank in range(2):
         addresses = (tmp_path / str(rank)).read_text().split()
         assert addresses and all(address.startswith(_LOOPBACK) for address in addresses)
 
 
+def test_failed_rank_ends_the_others_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="on 2 ranks ended with status 1"):
+        run_module("tests.examples.test_example_ranks", "/nowhere", ranks=2)
+    assert "No such file or directory: '/nowhere" in capfd.readouterr().err
+
+
+def test_ranks_that_do_not_end_are_killed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="on 2 ranks ended with status 1"):
+        run_module("tests.examples.test_example_ranks", "wait", ranks=2, limit_s=1.0)
+    assert "on 2 ranks was not done within 1 s" in capfd.readouterr().err
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "wait":
+        time.sleep(600)
     main(Path(sys.argv[1]))
