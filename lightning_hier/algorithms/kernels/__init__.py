@@ -2,7 +2,7 @@
 
 - :mod:`reference`: plain torch, for any device and dtype. It defines the results.
 - :mod:`native`: C loops for float32 on the CPU, compiled if the host has a C compiler.
-- :mod:`triton_backend`: passes of GTC and of block momentum as Triton kernels, for CUDA.
+- :mod:`triton_backend`: passes of GTC as Triton kernels, for CUDA.
 
 All backends give bit-identical results, so ranks with different backends stay equal, except for
 sums of squares, which are equal up to rounding in double precision and do not affect training.

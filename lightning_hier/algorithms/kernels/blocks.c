@@ -4,8 +4,7 @@
    They do the same operations in the same order, so results have the same bits. Sums of squares are
    added in another order; they are only logged and checked. No function allocates memory.
 
-   A change here needs the same change in reference.py and triton_block_kernels.py, and in the
-   signatures of native.py. tests/unit/test_block_kernels.py compares the bits. */
+   A change here needs the same change in reference.py and in the signatures of native.py. tests/unit/test_block_kernels.py compares the bits. */
 
 #include <math.h>
 #include <float.h>

@@ -1,4 +1,4 @@
-"""The Triton backend: passes of GTC and of block momentum on CUDA devices. Others use plain torch.
+"""The Triton backend: passes of GTC on CUDA devices. Others use plain torch.
 
 Each pass goes through its tensors in device memory once. A program processes a block of elements.
 The kernels of GTC are::
@@ -9,8 +9,6 @@ The kernels of GTC are::
     write_words      the words of each block, in ascending order of index, from the two bits
     find_begins      the first word of each block, in the words of each worker
     decode           r <- v - sent; mean over all workers         reads v; writes r, v
-
-The kernels of block momentum have the names of the functions in :class:`TorchKernels`.
 """
 
 from __future__ import annotations
@@ -22,17 +20,12 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels.payload import add_payloads_, magnitude_bits
-from lightning_hier.algorithms.kernels.reference import (
-    BlockCoefficients,
-    SumOfSquares,
-    TorchKernels,
-)
+from lightning_hier.algorithms.kernels.reference import TorchKernels
 
 # Elements per program (measured), a multiple of the elements per code.
 BLOCK = 1024
@@ -56,11 +49,8 @@ def runs_on(device: torch.device) -> bool:
     """
     values, residual = torch.ones(2, 1, device=device)
     try:
-        # Both files of kernels: one may compile where the other does not.
         words, _ = _encode_(values, residual, 0.5)
         _decode_(values, residual, 0.5, [words], [1.0])
-        subtract_start = _jit("triton_block_kernels").subtract_start
-        _launch(subtract_start, 1, values, residual, None, 0, HAS_UPDATE=False)
     except ImportError:
         return False
     except Exception as error:  # the type depends on the cause and on Triton's version
@@ -106,91 +96,10 @@ class TritonKernels(TorchKernels):
         if bitmaps:  # plain torch: the kernel reads words only
             add_payloads_(values, rows, factors, bitmaps=True)
 
-    def sum_of_squares(self, values: Tensor) -> SumOfSquares:
-        """See :class:`TorchKernels`."""
-        if not _runs_block_kernels(values):
-            return super().sum_of_squares(values)
-        squares = _empty_squares(1, values)
-        _jit("triton_block_kernels").sum_of_squares[(squares.shape[1],)](
-            values, squares, values.numel(), BLOCK=BLOCK
-        )
-        return squares.sum()
 
-    def subtract_start_(
-        self, model: Tensor, global_model: Tensor, update: Tensor | None, eta: float
-    ) -> SumOfSquares:
-        """See :class:`TorchKernels`."""
-        if not _runs_block_kernels(model):
-            return super().subtract_start_(model, global_model, update, eta)
-        kernel = _jit("triton_block_kernels").subtract_start
-        [squares] = _launch(
-            kernel, 1, model, global_model, update, _bits64(-eta), HAS_UPDATE=update is not None
-        )
-        return squares
-
-    def advance_(
-        self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
-    ) -> tuple[SumOfSquares, SumOfSquares]:
-        """See :class:`TorchKernels`."""
-        if not _runs_block_kernels(mean):
-            return super().advance_(mean, global_model, update, by)
-        kernel = _jit("triton_block_kernels").advance
-        least = by.zeta >= 0.5
-        return _advance(kernel, mean, global_model, update, by, ZETA_AT_LEAST_HALF=least)
-
-    def advance_by_(
-        self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
-    ) -> tuple[SumOfSquares, SumOfSquares]:
-        """See :class:`TorchKernels`."""
-        if not _runs_block_kernels(gradient):
-            return super().advance_by_(gradient, global_model, update, by)
-        kernel = _jit("triton_block_kernels").advance_by
-        return _advance(kernel, gradient, global_model, update, by, INSIDE=by.inside)
-
-
-def _runs_block_kernels(values: Tensor) -> bool:
-    # Plain torch rounds 16-bit numbers after every operation.
-    wide = values.dtype in (torch.float32, torch.float64)
-    return wide and values.numel() > 0 and runs_on(values.device)
-
-
-def _advance(
-    kernel: Any, mean: Tensor, model: Tensor, update: Tensor | None, by: BlockCoefficients,
-    **constants: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Launch a kernel of one synchronisation, with what both have in common and ``constants``."""
-    has_update = update is not None
-    first, second = _launch(
-        kernel, 2, mean, model, update, _bits64(by.eta), _bits64(by.zeta), HAS_UPDATE=has_update,
-        AHEAD=by.ahead and has_update, ADDS_UPDATE=by.adds_update and has_update,
-        SCALES=by.zeta != 1.0, **constants,
-    )  # fmt: skip
-    return first, second
-
-
-def _launch(
-    kernel: Any, sums: int, values: Tensor, model: Tensor, update: Tensor | None, *numbers: int,
-    **constants: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Launch a kernel of block momentum, and return its sums of squares."""
-    squares = _empty_squares(sums, values)
-    update = values if update is None else update  # not read then
-    # Without fusion, which would round other products and sums together.
-    kernel[(squares.shape[1],)](
-        values, model, update, squares, values.numel(), *numbers, **constants, BLOCK=BLOCK,
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    return squares.sum(1).unbind()
-
-
-def _empty_squares(sums: int, values: Tensor) -> Tensor:
-    """For the sums of squares of all programs, (sums, programs)."""
-    return values.new_empty((sums, -(-values.numel() // BLOCK)), dtype=torch.float64)
-
-
-def _jit(name: str = "triton_kernels") -> ModuleType:
+def _jit() -> ModuleType:
     """Import kernels at the first use, because not every host has Triton."""
-    return import_module(f"lightning_hier.algorithms.kernels.{name}")
+    return import_module("lightning_hier.algorithms.kernels.triton_kernels")
 
 
 def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:
