@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
+from benchmarks.sizing import Cluster
 from benchmarks.two_stage_ranks import NEVER, Configuration, Job
 from examples.tables import markdown
-from lightning_hier.algorithms.sizing import Cluster
 
 PERIODS = (1, 2, 4, 8)
 _DEVICES = ("core", "waiting")

@@ -7,8 +7,8 @@ from math import log
 
 from benchmarks.planner.block_costs import BlockCosts, SpeedupReading, fit_block_costs
 from benchmarks.planner.comparison import Comparison, Section
+from benchmarks.sizing import Cluster
 from examples.studies.speed import TABLE_1, TABLE_2
-from lightning_hier.algorithms.sizing import Cluster
 
 BMUF = TABLE_2["bmuf_nbm"]
 """Speedup in frames/s at 128 GPUs by block size (two_tiered_bmuf_gtc, Table 2)."""

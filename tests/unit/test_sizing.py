@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lightning_hier.algorithms.sizing import Cluster
+from benchmarks.sizing import Cluster
 
 # 29.5 million parameters of four bytes, mini-batches of 4096 frames, 9.4 kfps for a GPU (Table 3).
 # The paper does not say which bandwidth its 10 Gbit/s Ethernet gave: 6.3 Gbit/s fits Table 2.
