@@ -22,7 +22,12 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.membership.torchft import TorchFT
-from lightning_hier.strategies import arguments, module_setup, optimizer_checks
+from lightning_hier.strategies import (
+    arguments,
+    module_setup,
+    optimizer_checks,
+    trainer_checks,
+)
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.membership_checks import check_membership
@@ -109,7 +114,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        """See :class:`TieredStrategy`: it supports all settings."""
+        if isinstance(self.gradient_sync, GTC):
+            trainer_checks.check_compressible(self._module)
 
     @override
     def _check_optimizers(self) -> None:

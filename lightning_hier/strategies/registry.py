@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
@@ -53,7 +53,15 @@ def class_path_of(name: str) -> str | None:
 
 
 def register() -> None:
-    """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again."""
+    """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again.
+
+    Each also exists with the ending ``_find_unused_parameters_true``, which has no effect where DDP
+    does not wrap the module.
+    """
     for name, preset in PRESETS.items():
-        if name not in StrategyRegistry:
-            StrategyRegistry.register(name, preset, description=summary(preset))
+        by_ddp = {"find_unused_parameters": True} if issubclass(preset, DDPStrategy) else {}
+        for ending, settings in (("", {}), ("_find_unused_parameters_true", by_ddp)):
+            if name + ending not in StrategyRegistry:
+                StrategyRegistry.register(
+                    name + ending, preset, description=summary(preset), **settings
+                )

@@ -296,6 +296,8 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
+        if self.lightning_module is not None:
+            trainer_checks.explain(exception, self.lightning_module, self.strategy_name)
         super().on_exception(exception)
         if dist.is_initialized():
             progress_record().note_error(exception)

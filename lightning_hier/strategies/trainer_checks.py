@@ -1,7 +1,11 @@
-"""Checks of module and Trainer before training. Each raises an error on this rank."""
+"""Checks of module and Trainer before training. Each raises an error on this rank.
+
+What only a step shows gets its text in :func:`explain`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +19,10 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     Timer,
 )
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn.parameter import is_lazy
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 
@@ -53,22 +59,74 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
     warn_of_coupling(trainer)
 
 
+_SPARSE = "sparse gradients are not supported"
+_DENSE = "set sparse=False (GTC sends only a few elements of a dense gradient)"
+# Errors of torch about a sparse gradient: of DDP's buckets, and of copies to servers.
+_OF_SPARSE = re.compile("Cannot access storage of SparseTensorImpl|copy_.. between dense and spa")
+
+
 def check_module(module: Module) -> None:
     """Raise ValueError for an unsupported model."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{', '.join(lazy)} of a lazy layer has no shape yet, so it can't be made equal on all "
+            "ranks: call the module once with an example batch, in setup or before fit"
+        )
     sparse = [
         name
         for name, child in module.named_modules()
         if isinstance(child, (Embedding, EmbeddingBag)) and child.sparse
     ]
     if sparse:
-        raise ValueError(
-            f"sparse gradients are not supported, but {', '.join(sparse)} has sparse=True: set "
-            "sparse=False (GTC sends only a few elements of a dense gradient)"
-        )
+        raise ValueError(f"{_SPARSE}, but {', '.join(sparse)} has sparse=True: {_DENSE}")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(
             "the model must have a trainable parameter, got none: set requires_grad=True"
         )
+
+
+def check_compressible(module: Module) -> None:
+    """Raise ValueError for trainable parameters that GTC cannot compress."""
+    named = module.named_parameters()
+    imaginary = [name for name, p in named if p.requires_grad and p.is_complex()]
+    if imaginary:
+        raise ValueError(
+            f"GTC compresses real gradients, but {', '.join(imaginary)} is complex: store it as a "
+            "real parameter, torch.view_as_real(...), or leave GTC out, as in "
+            "HierarchicalStrategy(block_sync=BMUF(...))"
+        )
+
+
+def explain(error: BaseException, module: Module, strategy: str) -> None:
+    """Replace a text of torch that would not help, or that names another strategy, in place.
+
+    Args:
+        error: error of a step.
+        module: the module.
+        strategy: name of the strategy.
+
+    """
+    text = str(error.args[0]) if error.args else ""
+    if "Expected to have finished reduction in the prior iteration" in text:
+        unused = f"strategy='{strategy}_find_unused_parameters_true', or "
+        error.args = (
+            f"{_unused(text, module)} got no gradient in a step, but all ranks that average "
+            "gradients wait for those of all parameters. If a step may leave parameters out, pass "
+            f"{unused if strategy in StrategyRegistry else ''}find_unused_parameters=True to the "
+            "strategy; if they are never used, freeze them (requires_grad=False).",
+        )
+    elif _OF_SPARSE.search(text):
+        error.args = (f"{_SPARSE}, but a parameter has one: {_DENSE}",)
+
+
+def _unused(text: str, module: Module) -> str:
+    """Names of the parameters whose numbers DDP's error lists."""
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    listed = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    numbers = [int(number) for number in listed[1].split()] if listed else []
+    return ", ".join(names[n] for n in numbers if n < len(names)) or "parameters"
 
 
 def check_trainer(trainer: pl.Trainer) -> None:

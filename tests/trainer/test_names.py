@@ -8,10 +8,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import StrategyRegistry
 
 import lightning_hier as lh
+from lightning_hier.strategies.registry import PRESETS
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader
 
@@ -33,6 +35,48 @@ def test_trainer_finds_the_name_in_any_case(name: str) -> None:
     for spelling in (name, name.upper()):
         trainer = pl.Trainer(strategy=spelling, accelerator="cpu", devices=2, logger=False)
         assert type(trainer.strategy) is NAMES[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_name_exists_for_modules_with_unused_parameters(name: str) -> None:
+    name += "_find_unused_parameters_true"
+    trainer = pl.Trainer(strategy=name, accelerator="cpu", devices=2, logger=False)
+    options: Any = getattr(trainer.strategy, "_ddp_kwargs", {})
+    assert options.get("find_unused_parameters") is (None if name.count("fsdp") else True)
+
+
+class _PartlyUsed(Net):
+    def __init__(self) -> None:
+        super().__init__(optimizer="Adam")
+        self.spare = torch.nn.Linear(3, 3)
+
+
+def _fit_partly_used(strategy: Any) -> str:
+    try:
+        fit(strategy, 8, _PartlyUsed())
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _errors_about_unused_parameters() -> list[str]:
+    names = ("bmuf_adam", "gtc", "psp", "two_stage_asgd")
+    failed = [
+        *(lh.BMUFAdamStrategy(warmup_steps=4, block_size=2), lh.GTCStrategy(warmup_steps=0)),
+        lh.HierarchicalStrategy(group_size="world"),
+    ]
+    works = [f"{name}_find_unused_parameters_true" for name in names]
+    return [_fit_partly_used(strategy) for strategy in [*failed, *works]]
+
+
+def test_unused_parameters_are_named_with_the_strategy_to_use() -> None:
+    """In the warm-up, under GTC, and with exact gradients."""
+    for adam, gtc, world, *works in run_ranks(_errors_about_unused_parameters, 2):
+        for error, name in ((adam, "bmuf_adam"), (gtc, "gtc")):
+            assert error.startswith("spare.weight, spare.bias got no gradient in a step")
+            assert f"strategy='{name}_find_unused_parameters_true', or find_unused" in error
+        assert "pass find_unused_parameters=True to the strategy" in world
+        assert works == [""] * 4
 
 
 def test_registering_again_changes_nothing() -> None:

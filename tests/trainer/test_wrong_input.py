@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, Stochasti
 from torch import nn
 
 import lightning_hier as lh
+from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     BMUF,
     BMUF_GTC,
@@ -77,6 +78,30 @@ def _sparse() -> None:
     model = Untrained()
     model.table = nn.Embedding(5, 4, sparse=True)
     _fit("bmuf_gtc", model)
+
+
+def _complex() -> None:
+    model = Untrained()
+    model.spectrum = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    _fit("bmuf_gtc", model)
+
+
+def _lazy() -> None:
+    model = Untrained()
+    model.layers[2] = nn.LazyLinear(2)
+    _fit("bmuf", model)
+
+
+class _SparseGradient(Net):
+    """Only its step shows that a gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(5, 2))
+
+    def loss(self, batch: Any) -> Any:
+        rows = nn.functional.embedding(torch.arange(3), self.table, sparse=True)
+        return super().loss(batch) + rows.square().sum()
 
 
 MISTAKES: Mistakes = {
@@ -155,6 +180,8 @@ MISTAKES: Mistakes = {
         r"can't be combined with amsgrad=True",
     ),
     "sparse": (_sparse, r"sparse gradients are not supported, but table has sparse=True"),
+    "complex": (_complex, r"GTC compresses real gradients, but spectrum is complex: store it as"),
+    "lazy": (_lazy, r"layers.2.weight, layers.2.bias of a lazy layer has no shape yet"),
     "nothing_to_train": (
         lambda: _fit("bmuf", Untrained().requires_grad_(False)),
         r"must have a trainable parameter",
@@ -186,6 +213,12 @@ def errors() -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
     check_errors([rank[name] for rank in errors], MISTAKES[name][1])
+
+
+@pytest.mark.parametrize("name", ["gtc", "psp"])
+def test_sparse_gradient_of_a_step_is_explained(name: str) -> None:
+    for error in run_ranks(_fit, 2, name, _SparseGradient(), expect_failure=True):
+        assert "sparse gradients are not supported, but a parameter has one: set sparse" in error
 
 
 def test_callbacks_that_couple_all_ranks_at_every_step_are_warned_of(tmp_path: Any) -> None:
