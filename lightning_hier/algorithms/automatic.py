@@ -1,7 +1,8 @@
 """Values of ``"auto"``, from the length of a run and the number of models.
 
 Each rule is simple enough for one line of the log and of the documentation. A run of unknown
-length, such as one on an iterable dataset without ``max_steps``, is infinite.
+length, such as one on an iterable dataset without ``max_steps``, is infinite, except in
+:func:`auto_warmup_steps`: a warm-up of the longest run would be the whole of a short one.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ def auto_block_size(run_steps: float, num_models: int | None = None) -> int:
 def auto_warmup_steps(run_steps: float) -> int:
     """Steps that average gradients over all ranks: a tenth of the run, at most 500.
 
+    A run of unknown length has the warm-up of one with 500 steps: 50, as many as a block. If it
+    ends after 100 steps or more, it has synchronised a whole block.
+
     Args:
         run_steps: steps of one optimizer in the run, or infinity.
 
     """
+    if run_steps == math.inf:
+        return _LONGEST_BLOCK
     return math.floor(min(run_steps / _WARMUP_SHARE, _LONGEST_WARMUP))
 
 

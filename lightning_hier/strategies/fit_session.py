@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.kernels import prepare_kernels
@@ -172,6 +173,17 @@ class FitSession:
         with self.hooks.raw_steps.counted(), stepping:
             yield
         self.synchroniser.after_step(optimizer)
+
+    def warn_if_warming(self) -> None:
+        """Warn of a run that has ended in its warm-up, in which the strategy saves no bytes."""
+        warmup_steps = int(self.settings.warmup_steps)
+        steps = max((count.total for count in self.worker.steps), default=0)
+        if 0 < steps <= warmup_steps:
+            rank_zero_warn(
+                f"the run has ended after {steps} steps, within its warm-up of {warmup_steps}: it "
+                "never synchronised a block and sent as many bytes as DDP. Pass a warmup_steps "
+                "below the number of steps of the run; 0 disables the warm-up."
+            )
 
     def rewind(self) -> None:
         """Reset the state of training before another one is loaded."""

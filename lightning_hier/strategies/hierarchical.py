@@ -48,7 +48,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             a single group.
         warmup_steps: number of first steps in which the gradients of every optimizer are averaged
             exactly over the world. Blocks start after them. ``"auto"`` is a tenth of the steps of
-            the run, at most 500. It is 500 if the length of the run is unknown, and 0 if a warm-up
+            the run, at most 500. It is 50 if the length of the run is unknown, and 0 if a warm-up
             is not possible.
         ranks_per_device: ranks that share each device, each with its own model, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start

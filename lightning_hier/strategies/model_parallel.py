@@ -56,7 +56,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, ``DiLoCo(...)``, or None with
             a single group.
         warmup_steps: number of first steps in which gradients are averaged over all ranks.
-            ``"auto"`` is a tenth of the steps of the run, at most 500. It is 500 if the length
+            ``"auto"`` is a tenth of the steps of the run, at most 500. It is 50 if the length
             of the run is unknown, and 0 with a single group.
         ranks_per_device: ranks that share each device, each with its own shards, optimizer, random
             state and part of the data. Lightning's launcher starts them; torchrun must start

@@ -65,6 +65,11 @@ class SynchronousStrategy(TieredStrategy, ABC):
         self._fit_session.start()
 
     @override
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._fit_session.warn_if_warming()
+
+    @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self._fit_session.before_batch(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,22 @@ class _Endless(IterableDataset[list[Tensor]]):
         return iter(loader(4).dataset)
 
 
-def _of_unknown_length() -> tuple[Any, Any]:
+def _of_unknown_length() -> tuple[Any, Any, list[str]]:
     strategy = lh.ModelAveragingStrategy()
     trainer = make_trainer(strategy, limit_train_batches=None)
-    trainer.fit(Net(), DataLoader(_Endless(), batch_size=2))
-    return strategy.warmup_steps, strategy.block_sync.block_size
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Net(), DataLoader(_Endless(), batch_size=2))
+    said = [str(w.message) for w in caught if "warm-up" in str(w.message)]
+    return strategy.warmup_steps, strategy.block_sync.block_size, said
 
 
-def test_unknown_length_counts_as_long() -> None:
-    assert run_ranks(_of_unknown_length, 2) == [(500, 50)] * 2
+def test_run_of_unknown_length_that_ends_in_its_warm_up_is_warned_of() -> None:
+    first, other = run_ranks(_of_unknown_length, 2)
+    assert first[:2] == other[:2] == (50, 50)
+    (said,) = first[2]
+    assert "ended after 8 steps, within its warm-up of 50: it never synchronised a block" in said
+    assert not other[2]
 
 
 def _longer(folder: Path) -> list[Any]:

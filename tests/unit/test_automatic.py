@@ -26,7 +26,7 @@ from lightning_hier.strategies.settings import Synchronisation, automatic_values
         (1000, 50, 100, 0.03),
         (3000, 50, 300, 0.01),
         (10**6, 50, 500, 0.01),
-        (math.inf, 50, 500, 0.01),
+        (math.inf, 50, 50, 0.01),
     ],
 )
 def test_rules(steps: float, block_size: int, warmup_steps: int, density: float) -> None:
