@@ -12,6 +12,11 @@ from typing_extensions import Self
 from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with its noun, for messages: ``1 group``, ``2 groups``."""
+    return f"{number:g} {noun}{'s' * (number != 1)}"
+
+
 class NamedArguments:
     """Base class whose constructor suggests our name for an unknown argument.
 

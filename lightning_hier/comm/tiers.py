@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.process_groups import ProcessGroups
 from lightning_hier.comm.traffic import TIERS
 
@@ -55,7 +56,7 @@ class RankLayout:
             sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
             raise ValueError(
                 f"group_size must divide the number of ranks, got group_size={group_size} with "
-                f"{world_size} ranks; sizes that do: {', '.join(map(str, sizes))}"
+                f"{counted(world_size, 'rank')}; sizes that do: {', '.join(map(str, sizes))}"
             )
         return cls((group_size, world_size // group_size))
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
@@ -209,10 +210,11 @@ class GroupExchange:
     def _report(self, groups: Sequence[int]) -> None:
         """Log a change of the groups that take part."""
         if groups != self.present:
-            after = f"after {self.commits} synchronisations" if self.commits else "at the start"
+            done = counted(self.commits, "synchronisation")
+            after = f"after {done}" if self.commits else "at the start"
             left = [group for group in self.present if group not in groups]
             self._log(
-                f"{len(groups)} of {self.settings.groups} groups take part {after}: "
+                f"{len(groups)} of {counted(self.settings.groups, 'group')} take part {after}: "
                 f"{', '.join(map(str, groups))}{f'; without {named_groups(left)}' * bool(left)}."
             )
         self.present = groups

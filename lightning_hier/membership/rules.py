@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.addresses import is_loopback
 from lightning_hier.membership.lighthouse import Entry, Quorum
 from lightning_hier.membership.torchft import TorchFT
@@ -110,10 +111,8 @@ def missed(group: int, own: Progress, best: Entry) -> str:
     if best.begun != own.begun:
         why = f"group {best.group} belongs to a run that started earlier"
     else:
-        why = (
-            f"it has missed {max(best.commits - own.commits, 1)} synchronisations of the others, "
-            "because it was stopped, slow or cut off"
-        )
+        number = counted(max(best.commits - own.commits, 1), "synchronisation")
+        why = f"it has missed {number} of the others, because it was stopped, slow or cut off"
     return f"group {group} must restart: {why}. It then continues from their model"
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.agreement import gather_json
 
 _RAY = "ray.train.lightning"
@@ -86,7 +87,7 @@ def check_world(world_size: int) -> None:
     # as many ranks as the Trainer counts.
     if dist.is_initialized() and dist.get_world_size() != world_size:
         raise ValueError(
-            f"the Trainer counts {world_size} ranks, but the process group has "
+            f"the Trainer counts {counted(world_size, 'rank')}, but the process group has "
             f"{dist.get_world_size()}: configure the Trainer for the launcher. In Ray Train, pass "
             "plugins=[RayLightningEnvironment()]; otherwise set num_nodes and devices"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -115,8 +116,8 @@ def resolved_for_run(
         warms_up = groups > 1 or (size > 1 and isinstance(asked.gradient_sync, GTC))
         num_models = session.communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
-        length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
-        why = f"because the run has {length} and {num_models} groups"
+        length = counted(steps, "step") if steps < math.inf else "an unknown number of steps"
+        why = f"because the run has {length} and {counted(num_models, 'group')}"
     values = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {values[name]:.3g}" for name in names)
     rank_zero_info(f"{chosen}, {why}.")

@@ -95,7 +95,8 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
         assert torch.equal(start["global"][0][0]["global_model"], now)
         assert start["global"][0][0]["filter"]["eta"] == pytest.approx(eta)
     assert len(resumed[0]["warned"]) == 1
-    assert f"{after} groups of 1 ranks instead of {before} of 1" in resumed[0]["warned"][0]
+    groups = "1 group" if after == 1 else f"{after} groups"
+    assert f"{groups} of 1 rank instead of {before} of 1" in resumed[0]["warned"][0]
     assert all(not result["warned"] for result in resumed[1:])
 
 
@@ -272,7 +273,7 @@ def test_other_groups_and_another_placement(tmp_path: Path) -> None:
     now = flat(saved["state_dict"])
     for result in resumed:
         assert torch.equal(result["start"]["global"][0][0]["global_model"], now)
-    assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["warned"][0]
+    assert "4 groups of 1 rank instead of 2 of 2" in resumed[0]["warned"][0]
 
 
 def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     last = [entry for entry in event_log.read(tmp_path) if entry.event == "start"][-1]
     assert last.world == 1
     assert last.steps >= 3
-    assert "Resuming with a change: 1 groups of 1 ranks instead of 2 of 1" in stays.log.read_text()
+    assert "Resuming with a change: 1 group of 1 rank instead of 2 of 1" in stays.log.read_text()
 
 
 def _started_by_torchrun() -> None:

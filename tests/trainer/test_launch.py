@@ -121,5 +121,5 @@ def test_trainer_with_fewer_ranks_than_the_process_group_is_an_error() -> None:
     errors = run_ranks(_fit_with_too_few_ranks_in_the_trainer, 2, expect_failure=True)
     for error in errors:
         assert error.startswith(
-            "ValueError: the Trainer counts 1 ranks, but the process group has 2"
+            "ValueError: the Trainer counts 1 rank, but the process group has 2"
         )

@@ -110,7 +110,7 @@ def test_mistakes_are_named_and_hosts_may_be_uneven(tmp_path: Path, ray_folder: 
     job = run_in_ray("mistakes", tmp_path, 3, ray_folder)
     for rank in job.ranks:
         errors = rank["errors"]
-        assert "the Trainer counts 1 ranks, but 3" in errors["without_environment"]
+        assert "the Trainer counts 1 rank, but 3" in errors["without_environment"]
         assert "RayLightningEnvironment()]" in errors["without_environment"]
         assert "RayLightningEnvironment" in errors["prepared_without_environment"]
         assert "Ray has placed 2, 1" in errors["groups_of_uneven_hosts"]

@@ -38,7 +38,7 @@ def test_message_names_the_group_size_that_keeps_the_groups(
     message = what_changes(
         saved, layout, saved.section["kinds"], automatic=["block_momentum"], keeps_residuals=True
     )
-    assert f"{groups} groups of {devices} ranks instead of 4 of 4" in message
+    assert f"{groups} group{'s' * (groups > 1)} of {devices} ranks instead of 4 of 4" in message
     assert message.endswith("group_size=4 keeps their groups.") == keeps
 
 

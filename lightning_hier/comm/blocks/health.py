@@ -9,6 +9,7 @@ from enum import IntEnum, IntFlag
 
 from torch import Tensor
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
@@ -210,10 +211,10 @@ def require_finite(reports: Sequence[HealthReport], size: int) -> None:
         return f"{named_ranks(ranks)}{inside}"
 
     listed = "; ".join(f"{parts.text} of {named(ranks)}" for parts, ranks in found.items())
+    after = counted(reports[min(found.values())[0]].steps, "step")
     raise NonFiniteModelError(
-        f"NaN or inf after {reports[min(found.values())[0]].steps} steps in {listed}: no model was "
-        "sent. Lower the learning rate, clip gradients (gradient_clip_val), or check the batches "
-        "there."
+        f"NaN or inf after {after} in {listed}: no model was sent. Lower the learning rate, clip "
+        "gradients (gradient_clip_val), or check the batches there."
     )
 
 

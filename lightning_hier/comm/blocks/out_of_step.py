@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.health import HealthReport, SyncPoint
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 
@@ -35,7 +36,7 @@ def _positions(reports: Sequence[HealthReport]) -> str:
     ranks = ranks_by_value((r.point, r.optimizer, r.steps, r.batches) for r in reports)
     positions = "; ".join(
         f"{named_ranks(members)} at {SyncPoint(point).text}"
-        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
+        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {counted(steps, 'step')}"
         f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
         for (point, optimizer, steps, batches), members in ranks.items()
     )

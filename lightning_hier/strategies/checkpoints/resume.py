@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.strategies.checkpoints.saved_run import SavedRun, whole_blocks
@@ -184,7 +185,8 @@ def what_changes(
     (devices, groups), before = layout.sizes, saved.sizes
     changes = []
     if (devices, groups) != before:
-        changes.append(f"{groups} groups of {devices} ranks instead of {before[1]} of {before[0]}")
+        now = f"{counted(groups, 'group')} of {counted(devices, 'rank')}"
+        changes.append(f"{now} instead of {before[1]} of {before[0]}")
     changes += [
         f"{name} is {kinds.get(name)} instead of {old}"
         for name, old in saved.section["kinds"].items()
@@ -195,7 +197,7 @@ def what_changes(
     if groups != before[1]:
         effects += [f"{name}='auto' follows the number of groups" for name in automatic]
     if steps and saved.section["counts"] is not None:
-        effects.append(f"the current block ended after {steps} steps")
+        effects.append(f"the current block ended after {counted(steps, 'step')}")
     if keeps_residuals:
         effects.append(
             f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
