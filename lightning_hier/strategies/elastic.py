@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn import Module
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.across import AcrossRoute
-from lightning_hier.comm.agreement import broadcast_json
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.progress_record import PeerError
@@ -115,11 +116,10 @@ class ElasticFit:
         if self.exchange.start():
             return
         rank_zero_info("Waiting for the state of a group that trains.")
-        self._folder = self._new_folder()
-        self._receive(self._folder)
-        resume_start(self._folder / _NAME)
+        resume_start(self._receive() / _NAME)
         self._load(connector._loaded_checkpoint)
-        rank_zero_info(f"Took the state after {self.exchange.commits} synchronisations.")
+        after = counted(self.exchange.commits, "synchronisation")
+        rank_zero_info(f"Took the state after {after}.")
 
     def _load(self, checkpoint: Mapping[str, Any]) -> None:
         state = dict((section_of(checkpoint) or {}).get("membership") or {})
@@ -212,8 +212,8 @@ class ElasticFit:
         except GroupLostError as error:
             rank_zero_warn(f"group {group} was lost before it had the state: {error}")
 
-    def _receive(self, folder: Path) -> None:
-        """Receive the state of a group that trains, which may be lost meanwhile.
+    def _receive(self) -> Path:
+        """Receive the state of a group that trains, which may be lost meanwhile. Returns a folder.
 
         Raises:
             PeerError: the groups cannot reach each other, or none trains within the limit.
@@ -222,9 +222,12 @@ class ElasticFit:
         quorums, lost = self.exchange.quorums, ""
         # Each attempt takes a new quorum, which may name another group as the source.
         for _ in range(MOST_ATTEMPTS):
+            # Never made anew under a name that others have seen, and could take.
+            self._folder = folder = self._new_folder()
             lost = quorums.on_first(partial(self._receive_from, folder, *quorums.join()))
             if not lost:
                 break
+            self._remove_received()
             rank_zero_warn(f"{lost}: waiting for another group")
         else:
             raise PeerError(
@@ -234,6 +237,7 @@ class ElasticFit:
             )
         if len(self._leaders) > 1:
             self._share(folder, 0)
+        return folder
 
     def _receive_from(self, folder: Path, identifier: str, address: str) -> str:
         """Receive the state. Called by rank 0. Returns why the other group was lost, or ""."""
@@ -241,9 +245,6 @@ class ElasticFit:
         try:
             receive_folder(folder, address, name, **self._ends)
         except GroupLostError as error:
-            # Here, because another rank of this host might delete files of the next attempt.
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
             return str(error)
         return ""
 
@@ -259,9 +260,11 @@ class ElasticFit:
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group, for this user only."""
-        proposed = Path(tempfile.gettempdir()) / f"lightning_hier_{uuid.uuid4().hex}"
-        folder = Path(broadcast_json(str(proposed), 0, self._strategy.root_device))
-        folder.mkdir(mode=0o700, exist_ok=True)  # another rank of this host may have
+        made = self.exchange.quorums.on_first(lambda: tempfile.mkdtemp(prefix="lightning_hier_"))
+        folder, device = Path(made), self._strategy.root_device
+        with raise_everywhere(device, error=OSError, place="the creation of a folder"):
+            if self._strategy.local_rank == 0:
+                _create_private(folder)
         return folder
 
     def close(self) -> None:
@@ -269,6 +272,16 @@ class ElasticFit:
         self._remove_received()
         self._changes.close()
         self.exchange.close()
+
+
+def _create_private(folder: Path) -> None:
+    """Create a folder for this user only, unless it exists, on a disk that hosts share."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.getuid():
+            raise
 
 
 class StateServer(Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,12 +31,19 @@ def _ended() -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*waiting for another group")
-def test_a_group_that_reaches_no_other_group_ends(tmp_path: Path) -> None:
-    """Every group that offers its state has ended before this one connects to it."""
-    attempts: list[None] = []
+def test_a_group_that_reaches_no_other_group_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every group that offers its state has ended before this one connects to it.
+
+    Each attempt has a folder of its own, whose name nobody could have seen before.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders: list[Path] = []
 
     def join() -> tuple[str, str]:
-        attempts.append(None)
+        folders.extend(tmp_path.iterdir())
+        (folders[-1] / "part").touch()  # a file of a failed attempt
         return "7.1", _ended()
 
     def on_first(function: Callable[[], Any]) -> Any:
@@ -46,15 +54,14 @@ def test_a_group_that_reaches_no_other_group_ends(tmp_path: Path) -> None:
     settings = lh.TorchFT("http://127.0.0.1:9", 1, 2)
     fit.exchange = SimpleNamespace(settings=settings, quorums=own, close=lambda: None)  # type: ignore[assignment]
     fit._changes = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-    fit._folder = tmp_path / "state"
-    fit._folder.mkdir()
-    (fit._folder / "part").touch()  # a file of a failed attempt
+    device = torch.device("cpu")
+    fit._strategy = SimpleNamespace(local_rank=0, root_device=device)  # type: ignore[assignment]
+    fit._folder = None
     with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
-        fit._receive(fit._folder)
-    assert len(attempts) == group_exchange.MOST_ATTEMPTS
-    assert not list(fit._folder.iterdir())
+        fit._receive()
+    assert len(folders) == len(set(folders)) == group_exchange.MOST_ATTEMPTS
     fit.close()
-    assert not (tmp_path / "state").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_group_that_has_ended_before_it_got_the_state_is_not_waited_for(tmp_path: Path) -> None:
