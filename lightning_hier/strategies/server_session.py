@@ -217,9 +217,11 @@ class ServerSession:
     def _wait_for_all(self) -> None:
         """Wait until no rank needs the servers of others, nor watches them."""
         try:
-            for _ in range(2):
+            # A rank that a signal has stopped waits here while others end their batches.
+            with self.collective():
                 gather_json(None, self._communicators.device, place="the end of training")
-                self._server_loop.stop_watching()  # after the first one, before a rank leaves
+            self._server_loop.stop_watching()  # before a rank leaves
+            gather_json(None, self._communicators.device, place="the end of training")
         except Exception as error:
             self._server_loop.fail(error)
             raise

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 import lightning_hier as lh
@@ -130,6 +131,26 @@ def test_ranks_that_sleep_come_back(name: str) -> None:
     """Each rank sleeps once, at another step."""
     disturbances = {(rank, 5 * rank): "sleeps" for rank in range(4)}
     _ended_alike(rank_outcomes(_fit, 4, name, disturbances), 2 * BATCHES)
+
+
+class _GetsSignal(Net):
+    """Every rank gets SIGTERM, each at another of its batches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx >= 3 + this_rank() and not self.notes:
+            self.notes.append("signal")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_signal_at_different_batches_ends_all_ranks_with_a_save(name: str, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, save_on_exception=True)
+    saving = {"enable_checkpointing": True, "callbacks": [saver]}
+    outcomes = rank_outcomes(fitted, 4, STRATEGIES[name], _GetsSignal, BATCHES, **saving)
+    for outcome in outcomes:
+        assert outcome.error == "SIGTERMException: ", outcome.traceback
+    assert len(list(tmp_path.glob("*.ckpt"))) == 1
 
 
 def _die_together(folder: Path) -> None:
