@@ -1,4 +1,4 @@
-"""Tests that examples of README.md, docs/basics.md, docs/checkpoints.md, docs/faults.md train."""
+"""Tests that examples of README.md and pages of docs train, or make what they say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_hier
@@ -51,6 +52,13 @@ def test_pages_train(tmp_path: Path) -> None:
     first, second = run_ranks(_trained, 2, str(tmp_path), blocks, ranks_per_node=1)
     assert first == second
     assert {steps for _, steps in first.values()} == {4}
+
+
+def test_registered_name() -> None:
+    (block,) = Page.read("docs/compatibility.md").code(f"{THIS}::test_registered_name")
+    strategy = run_code([block.text], {"Trainer": Trainer})["trainer"].strategy
+    assert isinstance(strategy, lightning_hier.BMUFAdamStrategy)
+    assert strategy.block_sync is not None and strategy.block_sync.block_size == 20
 
 
 def _muon_trained(code: str) -> tuple[list[float], list[float]]:
