@@ -155,9 +155,10 @@ class FitSession:
         # Not in a callback, because a search for the learning rate has only that of Lightning.
         if sync is not None and sync.weighting == "samples":
             self.worker.count_samples(batch_samples(module, batch))
-        trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
+        trained, reduced = self.synchroniser.trained, self.reduction.reduced
         present = parameters_of(module)
-        if self.reduction.temporary or not (present <= trained and present <= reduced):
+        trained.known.require_kept(present)
+        if self.reduction.temporary or not (present <= trained.parameters and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.local_values import SavedTensors
+from lightning_hier.comm.blocks.trained import KnownParameters, parameters_of
 from lightning_hier.comm.broadcast import (
     average_tensors_,
     broadcast_tensors_,
@@ -55,6 +56,7 @@ class ServerSession:
     """
 
     _buffers: _GlobalBuffers
+    _known: KnownParameters
     _parameters: misuse.ServedParameters
     _raw_steps: misuse.RawSteps
     _gradients: list[StepGradients]
@@ -100,6 +102,7 @@ class ServerSession:
         """
         module = trainer.lightning_module
         self._buffers = _GlobalBuffers(module, self._communicators.world)
+        self._known = KnownParameters(module)
         self._parameters = misuse.ServedParameters(module, optimizers)
         self._parameters.note()  # values of the servers, even if hooks write before the first step
         parameters = set(module.parameters())
@@ -146,6 +149,10 @@ class ServerSession:
             self._channel.send_to_all(Message(Kind.WAITING, 0, number))
         yield
         self._channel.collectives_done = number
+
+    def require_parameters(self, module: torch.nn.Module) -> None:
+        """Raise RuntimeError if ``module`` has other parameters than at the beginning."""
+        self._known.require_kept(parameters_of(module))
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:

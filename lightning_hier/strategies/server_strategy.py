@@ -125,6 +125,11 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         self._running.start()
 
     @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self._running.require_parameters(self._module)
+
+    @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, or skip it, with a loss of 0, if this rank is behind the others."""
         if self._skips_batch:  # Lightning rejects None here

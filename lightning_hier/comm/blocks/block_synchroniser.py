@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
@@ -114,6 +115,7 @@ class BlockSynchroniser:
             # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
             finish_blocks=self.finish_blocks,
+            admit_found=self._admit_found,
         )
         self.on_warm: Callable[[], None] = lambda: None
 
@@ -145,6 +147,8 @@ class BlockSynchroniser:
             with profiler_range("hier/block/synchronisation"):
                 agreed = None if due.sends is None else self._agree(optimizer, due.sends)
                 report = self.blocks[optimizer].synchronise(due, agreed, delay=schedule.delay)
+            if isinstance(self.blocks[optimizer], CommittedBlock):
+                self._admit_found()  # from the next block on
         # After a synchronisation that fails, it is still due.
         schedule.end_block(self._worker.steps[optimizer])
         if report is not None:
@@ -202,13 +206,34 @@ class BlockSynchroniser:
         if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
             return block.commit(agree)
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        return agree(block.read(fragment))
+        participation = agree(block.read(fragment))
+        if self._admit_found():
+            participation = agree(self.blocks[optimizer].read(fragment))
+        return participation
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""
         with self._communicators.progress.at(SyncPoint.CHECK.text):
             self._buffers.reclaim()
             self.health.check(SyncPoint.CHECK, optimizer)
+            self._admit_found()
+
+    def _admit_found(self) -> Sequence[Tensor]:
+        """Synchronise from now on what ranks have found in an exchange. Returns these tensors.
+
+        A collective of the group if there are any, at the same step on all ranks.
+        """
+        found = self.trained.admit_found()
+        if found:
+            self._regrow()
+        return found
+
+    def _regrow(self) -> None:
+        """Give the blocks the tensors that have been added. A collective of the group."""
+        if self.blocks is not None:
+            self._buffers.reclaim()
+            grown = zip(self.blocks, self.trained.members(), strict=True)
+            self.blocks = [block.regrown(members) for block, members in grown]
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
         """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
@@ -236,10 +261,8 @@ class BlockSynchroniser:
         channel = self._communicators.world if self.warming else self._communicators.group
         if not self.health.same_parameters_in(channel):
             self.health.check_in_step(SyncPoint.CHECK)
-        if new and self.blocks is not None:
-            self._buffers.reclaim()
-            grown = zip(self.blocks, self.trained.members(), strict=True)
-            self.blocks = [block.regrown(members) for block, members in grown]
+        if new:
+            self._regrow()
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
@@ -248,6 +271,7 @@ class BlockSynchroniser:
             carried = [t for block in self._new_blocks() or [] for t in block.carried]
             # Before the broadcast, which would spread a NaN of the first rank.
             self.health.check(SyncPoint.CHECK, carried=carried)
+            self._admit_found()
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
             replicas = self._communicators.replicas(self._module)
             broadcast_tensors_(everything, replicas, "initial_model")
@@ -257,5 +281,4 @@ class BlockSynchroniser:
         if not self._contexts:
             return None
         self._buffers.reclaim()
-        self.trained.note()
         return [*map(make_block, self.trained.members(), self._contexts)]

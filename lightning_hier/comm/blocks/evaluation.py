@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from lightning_hier.comm.blocks.health import SyncPoint
@@ -35,6 +36,8 @@ class Evaluation:
             are synchronised.
         finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
             does not contain them.
+        admit_found: adds the tensors that ranks have found in the last exchange to the blocks, and
+            returns them.
 
     """
 
@@ -49,6 +52,7 @@ class Evaluation:
         health: HealthExchange,
         blocks: Callable[[], Sequence[ModelBlock] | None],
         finish_blocks: Callable[[], None],
+        admit_found: Callable[[], Sequence[Tensor]],
     ) -> None:
         self._module = module
         self._communicators = communicators
@@ -58,6 +62,7 @@ class Evaluation:
         self._health = health
         self._blocks = blocks
         self._finish_blocks = finish_blocks
+        self._admit_found = admit_found
         self._ended = False
 
     @property
@@ -142,6 +147,20 @@ class Evaluation:
             # The same on all ranks: blocks follow from the settings and from the warm-up.
             if not blocks:
                 self._health.check(point)
-                broadcast_tensors_(buffers.tensors, self._communicators.world, "buffers")
-            for index, block in enumerate(blocks):
-                block.write_global_model(self._health.agree(point, index, block.read()))
+                self._local.saved.add(self._admit_found())
+                self._share_buffers()
+            for index in range(len(blocks)):
+                participation = self._health.agree(point, index, blocks[index].read())
+                if found := self._admit_found():
+                    self._local.saved.add(found)
+                    blocks = self._blocks() or ()
+                    participation = self._health.agree(point, index, blocks[index].read())
+                blocks[index].write_global_model(participation)
+
+    def _share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0 or, of divided ones, those of the first group."""
+        tensors, communicators = self._buffers.tensors, self._communicators
+        whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+        parts = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+        broadcast_tensors_(whole, communicators.world, "buffers")
+        broadcast_tensors_(parts, communicators.across, "buffers")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from lightning_hier.algorithms.exchange_chunks import chunk_elements
@@ -105,7 +106,8 @@ class Fragment:
         """
         # As DDP does before every forward pass.
         group = self._context.communicators.group
-        broadcast_tensors_(self.members.float_buffers, group, "buffers")
+        whole = [b for b in self.members.float_buffers if not isinstance(b, DTensor)]
+        broadcast_tensors_(whole, group, "buffers")
         health = ModelHealth(samples=(self.samples,))
         for bucket in self.buckets:
             health += bucket.read()

@@ -18,7 +18,6 @@ from lightning_hier.comm.blocks.health import (
 )
 from lightning_hier.comm.blocks.out_of_step import (
     OutOfStepError,
-    different_parameters,
     require_common_point,
 )
 from lightning_hier.comm.blocks.trained import TrainedTensors
@@ -109,7 +108,6 @@ class HealthExchange:
             NonFiniteModelError: on every rank, if the model is not finite.
 
         """
-        self._trained.note()  # optimizers may have got new parameter groups
         layout, rank = self._communicators.layout, self._communicators.world.position
         first = layout.coordinates(rank)[1] == 0
         health = self._trained.health(averaged=first, carried=carried if first else ())
@@ -130,7 +128,10 @@ class HealthExchange:
         """Whether all ranks of ``channel`` train the same parameters. A collective of it."""
         if channel.size == 1:
             return True
-        digest = torch.tensor([self._trained.digest], device=self._communicators.device)
+        self._trained.note()
+        # Frozen parameters may have been written on some ranks only.
+        own = self._trained.digest(with_found=False)
+        digest = torch.tensor([own], device=self._communicators.device)
         return bool((channel.gather_rows(digest, "status") == digest).all())
 
     def _exchange(
@@ -148,6 +149,7 @@ class HealthExchange:
 
     def _reports(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> list[HealthReport]:
         counts = self._worker.steps
+        self._trained.note()
         report = HealthReport(
             point,
             optimizer,
@@ -156,7 +158,7 @@ class HealthExchange:
             int(self._terminate),
             int(health.nonfinite | self._trained.buffers.finding),
             self.batches,
-            self._trained.digest,
+            self._trained.digest(with_found=True),
         )
         world = self._communicators.world
         # Ranks may be at different points, so all reports have the same length.
@@ -170,7 +172,7 @@ class HealthExchange:
             raise DifferentCollectivesError(f"{point.text} got data of another collective")
         reports = [_report(values, self._counted) for values in rows.tolist()]
         if len({report.digest for report in reports}) > 1:
-            self._raise_different_parameters([report.digest for report in reports])
+            self._unite([report.digest for report in reports])
         # A group that is a job of its own stops by itself. The others go on without it.
         relevant = self._of_group(reports) if self._independent else reports
         # Kept until clear_signal(), because several exchanges may happen in one batch.
@@ -184,20 +186,32 @@ class HealthExchange:
         first -= first % size
         return reports[first : first + size]
 
-    def _raise_different_parameters(self, digests: Sequence[int]) -> None:
-        """Raise an error that names the parameters that differ. A collective of the world."""
+    def _unite(self, digests: Sequence[int]) -> None:
+        """Find the frozen parameters that any rank has written. A collective of the world.
+
+        Raises:
+            OutOfStepError: on every rank, if ranks differ in anything else.
+
+        """
         rank = self._communicators.world.position
         # The exchange of names reaches only the ranks of this job, not the other groups.
         if self._independent and self._communicators.layout.sizes[1] > 1:
             raise OutOfStepError(
                 "the groups train different parameters: unfreeze the same parameters at the same "
-                "step in all groups"
+                "step in all groups, and write to the same frozen ones"
             )
-        # The first of the ranks with the same digest sends its parameters.
-        kinds = self._trained.kinds if digests.index(digests[rank]) == rank else None
-        sent = gather_json(kinds, self._communicators.device)
-        of_ranks = [sent[digests.index(digest)] for digest in digests]
-        raise OutOfStepError(different_parameters(of_ranks))
+        # The first of the ranks with the same digest sends its entries.
+        first = digests.index(digests[rank]) == rank
+        sent = gather_json(
+            self._trained.sent_entries() if first else None, self._communicators.device
+        )
+        difference = self._trained.unite([sent[digests.index(digest)] for digest in digests])
+        if difference is not None:
+            raise OutOfStepError(
+                f"the ranks train different parameters: {difference}. Freeze and unfreeze the same "
+                "parameters at the same step on all ranks, add them to the same optimizer, and "
+                "register the same buffers."
+            )
 
 
 def _report(values: Sequence[float], counted: int) -> HealthReport:

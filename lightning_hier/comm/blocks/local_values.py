@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
@@ -32,6 +33,10 @@ class SavedTensors:
         """Save the current values of ``tensors``."""
         self._saved = {tensor: local_tensor(tensor).clone() for tensor in tensors}
         self.used = True
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Save the current values of further tensors."""
+        self._saved |= {tensor: local_tensor(tensor).clone() for tensor in tensors}
 
     @contextmanager
     def overwriting(self, tensors: Iterable[Tensor], *, watch: bool = False) -> Iterator[None]:
@@ -101,14 +106,18 @@ class LocalValues:
         self._buffers = buffers
         self.saved = SavedTensors()
 
-    def all(self) -> dict[Tensor, Tensor]:
-        """Local values of trainable parameters and buffers, not copied."""
-        return {tensor: self.saved.local(tensor) for tensor in self._trained.tensors()}
+    def parameters(self) -> dict[Parameter, Tensor]:
+        """Local values of trained parameters, not copied."""
+        trained = self._trained
+        # In the order of the module, which a set does not have.
+        names = trained.known.names
+        return {p: self.saved.local(p) for p in names if p in trained.parameters}
 
     def buffers(self) -> dict[str, Tensor]:
-        """Local values of the buffers by name, not copied."""
-        self._buffers.reclaim()
-        return {name: self.saved.local(buffer) for buffer, name in self._buffers.names.items()}
+        """Local values of buffers, and of what this rank has found, by name, not copied."""
+        self._trained.note()
+        names = self._buffers.names | self._trained.found
+        return {name: self.saved.local(buffer) for buffer, name in names.items()}
 
     def keep_written_buffers(self) -> None:
         """Keep what hooks have written to buffers of the global model.
@@ -134,7 +143,8 @@ class LocalValues:
     def loading(self) -> Iterator[None]:
         """Load a local model in the body. Afterwards the module has its current values again."""
         # The saved run may have trained parameters that are frozen now.
-        tensors = self._trained.tensors(also_frozen=True)
+        self._buffers.reclaim()
+        tensors = [*self._trained.known.names, *self._buffers.tensors]
         present = {tensor: local_tensor(tensor).clone() for tensor in tensors}
         yield
         # As in an evaluation: the loaded model is the one that is saved and swapped back.

@@ -169,20 +169,22 @@ class ModelBlock:
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
-        """The same block with more members, whose current values are their global ones.
+        """The same block with more members.
 
-        Without new members, it is this one. Error feedback is discarded. A collective of the group.
+        Current values of new parameters are their global ones. Without new members, it is this
+        block. Error feedback is discarded. A collective of the group, after all work in flight.
 
         Raises:
-            ValueError: there are several fragments.
+            ValueError: there are new parameters and several fragments.
 
         """
-        if len(members.tensors) == len(self.members.tensors):
+        if _same(members.tensors, self.members.tensors):
             return self
         context = self._context
         # Fragments would be divided anew by bytes, and parameters would move between fragments that
         # are at different steps.
-        if context.config.fragments > 1:
+        unfrozen = not _same(members.parameters, self.members.parameters)
+        if context.config.fragments > 1 and unfrozen:
             raise ValueError(
                 f"fragments={context.config.fragments} can't be combined with unfreezing "
                 "parameters during training: make them trainable from the start, or pass "
@@ -247,3 +249,7 @@ class ModelBlock:
         for fragment in self._all:
             fragment.local_state.restart(counts)
         self._release_buffers()
+
+
+def _same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return [*map(id, tensors)] == [*map(id, others)]

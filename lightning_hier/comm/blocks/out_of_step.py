@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.health import HealthReport, SyncPoint
@@ -44,27 +44,4 @@ def _positions(reports: Sequence[HealthReport]) -> str:
         f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
         f"give every rank the same number of batches ({SAME_BATCHES}), and validate or save on all "
         "ranks at the same step."
-    )
-
-
-def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
-    """Message about parameters that ranks train differently.
-
-    Args:
-        entries: kind of each trained parameter by name, for each rank.
-
-    """
-    names = dict.fromkeys(name for kinds in entries for name in kinds)
-    differences = []
-    for name in names:
-        ranks = ranks_by_value(kinds.get(name) for kinds in entries)
-        if len(ranks) > 1:
-            texts = (f"{kind or 'not at all'} on {named_ranks(on)}" for kind, on in ranks.items())
-            differences.append(f"{name!r} ({'; '.join(texts)})")
-    omitted = len(differences) - _MOST_NAMES
-    more = f" and {omitted} more" if omitted > 0 else ""
-    return (
-        f"the ranks train different parameters: {', '.join(differences[:_MOST_NAMES])}{more}. "
-        "Unfreeze the same parameters at the same step on all ranks, and add them to the same "
-        "optimizer."
     )

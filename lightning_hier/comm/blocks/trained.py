@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.fingerprint import bit_sums
+from lightning_hier.comm.agreement import list_difference
 from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
+from lightning_hier.comm.sharded_tensors import local_tensor, reshard_
 
 # Integers up to 2**53 are exact in the double precision of health reports. With 48 bits, different
 # parameters have the same digest with a probability of 4e-15.
@@ -119,12 +122,52 @@ def parameters_of(module: Module) -> set[Parameter]:
     return cast(set[Parameter], found - {None})
 
 
+class KnownParameters:
+    """The parameters of a module when training began, which it must keep.
+
+    Args:
+        module: module that is trained.
+
+    Attributes:
+        names: name of each parameter, in order.
+
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self.names: dict[Parameter, str] = {p: name for name, p in module.named_parameters()}
+
+    def require_kept(self, present: Collection[Parameter]) -> None:
+        """Check the module's parameters, which are those of :func:`parameters_of`.
+
+        Raises:
+            RuntimeError: some are new, or are missing.
+
+        """
+        if present == self.names.keys():
+            return
+        reshard_(self._module)  # FSDP2 shows other tensors after a forward pass without a backward
+        after = dict(self._module.named_parameters())
+        new = [repr(name) for name, p in after.items() if p not in self.names]
+        gone = [repr(name) for p, name in self.names.items() if p not in {*after.values()}]
+        if new or gone:
+            raise RuntimeError(
+                "the module's parameters are not those with which training began: "
+                f"{', '.join(new) or 'none'} new, {', '.join(gone) or 'none'} gone. They would not "
+                "be synchronised. Create all layers in __init__, configure_model or setup, and "
+                "freeze those that train later; or end this fit and begin another one."
+            )
+
+
 class TrainedTensors:
-    """Parameters that are or have been trainable, and buffers.
+    """What ranks synchronise: parameters that are or have been trainable, and buffers.
 
     A buffer that contains NaN or inf before training, such as an attention mask, has no mean. It is
     kept equal on all ranks, and is not part of the health check. The same holds for the vectors of
     ``spectral_norm``, because the mean of unit vectors is shorter.
+
+    Frozen parameters are synchronised as buffers from the first exchange at which any rank has
+    written to them, as hooks do to the teacher of BYOL, DINO or a mean teacher.
 
     Args:
         module: module, equal on all ranks. Its current trainable parameters are used.
@@ -132,13 +175,13 @@ class TrainedTensors:
         buffers: buffers of the module.
 
     Attributes:
+        known: all parameters of the module.
         parameters: parameters that are or were trainable.
-        buffers: buffers of the module.
+        buffers: buffers of the module, and frozen parameters that were written.
         kept_equal: names of floating-point buffers without a mean. A resumed run uses those of the
             saved run.
-        kinds: shape, dtype and optimizer of each parameter, by name.
-        digest: digest of ``kinds`` in every health report, because all ranks must train the same
-            parameters.
+        entries: role, shape and dtype of each tensor, in order, which are equal on all ranks.
+        found: names of tensors that become buffers at the next exchange.
 
     """
 
@@ -148,57 +191,102 @@ class TrainedTensors:
         self._module = module
         self._optimizers = optimizers
         self.buffers = buffers
+        self.known = KnownParameters(module)
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
         # Decided once: a later NaN in a buffer with a mean is an error, and a resume restores
         # buffers whose values say nothing about the start.
-        self.kept_equal: Collection[str] = {
-            name
-            for buffer, name in buffers.names.items()
-            # torch has no isfinite for 8-bit floats, which are not averaged in any case.
-            if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
-        }
-        self.kinds: dict[str, str] = {}
-        self.digest = 0
-        self.note()
+        self.kept_equal: Collection[str] = _without_mean(buffers.names)
+        self.entries: list[str] = []
+        self.found: dict[Tensor, str] = {}
+        self._frozen: dict[Parameter, int] = {}
+        self.note_frozen()
+
+    def note_frozen(self) -> None:
+        """Record the values of frozen parameters, which are equal on all ranks."""
+        frozen = [p for p in self.known.names if p not in {*self.parameters, *self.buffers.names}]
+        self._frozen = dict(zip(frozen, _bits(frozen), strict=True))
+
+    def mark_written(self, names: Collection[str]) -> None:
+        """Regard these parameters as written since :meth:`note_frozen`."""
+        for parameter in self._frozen:
+            if self.known.names[parameter] in names:
+                self._frozen[parameter] = -1
 
     def note(self) -> None:
-        """Compute kinds and digest of the current parameters. Does not communicate."""
-        names = {parameter: name for name, parameter in self._module.named_parameters()}
-        self.kinds = {}
-        for index, members in enumerate(self.members()):
-            # The optimizer is included, because its state may be averaged.
-            stepped = set(optimizer_parameters(self._optimizers[index]))
-            for parameter in members.parameters:
-                holder = f"optimizer {index}" if parameter in stepped else "no optimizer"
-                kind = f"{tuple(parameter.shape)} {parameter.dtype} in {holder}"
-                self.kinds[names[parameter]] = kind
-        # Not by hash(), which differs between processes.
-        text = json.dumps(sorted(self.kinds.items()))
-        digest = hashlib.sha256(text.encode()).digest()
-        self.digest = int.from_bytes(digest[:_DIGEST_BYTES], "big")
-
-    def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
-        """Trained (or all) parameters, and all buffers."""
+        """Find what has changed, and describe all tensors. Does not communicate."""
         self.buffers.reclaim()
+        synchronised = {*self.parameters, *self.buffers.names}
+        self._frozen = {p: bits for p, bits in self._frozen.items() if p not in synchronised}
+        bits = zip(self._frozen.items(), _bits(self._frozen), strict=True)
+        written = {p for (p, before), now in bits if before != now}
         # In the order of the module, which a set does not have.
-        parameters = [
-            parameter
-            for parameter in self._module.parameters()
-            if also_frozen or parameter in self.parameters
+        self.found = {p: name for p, name in self.known.names.items() if p in written}
+        self.found |= self.buffers.registered_since()
+        stepped = {
+            p: f"in optimizer {index}"
+            for index, optimizer in reversed([*enumerate(self._optimizers)])
+            for p in optimizer_parameters(optimizer)
+        }
+        # The optimizer is included, because its state may be averaged.
+        self.entries = [
+            _described(name, p, stepped.get(p, "in no optimizer") if p.requires_grad else "frozen")
+            for p, name in self.known.names.items()
         ]
-        return [*parameters, *self.buffers.tensors]
+        self.entries += [
+            _described(name, buffer, "kept equal" if name in self.kept_equal else "buffer")
+            for buffer, name in self.buffers.names.items()
+        ]
+
+    def digest(self, *, with_found: bool) -> int:
+        """Digest of the entries, for comparisons of ranks, perhaps with what was found."""
+        # Not by hash(), which differs between processes.
+        text = json.dumps(self.sent_entries() if with_found else self.entries)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES], "big")
+
+    def sent_entries(self) -> list[list[str]]:
+        """Entries, those of new buffers, and names of written parameters, for :meth:`unite`."""
+        written = [name for tensor, name in self.found.items() if isinstance(tensor, Parameter)]
+        new = {t: name for t, name in self.found.items() if not isinstance(t, Parameter)}
+        # Which have a mean depends on their values, and must not differ between ranks.
+        kept = _without_mean(new)
+        entries = [
+            _described(n, t, f"new buffer{' kept equal' * (n in kept)}") for t, n in new.items()
+        ]
+        return [[*self.entries, *entries], written]
+
+    def unite(self, of_ranks: Sequence[Sequence[list[str]]]) -> str | None:
+        """Find the frozen parameters that any rank has written, from the entries of all ranks.
+
+        A hook may write to them on some ranks only, or to some by a value that they already have.
+
+        Returns:
+            A message about other differences, or None if there are none.
+
+        """
+        names = {name for _, written in of_ranks for name in written}
+        buffers = {t: n for t, n in self.found.items() if not isinstance(t, Parameter)}
+        self.found = {p: n for p, n in self.known.names.items() if n in names} | buffers
+        return list_difference([entries for entries, _ in of_ranks])
+
+    def admit_found(self) -> list[Tensor]:
+        """Synchronise the found tensors as buffers from now on. Returns them."""
+        found, self.found = self.found, {}
+        new = {t: name for t, name in found.items() if not isinstance(t, Parameter)}
+        self.kept_equal = {*self.kept_equal, *_without_mean(new)}
+        self.buffers.add(found)
+        return [*found]
 
     def names(self, tensors: Collection[Tensor]) -> list[str]:
         """Names of the trained parameters among ``tensors``."""
         trained = self.parameters.intersection(tensors)
-        return [name for name, parameter in self._module.named_parameters() if parameter in trained]
+        return [name for parameter, name in self.known.names.items() if parameter in trained]
 
     def admit(self, present: Collection[Parameter]) -> bool:
         """Add those of ``present`` that have become trainable. Returns whether there are any."""
         new = {p for p in present if p.requires_grad} - self.parameters
-        if new:
-            self.parameters |= new
-            self.note()
+        self.parameters |= new
+        for parameter in new:  # which may have been written before
+            self.buffers.names.pop(parameter, None)
         return bool(new)
 
     def members(self) -> list[Members]:
@@ -218,3 +306,20 @@ class TrainedTensors:
         blocks = self.members() if averaged else ()
         buffers = [buffer for members in blocks for buffer in members.float_buffers]
         return ModelHealth.of_tensors(self.parameters, buffers, carried)
+
+
+def _described(name: str, tensor: Tensor, role: str) -> str:
+    return f"{name} {tuple(tensor.shape)} {tensor.dtype} {role}"
+
+
+def _bits(tensors: Iterable[Tensor]) -> list[int]:
+    return bit_sums([local_tensor(tensor) for tensor in tensors])
+
+
+def _without_mean(buffers: Mapping[Tensor, str]) -> set[str]:
+    return {
+        name
+        for buffer, name in buffers.items()
+        # torch has no isfinite for 8-bit floats, which are not averaged in any case.
+        if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
+    }

@@ -49,6 +49,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
             "or activation checkpointing. layer.compile() and torch.utils.checkpoint keep names"
         )
     exactly = saved.resumes_exactly(session.communicators.layout.sizes, kinds)
+    session.synchroniser.trained.note_frozen()  # Lightning has loaded them
     # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():
         trained = exactly and session.worker.begun

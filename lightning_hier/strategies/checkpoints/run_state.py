@@ -80,12 +80,14 @@ class RunState:
         """Return the small state that is equal on all ranks, for the checkpoint itself."""
         settings, blocks = self._session.settings, self._synchroniser.blocks
         local, elastic = self._synchroniser.local, self._session.elastic
+        trained = self._synchroniser.trained
         return {
             "steps": [asdict(count) for count in self._steps],
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
-            "trainable": [self.names[p] for p in local.all() if isinstance(p, Parameter)],
-            "kept_equal": sorted(self._synchroniser.trained.kept_equal),
+            "trainable": [self.names[p] for p in local.parameters()],
+            "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
+            "kept_equal": sorted(trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
             "kinds": self.kinds(),
             "automatic_values": automatic_values(
@@ -97,11 +99,9 @@ class RunState:
 
     def _local_model(self) -> State:
         """Local model and optimizers or, if the module is divided, the part of this rank."""
-        local = self._synchroniser.local.all()
+        local = self._synchroniser.local.parameters()
         return {
-            "parameters": {
-                self.names[p]: value for p, value in local.items() if isinstance(p, Parameter)
-            },
+            "parameters": {self.names[p]: value for p, value in local.items()},
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
             "averages": self._session.hooks.averages.of_group(),
         }
@@ -168,6 +168,13 @@ class RunState:
             for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
                 block.load(state, self.by_parameter(counts))
         buffers = dict(self._module.named_buffers())
+        known = {*buffers, *self.parameters}
+        if missing := [name for name in rank["buffers"] if name not in known]:
+            raise ValueError(
+                f"the module has no buffer {missing[0]!r}, which the saved run has registered in "
+                "training: register it in __init__ or setup, with its shape"
+            )
+        self._synchroniser.trained.mark_written(rank["buffers"].keys())
         for name, value in {**model["parameters"], **rank["buffers"]}.items():
             tensor = self.parameters[name] if name in self.parameters else buffers[name]
             local_tensor(tensor).copy_(value)
@@ -186,8 +193,10 @@ class RunState:
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
-        """Load step counts, and the names of buffers that are not averaged."""
-        self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
+        """Load step counts, and the names of tensors that are buffers or are not averaged."""
+        trained = self._synchroniser.trained
+        trained.buffers.add({self.parameters[name]: name for name in shared["written"]})
+        trained.kept_equal = set(shared["kept_equal"])
         for count, saved in zip(self._steps, shared["steps"], strict=True):
             vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
 
