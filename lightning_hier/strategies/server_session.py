@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.fingerprint import bit_sums
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.blocks.trained import KnownParameters, parameters_of
@@ -237,6 +239,8 @@ class ServerSession:
 class _GlobalBuffers:
     """Swaps in the mean of real and complex buffers, and the integers of rank 0.
 
+    Frozen parameters that any rank has written since the start are buffers too.
+
     Args:
         module: module whose buffers to change, in place. They are equal on all ranks.
         world: channel of all ranks.
@@ -250,18 +254,31 @@ class _GlobalBuffers:
         # The mean of unit vectors is shorter (spectral_norm).
         named = module.named_buffers()
         self._directions = {name for name, buffer in named if is_direction(name, buffer)}
+        self._frozen = {p: name for name, p in module.named_parameters() if not p.requires_grad}
+        self._bits = torch.tensor(bit_sums([*self._frozen]), dtype=torch.int64)
+        self._written = torch.zeros(len(self._bits), dtype=torch.bool)
 
     @torch.no_grad()
     def swap_in(self) -> None:
         """Save this rank's values and write the global ones. All ranks must call it."""
         averaged: list[Tensor] = []
         equal: list[Tensor] = []
-        for name, buffer in self._module.named_buffers():
+        for name, buffer in chain(self._module.named_buffers(), self._teachers()):
             has_mean = is_averaged(buffer) and name not in self._directions
             (averaged if has_mean else equal).append(buffer)
         with self._own.overwriting([*averaged, *equal], watch=True):
             average_tensors_(averaged, self._world, "buffers")
             broadcast_tensors_(equal, self._world, "buffers")
+
+    def _teachers(self) -> list[tuple[str, Tensor]]:
+        """Frozen parameters that hooks of any rank have written, which are buffers from then on."""
+        if not self._frozen:
+            return []
+        now = torch.tensor(bit_sums([*self._frozen]), dtype=torch.int64)
+        own = (self._written | (now != self._bits)).long().to(next(iter(self._frozen)).device)
+        self._written = self._world.gather_rows(own, "status").cpu().bool().any(0)
+        named = zip(self._frozen.items(), self._written.tolist(), strict=True)
+        return [(name, parameter) for (parameter, name), written in named if written]
 
     @torch.no_grad()
     def swap_back(self) -> None:

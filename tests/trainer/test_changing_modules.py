@@ -87,6 +87,7 @@ STRATEGIES: dict[str, tuple[int, Any, Any]] = {
     "adam": (2, BMUF_ADAM, partial(Student, optimizer="Adam")),
     "one rank": (2, BMUF, _WroteOnRank0),
     "one model": (2, GTC, _WroteOnRank0),
+    "servers": (2, lh.PSPStrategy, Student),
 }
 
 
