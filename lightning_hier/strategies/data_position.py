@@ -1,25 +1,33 @@
-"""Position of training in its data and random states, for exact resuming.
+"""Position of a rank in its data, and its random states, for exact resuming.
 
-Lightning counts the batches of an epoch, but a run that resumes within an epoch restarts its data.
-Here, every rank stores the random state at the start of the epoch's data. A resumed run starts the
-data with this state, skips the batches that were used, and then restores the random state of the
-save. Lightning restores loaders that have a ``state_dict``.
+A resumed run restarts the data of its epoch. Every rank restores the states of its own loaders, or
+starts its loaders with the random state of that time and reads the used batches. Then it restores
+the random state of the save. ``exactness.py`` finds data for which this is not exact.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.random_state import random_state, set_random_state
-from lightning_hier.strategies.private_names import check_names, private
+from lightning_hier.strategies import loop_position
+from lightning_hier.strategies.exactness import (
+    has_state,
+    of_data,
+    of_trainer,
+    report,
+    wrapped_generators,
+)
+from lightning_hier.strategies.private_names import check_names
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 RandomState = dict[str, Any]
+State = dict[str, Any]
 
 
 class DataPosition:
@@ -31,146 +39,199 @@ class DataPosition:
 
     Attributes:
         used: batches of the first epoch that were used, if that is not Lightning's count.
+        taken: whether the state is that of another group, which no line calls exact.
 
     """
 
     def __init__(self, changes: TrainerChanges, device: torch.device) -> None:
-        self._fit_loop: Any = changes.trainer.fit_loop
+        self._trainer: Any = changes.trainer
         self._device = device
         self._validation = IsolatedValidation(changes, device)
-        self._begun: RandomState = {}
-        self._saved: RandomState | None = None  # at the time of the save
-        self._resumed: RandomState | None = None  # at the start of the epoch's data
-        self._ended: RandomState | None = None
+        self._begun: RandomState = {}  # at the start of the epoch's data
+        self._samplers: list[torch.Tensor] = []  # of generators, at the start of the epoch's data
+        self._reads_ahead = False
+        self._ahead: State = {}  # states of loaders before they read ahead, and random state
+        self._loops: Mapping[str, Any] | None = None  # of a saved run, until the data have started
+        self._saved: State = {}  # state of this rank, if the run resumes exactly
+        self._lost: Sequence[str] = ()
+        self._started = False
+        self._metrics: Mapping[str, Any] = {}
+        self._ended: State = {}
         self.used: int | None = None
-        # Lightning starts the data of an epoch in these methods.
-        changes.replace("fit_loop.setup_data", self._setup_data)
+        self.taken = False
+        # Lightning starts the data of the first epoch, or of a new loader, after the first of these
+        # methods, and that of other epochs in the second.
+        changes.replace("fit_loop._load_combined_loader_states", self._load_loader_states)
         changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
         changes.replace("fit_loop.epoch_loop.reset", self._reset)
+        changes.replace("fit_loop.epoch_loop._on_before_fetch", self._on_before_fetch)
+        changes.replace("fit_loop.epoch_loop._get_monitor_value", self._monitored)
         changes.on_close(self._end)
 
-    def _setup_data(self, set_up: Callable[[], None]) -> None:
-        self._leave_epoch_that_ended()
-        # Starts the data of the first epoch, and of a loader that is created again.
-        before, random = self._iterator(), random_state(self._device)
-        set_up()
-        if self._iterator() is not before:
-            self._begun = random
+    def loops(self) -> State:
+        """Position in Lightning's loops, equal on all ranks, with the metrics they lack."""
+        if self._loops is not None:  # the loops have not gone on
+            steps_next = self._loops["plateaus"] and not self._started
+            return {**self._loops, "plateaus": steps_next}
+        names = [c.monitor for c in self._trainer.lr_scheduler_configs if c.reduce_on_plateau]
+        metrics = {**self._metrics, **self._trainer.callback_metrics}
+        followed = {name: metrics[name] for name in names if name in metrics}
+        return {**loop_position.loop_position(self._trainer), "metrics": followed}
 
-    def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
-        before, random = self._iterator(), random_state(self._device)
-        start(fetcher)
-        renewed = self._iterator() is not before
-        if self._resumed is not None:
-            self._skip_used_batches(fetcher, random, renewed=renewed)
-        elif renewed:
-            self._begun = random
+    def state(self) -> State:
+        """State of this rank: random states, now and at the start of the data, and loaders."""
+        if self._ended:
+            return self._ended
+        if self._loops is not None and self._saved:  # the data have not started again
+            return {**self._saved, "now": self._now()} if self._started else self._saved
+        of_loaders = self._ahead or {"loaders": self._states_of_loaders(), "ahead": {}}
+        samplers = [self._samplers, self._states_of_samplers()]
+        return {"now": self._now(), "begun": self._begun, "samplers": samplers, **of_loaders}
 
-    def _reset(self, reset: Callable[[], None]) -> None:
-        with warnings.catch_warnings():
-            # Lightning warns that it cannot restore loaders without a state, which is done here.
-            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
-            reset()
+    def load(
+        self, loops: Mapping[str, Any], state: State | None = None, lost: Sequence[str] = ()
+    ) -> None:
+        """Continue at a saved position when training starts.
 
-    def _end(self) -> None:
-        # A checkpoint that is saved after training needs the random states at its end.
-        self._ended = self._now()
+        Args:
+            loops: result of :meth:`loops`.
+            state: result of :meth:`state`, to resume exactly.
+            lost: reasons, with the way round, why the run does not resume exactly even so.
 
-    def state(self) -> dict[str, RandomState]:
-        """Random states now and at the start of the epoch's data."""
-        # Until the data have started again, the position is that of the loaded state.
-        return {
-            "now": self._now(),
-            "begun": self._begun if self._resumed is None else self._resumed,
-        }
-
-    def load(self, state: dict[str, RandomState]) -> None:
-        """Restore :meth:`state` when training starts."""
-        self._saved, self._resumed = state["now"], state["begun"]
+        """
+        loop_position.restore_loops(self._trainer, loops)
+        self._loops, self._saved, self._metrics = loops, state or {}, loops["metrics"]
+        self._started, self._lost = False, lost
 
     def rewind(self) -> None:
         """Reset the position, before a state is loaded."""
-        self._begun = {}
-        self._saved = self._resumed = None
+        self._begun, self._loops, self._saved, self._metrics = {}, None, {}, {}
 
     def start(self) -> None:
         """Restore the random state of the save when training starts."""
-        if self._saved is not None:
-            self._restore(self._saved)
-        self._saved = None
+        if self._loops is not None and not self._started:
+            if self._saved:
+                self._set(self._saved["now"])
+            loop_position.finish_epoch(self._trainer, self._loops)
+        self._started = True
 
     def _now(self) -> RandomState:
-        if self._ended is not None:
-            return self._ended
-        if self._saved is not None:  # training has not started, and may never start
-            return self._saved
         return self._validation.outside or random_state(self._device)
 
-    def _restore(self, state: RandomState) -> None:
+    def _set(self, state: RandomState) -> None:
         set_random_state(state, self._device)
 
-    def _leave_epoch_that_ended(self) -> None:
-        """Make Lightning count the starting epoch, if a run was saved at the end of an epoch.
+    def _end(self) -> None:
+        # A checkpoint that is saved after training needs the state before the loaders are reset.
+        self._ended = self.state()
 
-        Lightning 2.6 counts an epoch as complete if its last batch was saved, but does not count
-        the next one as started. If the run is saved again in that epoch, the next resume would
-        restart it.
-        """
-        epochs = self._fit_loop.epoch_progress.total
-        if self._fit_loop.restarted_mid_epoch and epochs.processed == epochs.started:
-            self._fit_loop.reset_restart_stage()
+    @property
+    def _loaders(self) -> list[Any]:
+        combined = self._trainer.fit_loop._combined_loader
+        return [] if combined is None else combined.flattened
 
-    def _iterator(self) -> Any:
-        # A CombinedLoader is its own iterator, but the iterator below it is new each time.
-        loader = self._fit_loop._combined_loader
-        if loader is None:
-            return None
-        check_names(loader)
-        return loader._iterator
+    def _states_of_loaders(self) -> list[Any]:
+        return [one.state_dict() if has_state(one) else None for one in self._loaders]
 
-    def _skip_used_batches(self, fetcher: Any, random: RandomState, *, renewed: bool) -> None:
-        """Skip the used batches of the first epoch, and restore the random state.
+    def _states_of_samplers(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in wrapped_generators(self._loaders)]
 
-        If there are fewer batches, the epoch ends at once, with a warning on rank 0.
-        """
-        assert self._resumed is not None
-        begun, self._resumed = self._resumed, None
-        used = self._fit_loop.epoch_loop.batch_progress.current.ready
-        if self.used is not None:
-            # A group that took the state of another has its own position, in this epoch only.
-            used, self.used = self.used, None
-        if not used:
-            if not renewed:
-                # setup_data started the data before `start` restored the random state of the save.
-                self._restore(random)
-                iter(fetcher)
-            self._begun = random
-            return
-        self._begun = begun
+    def _load_loader_states(self, load: Callable[[], None]) -> None:
+        # Lightning would load those of rank 0, before samplers know the epoch.
+        if self._loops is None:
+            load()
+        self._begun, self._samplers = random_state(self._device), self._states_of_samplers()
+
+    def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
+        combined = fetcher.combined_loader
+        check_names(combined)
+        before, random = combined._iterator, random_state(self._device)
+        samplers = self._states_of_samplers()
+        start(fetcher)
+        if combined._iterator is not before:  # a CombinedLoader is its own iterator
+            self._begun, self._samplers = random, samplers
+        self._ahead = {}
+        # Without a length, Lightning reads a batch ahead.
+        self._reads_ahead = (
+            fetcher.length is None
+            and hasattr(fetcher, "prefetch_batches")
+            and any(map(has_state, combined.flattened))
+        )
+        loops, saved = self._loops, self._saved
+        if loops is not None:
+            self._restart_data(fetcher, loops, saved)
+            self._loops, self._saved = None, {}
+            if loops["batches"]:
+                loop_position.finish_batch(self._trainer, loops, fetcher)
+
+    def _on_before_fetch(self, note: Callable[[], None]) -> None:
+        note()
+        if self._reads_ahead:
+            self._ahead = {"loaders": self._states_of_loaders(), "ahead": self._now()}
+
+    def _restart_data(self, fetcher: Any, loops: Mapping[str, Any], saved: State) -> None:
+        """Restart the data of the epoch in which a run was saved."""
+        of_loaders = saved["loaders"] if saved else []
+        reasons = of_data(self._trainer, fetcher, loops, of_loaders) if saved else ["elsewhere"]
+        used = int(loops["batches"]) if self.used is None else self.used
+        self.used = None  # in this epoch only
         loaders = fetcher.combined_loader.flattened
-        # Such loaders restore their own position. For such steps, next() would draw no batch.
-        if _step_draws(fetcher) or any(hasattr(loader, "load_state_dict") for loader in loaders):
+        loads = bool(saved) and len(loaders) == len(of_loaders)
+        pairs = zip(loaders, of_loaders, strict=True) if loads else ()
+        restored = [(one, state) for one, state in pairs if state is not None and has_state(one)]
+        random = random_state(self._device)
+        for loader, state in restored:
+            loader.load_state_dict(state)
+            if not used or loops["last"]:
+                iter(loader)  # the rest of the epoch that has ended: the next call starts one
+        self._set(random)
+        if restored:
+            self._samplers = saved["samplers"][0 if used and not loops["last"] else 1]
+            for generator, state in zip(wrapped_generators(loaders), self._samplers, strict=False):
+                generator.set_state(state)
+        if loops["last"]:
+            pass  # the data start in the next epoch
+        elif not used:
+            # Lightning has started them before the random state and the epoch were restored.
+            self._begun = random
+            iter(fetcher)
+        elif restored:
+            self._begun = saved["begun"]
+            self._read_on(fetcher, saved["ahead"])
+            fetcher.fetched += used
+            self._set(random)
+        elif not reasons:
+            self._begun = saved["begun"]
+            self._set(self._begun)
+            iter(fetcher)
+            for _ in range(min(used, fetcher.length)):
+                next(fetcher)
+            # That of the save, because loading the used batches has drawn random numbers.
+            self._set(random)
+        if saved and not self.taken:
+            report([*self._lost, *reasons, *of_trainer(self._trainer, loops)])
+
+    def _read_on(self, fetcher: Any, random: RandomState) -> None:
+        """Start loaders with a state, and read ahead with the random state of the saved run."""
+        if not (self._reads_ahead and random):
+            iter(fetcher)
             return
-        self._restore(begun)
+        batches, fetcher.prefetch_batches = fetcher.prefetch_batches, 0
         iter(fetcher)
-        for number in range(used):
-            # Lightning would take the StopIteration of next() for the end of training.
-            if fetcher.done:
-                rank_zero_warn(
-                    f"the checkpoint was saved after {used} batches of an epoch, but the training "
-                    f"data have only {number} now, so this epoch ends. To resume exactly, use the "
-                    "data, the batch size and the limit_train_batches of the saved run"
-                )
-                break
-            next(fetcher)
-        # That of the save, because loading the skipped batches has drawn random numbers again.
-        self._restore(random)
+        fetcher.prefetch_batches = batches
+        self._set(random)
+        with suppress(StopIteration):
+            fetcher.batches.append(next(fetcher))
 
+    def _reset(self, reset: Callable[[], None]) -> None:
+        with warnings.catch_warnings():
+            # Lightning warns that it cannot restore loaders without a state, as does `report`.
+            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
+            reset()
 
-def _step_draws(fetcher: Any) -> bool:
-    """Whether ``training_step`` receives the iterator and draws batches itself."""
-    kind = private("lightning.pytorch.loops.fetchers", "_DataLoaderIterDataFetcher")
-    return isinstance(fetcher, kind)
+    def _monitored(self, read: Callable[[str], Any], name: str) -> Any:
+        value = read(name)
+        return self._metrics.get(name) if value is None else value
 
 
 # The second method is called when a run resumes, and creates an iterator that is not used.

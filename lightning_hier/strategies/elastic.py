@@ -139,6 +139,7 @@ class ElasticFit:
         """Set the place in the data. Discard what belongs to the group that has sent the state."""
         epoch = self._trainer.current_epoch
         if self._folder is not None:
+            session.position.taken = True
             # All ranks have read it: Lightning calls a barrier between resuming and training.
             self._remove_received()
             session.worker.memory.tensors.clear()

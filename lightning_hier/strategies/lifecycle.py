@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import ProgressRecord, named_ranks
+from lightning_hier.strategies.loop_position import is_after_step
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class OwnError(Callback):
     """
 
     def __init__(self, changes: TrainerChanges, progress: ProgressRecord) -> None:
-        self._progress = progress
+        self._progress, self._trainer = progress, changes.trainer
         changes.replace("save_checkpoint", self._save)
 
     def on_exception(
@@ -71,11 +72,15 @@ class OwnError(Callback):
 
     def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if self._progress.own_error is not None:
-            running = self._progress.without_error()
+            running, reason = self._progress.without_error(), ""
             if running:
+                reason = f"{named_ranks(running)} had none: a save needs all ranks"
+            elif not is_after_step(self._trainer):
+                reason = "it was raised within a step"
+            if reason:
                 warnings.warn(
-                    f"no checkpoint is saved after this error, because {named_ranks(running)} had "
-                    "none: a save needs all ranks. Resume from the last regular checkpoint.",
+                    f"no checkpoint is saved after this error, because {reason}. Resume from the "
+                    "last regular checkpoint.",
                     stacklevel=2,
                 )
                 return

@@ -29,21 +29,26 @@ OF_TRAINER: Mapping[str, str] = {
     "_signal_connector.received_sigterm": "stops the loop after the agreed step",
     "_val_check_time_interval": "rejects validation at time intervals",
     "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
+    "fit_loop._load_combined_loader_states": "replaced: each rank restores its own loaders",
+    "fit_loop._restarting": "resumes at the position of the save",
     "fit_loop._should_accumulate": "sharded modules: finds the last backward pass of a step",
     "fit_loop.epoch_loop._batches_that_stepped": "logs with Lightning's step number",
     "fit_loop.epoch_loop._broadcast_sigterm_tensor": (
         "replaced: avoids a broadcast over all ranks at every batch"
     ),
+    "fit_loop.epoch_loop._get_monitor_value": "replaced: keeps metrics that schedulers follow",
+    "fit_loop.epoch_loop._num_ready_batches_reached": "detects the last batch of an epoch",
+    "fit_loop.epoch_loop._on_before_fetch": "replaced: state of loaders that read a batch ahead",
+    "fit_loop.epoch_loop._restarting": "resumes at the position of the save",
     "fit_loop.epoch_loop._should_accumulate": "saves the gradients of an unfinished accumulation",
+    "fit_loop.epoch_loop._skip_next_val": "resumes after a validation",
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
+    "fit_loop.epoch_loop.val_loop._restarting": "resumes before a validation",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
         "replaced: validation keeps random states"
     ),
     "fit_loop.epoch_loop.val_loop.run": "replaced: validation keeps random states",
-    "fit_loop.reset_restart_stage": "resumes exactly at the end of an epoch",
-    "fit_loop.restarted_mid_epoch": "resumes exactly at the end of an epoch",
-    "fit_loop.setup_data": "replaced: resumes exactly within an epoch",
     "save_checkpoint": "replaced: a requeued job finds complete saves only",
 }
 """Attributes below a Trainer, including public methods of Lightning's loops that are replaced."""
@@ -81,6 +86,9 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
 """Names in modules, checked before training."""
 
 OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
+    "lightning.fabric.utilities.distributed._DatasetSamplerWrapper": {
+        "_sampler": "finds samplers without a fixed order",
+    },
     "lightning.pytorch.callbacks.LearningRateFinder": {
         "_early_exit": "rejects the callback with parameter servers",
     },

@@ -15,6 +15,7 @@ from lightning_hier.strategies.arguments import check_groups
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.loop_position import check_after_step
 from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -91,6 +92,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         session, read = self._session, super().lightning_module_state_dict
         if session is None or not session.begun:  # it is in the module
             return read()
+        check_after_step(self._module.trainer)
         return session.synchroniser.evaluation.state(read)
 
     def _save(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,51 @@ def test_folder_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Mon
     assert lh.newest_checkpoint("[1]") == Path("[1]/a.ckpt")
     assert lh.newest_checkpoint("[1]/a.ckpt") is None
     assert lh.newest_checkpoint(f"file://{tmp_path}/[1]") == f"file://{tmp_path}/[1]/a.ckpt"
+
+
+def _swap(folder: Path) -> str:
+    """Swap the files of both ranks."""
+    first, second = sorted(folder.glob("*"))
+    first.rename(folder / "other")
+    second.rename(first)
+    (folder / "other").rename(second)
+    return "must be that of rank 0 .* but is that of rank 1"
+
+
+def _copy_older(folder: Path) -> str:
+    """Put a file of the save before this one in the place of this one's."""
+    newer = folder / "rank_00001.pt"
+    (older,) = (path for path in folder.parent.parent.rglob(newer.name) if path != newer)
+    newer.write_bytes(older.read_bytes())
+    return "must be that of rank 1 of the save .* but is that of rank 1 of the save"
+
+
+def _change(folder: Path) -> str:
+    path = folder / "rank_00001.pt"
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "buffers": 3}, path)
+    return r"rank_00001.pt.* cannot be loaded: TypeError"
+
+
+@pytest.mark.parametrize("mistake", [_swap, _copy_older, _change])
+def test_file_of_another_rank_or_save_is_one_error_on_every_rank(
+    mistake: Any, tmp_path: Path
+) -> None:
+    run_ranks(_save_twice, 2, tmp_path)
+    (folder,) = (tmp_path / "step=10.ckpt.ranks").iterdir()
+    message = mistake(folder)
+    for error in run_ranks(_resume, 2, tmp_path / "step=10.ckpt", expect_failure=True):
+        assert re.match(f"DamagedFileError: .*{message}", error)
+
+
+def test_damaged_section_is_one_error_on_every_rank(tmp_path: Path) -> None:
+    """``newest_checkpoint`` skips the checkpoint."""
+    run_ranks(_save_twice, 2, tmp_path)
+    path = tmp_path / "step=10.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["lightning_hier"]["sizes"] = None
+    del checkpoint["lightning_hier"]["kinds"]
+    torch.save(checkpoint, path)
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=5.ckpt"
+    for error in run_ranks(_resume, 2, path, expect_failure=True):
+        assert "the section 'lightning_hier' of the checkpoint is damaged, at sizes, kinds" in error

@@ -81,3 +81,19 @@ def test_error_before_training_is_not_hidden_by_a_save(tmp_path: Path) -> None:
     for error in run_ranks(_mistake_with_saver, 2, tmp_path, expect_failure=True):
         assert error.startswith("ValueError")
         assert "amsgrad" in error
+
+
+class _FailsInAStep(DropoutNet):
+    def on_after_backward(self) -> None:
+        raise ZeroDivisionError("of the user")
+
+
+def _fail_with_saver(folder: Path) -> None:
+    saver = OnExceptionCheckpoint(folder)
+    trainer = make_trainer(BMUF(), callbacks=[saver], enable_checkpointing=True)
+    trainer.fit(_FailsInAStep(), shuffled(5))
+
+
+def test_error_within_a_step_is_not_hidden_by_a_save(tmp_path: Path) -> None:
+    errors = run_ranks(_fail_with_saver, 2, tmp_path, expect_failure=True)
+    assert errors == ["ZeroDivisionError: of the user"] * 2

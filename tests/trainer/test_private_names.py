@@ -34,6 +34,7 @@ PYTHONS = {"_ArgumentGroup"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Closure": (lambda: None,),
     "CombinedLoader": ([],),
+    "_DatasetSamplerWrapper": ([0],),
 }
 LISTED = (
     {name for path in OF_TRAINER for name in path.split(".") if name.startswith("_")}

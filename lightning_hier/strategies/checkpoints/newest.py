@@ -17,7 +17,7 @@ from lightning_hier.strategies.checkpoints.integrity import (
     check_file,
     damage_beside,
 )
-from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION, RankFiles
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED, RankFiles, section_of
 from lightning_hier.strategies.checkpoints.sharded_folder import metadata_file
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,10 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     resumable = "lr_schedulers" if is_folder else "optimizer_states"
     if not isinstance(checkpoint, dict) or resumable not in checkpoint:
         return "it contains weights only, but resuming needs a checkpoint with optimizers"
-    section = checkpoint.get(SECTION)
+    try:
+        section = section_of(checkpoint)
+    except ValueError as error:
+        return str(error)
     if section is None:
         return None
     files = RankFiles.saved_with(path, section["save"])

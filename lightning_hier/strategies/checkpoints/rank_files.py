@@ -125,17 +125,44 @@ def remove_folder(folder: str) -> None:
         _log.warning("%s is no longer needed and could not be removed: %s", folder, error)
 
 
+# Entries without which no run resumes. RunState.shared has all but the first three.
+_ENTRIES = {
+    "format": int,
+    "save": str,
+    "sizes": list,
+    "steps": list,
+    "loops": dict,
+    "kinds": dict,
+    "trainable": list,
+    "frozen": list,
+    "frozen_at_first": list,
+    "kept_equal": list,
+    "ready_order": list,
+    "automatic_values": dict,
+}
+
+
 def section_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The section of this package in a checkpoint, or None.
 
     Raises:
-        ValueError: a newer version has saved it.
+        ValueError: a newer version has saved it, or it is damaged.
 
     """
-    section: Mapping[str, Any] | None = checkpoint.get(SECTION)
-    if section is not None and section["format"] > FORMAT:
+    section: Any = checkpoint.get(SECTION)
+    if section is None:
+        return None
+    found = section if isinstance(section, dict) else {}
+    if isinstance(found.get("format"), int) and found["format"] > FORMAT:
         raise ValueError(
-            f"the checkpoint has format {section['format']} of lightning_hier, but this version "
+            f"the checkpoint has format {found['format']} of lightning_hier, but this version "
             f"supports formats up to {FORMAT}: update lightning_hier"
         )
-    return section
+    damaged = [name for name, kind in _ENTRIES.items() if not isinstance(found.get(name), kind)]
+    if damaged:
+        raise ValueError(
+            f"the section {SECTION!r} of the checkpoint is damaged, at {', '.join(damaged)}: "
+            "resume from another checkpoint, or start a new run from its weights with "
+            "load_from_checkpoint"
+        )
+    return found

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.algorithms.arguments import counted
-from lightning_hier.comm.gradients.gradient_sync import GTC
+from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.strategies.checkpoints.saved_run import SavedRun, whole_blocks
 from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer_states
@@ -73,21 +73,28 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
     state, worker, rank = session.state, session.worker, session.communicators.world.position
     position, group = session.communicators.layout.coordinates(rank)
-    own = saved.of_rank(rank)
-    # The first rank of each group has saved the local model of all, except if it is divided.
-    model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
-    state.load(saved.section, model, own, saved.shards_for(group, kinds))
-    session.hooks.averages.load(model["averages"], own["averages"])
-    if own["precision"]:
-        session.trainer.precision_plugin.load_state_dict(own["precision"])
-    worker.memory.load(own["memory"], state.parameters)
-    worker.samples = own["samples"]
-    session.position.load(own["random"])
-    session.accumulated_gradients = own["gradients"]
-    rank_zero_info("Resuming exactly, with the state of every rank.")
+    with saved.loading(rank, session.communicators.device):
+        own = saved.of_rank(rank)
+        # The first rank of each group has saved the local model of all, except if it is divided.
+        model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
+        state.load(saved.section, model, own, saved.shards_for(group, kinds))
+        session.hooks.averages.load(model["averages"], own["averages"])
+        if own["precision"]:
+            session.trainer.precision_plugin.load_state_dict(own["precision"])
+        worker.memory.load(own["memory"], state.parameters)
+        worker.samples = own["samples"]
+        session.position.load(saved.section["loops"], own["random"], _lost(session))
+        session.accumulated_gradients = own["gradients"]
+
+
+def _lost(session: FitSession) -> list[str]:
+    sync = session.settings.gradient_sync
+    if not isinstance(sync, CommHook) or sync.state is None:
+        return []
+    return ["the state of a CommHook is not saved: use GTC, or a hook without a state"]
 
 
 @torch.no_grad()
@@ -109,6 +116,7 @@ def _resume_elsewhere(
 
     """
     state, layout = session.state, session.communicators.layout
+    session.position.load(saved.section["loops"])
     # The module contains the global model, in which the interrupted block has ended.
     for count in session.worker.steps:
         count.in_block = 0

@@ -99,8 +99,9 @@ class RunCheckpoints:
             try:
                 # First the files of the ranks, on all of them: the checkpoint then names only files
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.
-                own = files.path(self._strategy.global_rank)
-                self._write_everywhere(lambda: io.save_checkpoint(session.state.of_rank(), own))
+                rank = self._strategy.global_rank
+                state = {"rank": rank, "save": save, **session.state.of_rank()}
+                self._write_everywhere(lambda: io.save_checkpoint(state, files.path(rank)))
                 sizes = list(session.communicators.layout.sizes)
                 section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
                 checkpoint[SECTION] = section

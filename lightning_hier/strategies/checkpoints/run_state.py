@@ -83,6 +83,7 @@ class RunState:
         trained = self._synchroniser.trained
         return {
             "steps": [asdict(count) for count in self._steps],
+            "loops": self._session.position.loops(),
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[p] for p in local.parameters()],
@@ -116,11 +117,7 @@ class RunState:
         blocks, worker, trainer = self._synchroniser.blocks, session.worker, session.trainer
         gradients = session.accumulated_gradients  # empty once training has started
         # After a complete step, gradients have been used, and the next step clears them.
-        if (
-            not gradients
-            and not session.closed
-            and trainer.fit_loop.epoch_loop._should_accumulate()
-        ):
+        if not gradients and trainer.fit_loop.epoch_loop._should_accumulate():
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         state = {
             "blocks": None if blocks is None else [block.state() for block in blocks],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,17 +104,20 @@ class SavedRun:
         A collective of the world. Each rank reads a part of the files.
 
         Raises:
-            DamagedFileError: on every rank. The error names a missing, truncated or changed file.
+            DamagedFileError: on every rank. The error names a missing, truncated or changed file,
+                or one of another rank or save.
 
         """
         paths = self.files.paths(self.ranks)
-        own = paths[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else paths
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        own = range(rank, self.ranks, world)
         with raise_everywhere(device, error=DamagedFileError):
             # Every rank looks for all files, because hosts may have different file systems.
             problem = missing_beside(paths)
             # A plugin of the user determines the format of its files.
             if problem is None and isinstance(base_io(self.io), AtomicCheckpointIO):
-                problem = damage_beside(own, contents=True)
+                problem = damage_beside([paths[number] for number in own], contents=True)
+            problem = problem or next(filter(None, map(self._mistaken, own)), None)
             if problem is not None:
                 raise DamagedFileError(
                     f"the checkpoint is incomplete or damaged: {problem}. Its directory "
@@ -122,6 +126,42 @@ class SavedRun:
                     "(lightning_hier.newest_checkpoint finds the newest complete one if this one "
                     "is moved away), or start a new run from its weights with load_from_checkpoint"
                 )
+
+    def _mistaken(self, rank: int) -> str | None:
+        """Describe a file that is not that of this rank and save, or return None."""
+        state: Any = self.of_rank(rank)
+        found = (state.get("rank"), state.get("save")) if isinstance(state, dict) else (None, None)
+        wanted = (rank, self.section["save"])
+        if found == wanted:
+            return None
+        return (
+            f"the file {self.files.path(rank)} must be that of rank {wanted[0]} of the save "
+            f"{wanted[1]}, but is that of rank {found[0]} of the save {found[1]}: it was renamed, "
+            "copied or changed"
+        )
+
+    @contextmanager
+    def loading(self, rank: int, device: torch.device) -> Iterator[None]:
+        """Turn an error in the body, which loads files of ranks, into one error on every rank.
+
+        A collective of the world. The body must not communicate.
+
+        Raises:
+            DamagedFileError: on every rank.
+
+        """
+        with raise_everywhere(device, error=DamagedFileError, place="loading of a checkpoint"):
+            try:
+                yield
+            except DamagedFileError:
+                raise
+            except Exception as error:  # contents may be of any type
+                raise DamagedFileError(
+                    f"the state in {self.files.path(rank)}, or in the checkpoint {self.path}, "
+                    f"cannot be loaded: {type(error).__name__}: {error}. The file was changed, or "
+                    "the module or its optimizers have changed: resume from another checkpoint, or "
+                    "start a new run from its weights with load_from_checkpoint"
+                ) from error
 
 
 def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:

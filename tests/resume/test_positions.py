@@ -1,0 +1,360 @@
+"""Tests where a run is saved: each position resumes exactly, is refused or is called not exact."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+)
+from lightning_utilities.core import rank_zero
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
+
+from tests.ranks import run_ranks
+from tests.resume.runs import (
+    ROWS,
+    DropoutNet,
+    NoisyData,
+    SaveAt,
+    differences,
+    outcome,
+    shuffled,
+    validation,
+)
+from tests.trainer.fitting import BMUF, make_trainer, this_rank
+
+NOT_EXACT = "this resume is not exact: "
+
+
+@contextmanager
+def _lines() -> Iterator[list[str]]:
+    """Collect the lines of the log and the warnings about resuming."""
+    lines: list[str] = []
+    handler, log = logging.Handler(), rank_zero.log
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield lines
+    log.removeHandler(handler)
+    lines += [str(warning.message) for warning in caught]
+    lines[:] = [line for line in lines if "exact" in line]
+
+
+class Case:
+    """A run that is saved at a call of a hook, and settings of the Trainer, model and data."""
+
+    def __init__(
+        self,
+        hook: str,
+        number: int,
+        *,
+        data: Callable[[], Any] | None = None,
+        model: Callable[..., Any] = DropoutNet,
+        callbacks: Callable[[], list[Callback]] = list,
+        first: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.hook, self.number, self.model = hook, number, model
+        self.data = data or partial(shuffled, 5)
+        self.callbacks, self.first = callbacks, first
+        self.settings = {"max_epochs": 3, **settings}
+
+    def run(self, folder: Path) -> tuple[list[str], list[str]]:
+        """Return the differences of the resumed run to the uninterrupted one, and its lines."""
+        path = folder / "saved.ckpt"
+        whole = self._fit(1, None, SaveAt(self.hook, self.number, path))
+        if self.first is not None:
+            self._fit(1, None, save=path, **self.first)
+        with _lines() as lines:
+            resumed = self._fit(50, path)
+        assert 0 < len(resumed["seen"]) < len(whole["seen"])
+        whole["seen"] = whole["seen"][-len(resumed["seen"]) :]
+        return differences(whole, resumed), lines
+
+    def _fit(
+        self, seed: int, path: Path | None, *more: Callback, save: Any = None, **settings: Any
+    ) -> dict[str, Any]:
+        torch.manual_seed(seed + this_rank())
+        model = self.model() if seed == 1 else self.model(seed=99)
+        callbacks = [*self.callbacks(), *more]
+        trainer = make_trainer(BMUF(), callbacks=callbacks, **{**self.settings, **settings})
+        data = self.data()
+        module = isinstance(data, pl.LightningDataModule)
+        trainer.fit(model, data, None if module else validation(8), ckpt_path=path)
+        if save is not None:
+            trainer.save_checkpoint(save)
+        return outcome(trainer, model)
+
+
+def _run(cases: str, folder: Path) -> dict[str, Any]:
+    results = {}
+    for index, (name, case) in enumerate(globals()[cases].items()):
+        (subfolder := folder / str(index)).mkdir(exist_ok=True)
+        results[name] = case.run(subfolder)
+    return results
+
+
+def _check_exact(cases: str, folder: Path) -> None:
+    """Check the cases of a dictionary of this module, which is too local to be sent to ranks."""
+    for rank, results in enumerate(run_ranks(_run, 2, cases, folder)):
+        assert {name: apart for name, (apart, _) in results.items() if apart} == {}
+        for name, (_, lines) in results.items():
+            wanted = ["Resuming exactly, with the state of every rank."] if rank == 0 else []
+            assert lines == wanted, name
+
+
+class _StepsAtEpochEnd(DropoutNet):
+    """Changes the learning rate itself at the end of each epoch."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def on_train_epoch_end(self) -> None:
+        self.trainer.optimizers[0].param_groups[0]["lr"] *= 0.7
+
+
+class _Plateau(DropoutNet):
+    """Lowers the learning rate whenever a loss has not risen."""
+
+    def __init__(self, *args: Any, interval: str, monitor: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.followed = {"interval": interval, "monitor": monitor}
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss, sync_dist=True, on_step=True, on_epoch=False)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.8, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, **self.followed}}
+
+
+def _accumulating() -> list[Callback]:
+    return [GradientAccumulationScheduler({0: 1, 1: 2})]
+
+
+LOOPS = {
+    "steps, at the end of an epoch": Case("on_train_epoch_end", 1, max_steps=15, max_epochs=-1),
+    "steps and epochs": Case("on_train_epoch_end", 2, max_steps=15),
+    "steps, after a validation": Case("on_validation_end", 1, max_steps=15),
+    "steps, after the last batch": Case("on_train_batch_end", 5, max_steps=15),
+    "steps, after fit": Case("on_train_end", 1, max_steps=15, first={"max_steps": 7}),
+    "within a validation": Case("on_validation_batch_end", 2, val_check_interval=2),
+    "accumulation of an epoch": Case("on_train_batch_end", 8, callbacks=_accumulating),
+    "learning rate at the end of an epoch": Case("on_train_batch_end", 5, model=_StepsAtEpochEnd),
+    "the same after a validation": Case("on_validation_end", 1, model=_StepsAtEpochEnd),
+    "plateau at the end of an epoch": Case(
+        "on_train_epoch_end", 1, model=partial(_Plateau, interval="epoch", monitor="val_loss")
+    ),
+}
+
+
+def test_every_position_in_the_loops(tmp_path: Path) -> None:
+    _check_exact("LOOPS", tmp_path)
+
+
+class _Stateful:
+    """Batches in an order of its own on each rank, which its state continues."""
+
+    def __init__(self) -> None:
+        self.epoch = self.position = 0
+        self.data = NoisyData(5 * ROWS)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        if self.position == 5:  # an epoch has ended
+            self.epoch, self.position = self.epoch + 1, 0
+        generator = torch.Generator().manual_seed(10 * self.epoch + this_rank())
+        order = torch.randperm(5 * ROWS, generator=generator).view(5, ROWS).tolist()
+        while self.position < 5:
+            self.position += 1
+            rows = [self.data[row] for row in order[self.position - 1]]
+            yield [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+class _WithLength(_Stateful):
+    def __len__(self) -> int:
+        return 5
+
+
+def _of_torchdata() -> Any:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    data = NoisyData(20)
+    sampler: Any = DistributedSampler(data, 2, this_rank(), shuffle=True)
+    return torchdata.StatefulDataLoader(data, batch_size=ROWS, sampler=sampler)
+
+
+def _cases(data: Callable[[], Any]) -> dict[str, Case]:
+    return {
+        "within an epoch": Case("on_train_batch_end", 7, data=data),
+        "after the last batch": Case("on_train_batch_end", 5, data=data),
+        "at the end of an epoch": Case("on_train_epoch_end", 1, data=data),
+        "after fit": Case("on_train_end", 1, data=data, max_steps=15, first={"max_steps": 7}),
+    }
+
+
+WITH_LENGTH = _cases(_WithLength)
+WITHOUT_LENGTH = _cases(_Stateful)
+OF_TORCHDATA = _cases(_of_torchdata)
+
+
+@pytest.mark.parametrize("cases", ["WITH_LENGTH", "WITHOUT_LENGTH", "OF_TORCHDATA"])
+def test_loaders_with_a_state_continue_on_each_rank(cases: str, tmp_path: Path) -> None:
+    if cases == "OF_TORCHDATA":
+        pytest.importorskip("torchdata")
+    _check_exact(cases, tmp_path)
+
+
+class _Reading(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        data = NoisyData(10)
+        return (data[row] for row in range(10))
+
+
+class _Unknown(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __len__(self) -> int:
+        return 10
+
+
+class _NoLength(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[row, row + 1] for row in range(0, 10, 2)])
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+def _drawn() -> Any:
+    data = NoisyData(10)
+    return DataLoader(data, batch_size=ROWS, sampler=RandomSampler(data))
+
+
+def _without_length() -> Any:
+    return DataLoader(NoisyData(10), batch_sampler=_NoLength())
+
+
+class _Pairs(DropoutNet):
+    """Gets a batch of each of two loaders."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch[0]) + self.loss(batch[1])
+
+
+_OWN: dict[str, Any] = {"use_distributed_sampler": False}
+_WORKERS: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
+_Step = partial(Case, "on_train_batch_end", 7)
+NOT = {
+    "has a generator": _Step(data=lambda: shuffled(5, generator=torch.Generator())),
+    "persistent workers": _Step(data=lambda: shuffled(5, persistent_workers=True, **_WORKERS)),
+    "are iterable": _Step(data=lambda: DataLoader(_Reading(), batch_size=ROWS)),
+    "others have none": _Step(data=lambda: [_WithLength(), shuffled(5)], model=_Pairs),
+    "has no length": _Step(
+        data=lambda: DataLoader(NoisyData(10), batch_sampler=_NoLength()), **_OWN
+    ),
+    "_Unknown may not follow": _Step(
+        data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Unknown()), **_OWN
+    ),
+    "global random state": _Step(data=_drawn, **_OWN),
+    "are reloaded": _Step(reload_dataloaders_every_n_epochs=1),
+    "ReduceLROnPlateau": _Step(model=partial(_Plateau, interval="step", monitor="loss")),
+}
+
+
+class _Growing(pl.LightningDataModule):
+    """Has two more batches in every epoch."""
+
+    def train_dataloader(self) -> Any:
+        assert self.trainer is not None
+        return shuffled(3 + 2 * self.trainer.current_epoch)
+
+    def val_dataloader(self) -> Any:
+        return validation(8)
+
+
+AT_ENDS = {
+    **{
+        name: Case("on_train_epoch_end", 1, data=case.data, model=case.model, **case.settings)
+        for name, case in NOT.items()
+        if name in ("are iterable", "others have none", "has no length", "global random state")
+    },
+}
+NOT["whose state is not saved"] = Case("on_train_epoch_end", 1, data=NOT["has a generator"].data)
+
+_GROW: dict[str, Any] = {"data": _Growing, "reload_dataloaders_every_n_epochs": 1}
+NOT["the data loaders are reloaded"] = Case("on_train_batch_end", 3, **_GROW)
+NOT["data loaders are reloaded"] = Case("on_validation_end", 1, **_GROW)
+
+
+def test_other_data_and_schedules_are_called_not_exact(tmp_path: Path) -> None:
+    """In one line, without the word "exactly"."""
+    first, second = run_ranks(_run, 2, "NOT", tmp_path)
+    assert all(lines == [] for _, lines in second.values())
+    for name, (apart, lines) in first.items():
+        if "reloaded" in name:  # no epoch is left out
+            assert [text for text in apart if text.startswith(("/steps", "/epoch"))] == []
+        assert len(lines) == 1, (name, lines)
+        assert lines[0].startswith(NOT_EXACT)
+        assert name in lines[0]
+
+
+def test_data_that_start_anew_in_each_epoch_are_exact_at_its_end(tmp_path: Path) -> None:
+    _check_exact("AT_ENDS", tmp_path)
+
+
+class _Saves(DropoutNet):
+    """Saves in a hook of its own in the second epoch."""
+
+    def __init__(self, hook: str, path: Path) -> None:
+        super().__init__()
+        before = getattr(self, hook)
+
+        def save(*args: Any) -> Any:
+            if self.trainer.current_epoch == 1:
+                self.trainer.save_checkpoint(path)
+            return before(*args)
+
+        setattr(self, hook, save)
+
+
+HOOKS = {
+    "on_train_epoch_start": "can't be saved in on_train_epoch_start, here of epoch 1",
+    **dict.fromkeys(
+        ("on_train_batch_start", "training_step", "on_before_zero_grad", "on_before_backward")
+        + ("on_after_backward", "on_before_optimizer_step"),
+        "can't be saved within a step, here that of batch . of epoch 1",
+    ),
+}
+
+
+def _refused(folder: Path) -> None:
+    for hook, reason in HOOKS.items():
+        trainer = make_trainer(BMUF(), max_epochs=2, accumulate_grad_batches=2)
+        with pytest.raises(RuntimeError, match=f"{reason}.*Save after a step"):
+            trainer.fit(_Saves(hook, folder / f"{hook}.ckpt"), shuffled(5))
+    trainer.strategy.barrier()
+    assert not list(folder.iterdir())
+
+
+def test_save_within_a_step_is_refused_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(_refused, 2, tmp_path)
