@@ -26,6 +26,7 @@ class Task:
         load: reads a checkpoint into a new module, without lightning_hier.
         trainer: the package's own Trainer, or another class with its arguments and `fit`.
         pickles: checkpoints hold objects, so that resuming needs `weights_only=False`.
+        unused: the module has parameters without gradients, which DDP has to look for.
 
     """
 
@@ -37,6 +38,7 @@ class Task:
     steps: int = 60
     trainer: Callable[..., Any] = pl.Trainer
     pickles: bool = False
+    unused: bool = False
 
 
 def build(package: str, seed: int) -> Task:

@@ -59,5 +59,6 @@ def task() -> Task:
         val=DataLoader(Images(1000, 32, True), 8, collate_fn=ImageBatch.collate),
         metric="val_loss",
         load=partial(Generative.load_from_checkpoint, weights_only=False, **settings),
+        unused=True,
         trainer=Engine,
     )

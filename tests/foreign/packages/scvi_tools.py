@@ -1,9 +1,13 @@
-"""SCVI of scvi-tools: its training plan, its loaders, and its Trainer."""
+"""SCVI of scvi-tools: its training plan, its data module, and its sampler for several ranks."""
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
+import os
+from functools import partial
+from typing import Any
+
 import scvi
+from scvi.train import TrainingPlan
 
 from tests.foreign.task import Task
 
@@ -14,23 +18,25 @@ def task() -> Task:
     scvi.model.SCVI.setup_anndata(cells, batch_key="batch", labels_key="labels")
     model = scvi.model.SCVI(cells, n_hidden=32, n_latent=4)
     data = scvi.dataloaders.DataSplitter(
-        model.adata_manager, train_size=0.8, batch_size=16, distributed_sampler=False
+        model.adata_manager,
+        train_size=0.8,
+        batch_size=8,
+        shuffle_set_split=False,
+        # As SCVI.train does it for strategies with "ddp" in their names.
+        distributed_sampler="WORLD_SIZE" in os.environ,
     )
-    data.setup()
-
-    def plan() -> pl.LightningModule:
-        return scvi.train.TrainingPlan(model.module, lr=5e-3, n_steps_kl_warmup=40)
-
-    def load(path: str) -> pl.LightningModule:
-        # The plan does not save the network that it was given.
-        return scvi.train.TrainingPlan.load_from_checkpoint(
-            path, module=model.module, lr=5e-3, n_steps_kl_warmup=40
-        )
-
+    # The plan does not save the network that it was given.
+    settings: dict[str, Any] = {
+        "module": model.module,
+        "lr": 5e-3,
+        "n_steps_kl_warmup": 40,
+        "n_epochs_kl_warmup": None,
+    }
     return Task(
-        module=plan(),
-        train=data.train_dataloader(),
-        val=data.val_dataloader(),
+        module=TrainingPlan(**settings),
+        train=data,
+        val=None,
+        unused=True,
         metric="elbo_validation",
-        load=load,
+        load=partial(TrainingPlan.load_from_checkpoint, **settings),
     )
