@@ -99,24 +99,6 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
 
 
-def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
-    """Return ``found`` if it is a JSON object with all needed keys and only known ones.
-
-    Raises:
-        ValueError: ``found`` is not an object, lacks a key, or has an unknown key.
-
-    """
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{what} must be a JSON object, got {found!r}")
-    if missing := sorted(needed - set(found)):
-        raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}; it has {sorted(found)}")
-    if unknown := sorted(set(found) - known):
-        raise ValueError(
-            f"{what} has no {', '.join(map(repr, unknown))}; known are {', '.join(sorted(known))}"
-        )
-    return found
-
-
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite number. True and False are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -31,7 +31,6 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("training", "score a model on validation data", trains=True),
     "test": Command("training", "score a model on test data", trains=True),
     "predict": Command("training", "make predictions with a model", trains=True),
-    "measure": Command("measure", "measure the links of a cluster, for plan"),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
 }
 

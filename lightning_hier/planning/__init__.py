@@ -1,10 +1,9 @@
 """Planner: predicts the cost of each strategy on a cluster, and recommends one.
 
-The equations are in docs/planning.md. Only :mod:`probe`, which measures links, needs a process
-group. All dataclasses check their values and raise ``ValueError``.
+The equations are in docs/planning.md. All dataclasses check their values and raise ``ValueError``.
 """
 
-from lightning_hier.planning.network import Link, Measurement, Network, Processor
+from lightning_hier.planning.network import Link, Network, Processor
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.recommend import Recommendation, recommend
 from lightning_hier.planning.strategies import predict, predict_all
@@ -12,7 +11,6 @@ from lightning_hier.planning.workload import Workload, size_of
 
 __all__ = [
     "Link",
-    "Measurement",
     "Network",
     "Prediction",
     "Processor",

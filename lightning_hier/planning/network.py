@@ -1,21 +1,14 @@
-"""A cluster: hosts, links and processors, as described by a user or measured."""
+"""A cluster: hosts, links and processors, as described by a user."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 from lightning_hier.algorithms.arguments import (
-    check_keys,
     check_not_negative,
     check_positive,
     check_whole,
 )
-
-# To be increased when the meaning of a field changes, so that older files are refused.
-_FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,64 +82,3 @@ class Network:
     def ranks(self) -> int:
         """Number of ranks."""
         return self.hosts * self.devices
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """The file that ``measure`` writes and ``plan`` reads. None means not measured.
-
-    Attributes:
-        hosts: number of hosts.
-        devices: ranks of one host.
-        within: link between two ranks of one host.
-        between: link between two hosts.
-        processor: processor of one host.
-        notes: texts by name: versions, backend, date.
-
-    """
-
-    hosts: int
-    devices: int
-    within: Link | None = None
-    between: Link | None = None
-    processor: Processor | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_whole("hosts", self.hosts)
-        check_whole("devices", self.devices)
-
-    def to_json(self) -> str:
-        """Return the measurement as JSON text."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Measurement:
-        """Read the text of :meth:`to_json`.
-
-        Raises:
-            ValueError: the text is not a measurement, or has another format.
-
-        """
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"a measurement must be JSON: {error}") from error
-        known = {"format", *(entry.name for entry in fields(cls))}
-        values = dict(check_keys("a measurement", values, {"format", "hosts", "devices"}, known))
-        if (version := values.pop("format")) != _FORMAT:
-            raise ValueError(
-                f"the format of a measurement must be {_FORMAT}, got {version}: measure again"
-            )
-        parts: dict[str, Callable[..., Any]] = {
-            "within": Link,
-            "between": Link,
-            "processor": Processor,
-        }
-        for name in parts.keys() & values.keys():
-            if values[name] is not None:
-                try:
-                    values[name] = parts[name](**values[name])
-                except (TypeError, ValueError) as error:
-                    raise ValueError(f"{name!r} of a measurement: {error}") from error
-        return cls(**values)

@@ -50,6 +50,3 @@ class FitHooks:
         ]
         last = [] if session.elastic is None else [StateServer(session.elastic)]
         changes.surround_callbacks(first, [metrics_callback, termination, *last])
-        sync = session.settings.block_sync
-        lengths = None if sync is None else sync.steps, int(session.settings.warmup_steps)
-        changes.show_in_progress_bar(session.communicators.traffic, session.worker, *lengths)

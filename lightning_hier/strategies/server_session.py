@@ -129,7 +129,6 @@ class ServerSession:
         changes.surround_callbacks(
             [lifecycle.GlobalModelLifecycle(self)], [metrics_callback, termination]
         )
-        changes.show_in_progress_bar(self._communicators.traffic)
 
     def start(self) -> None:
         """Start the servers."""

@@ -1,4 +1,4 @@
-"""Changes to a Trainer: methods, callbacks and progress bar, undone after ``fit``."""
+"""Changes to a Trainer: methods and callbacks, undone after ``fit``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from lightning_hier.callbacks.progress import Rates, place_in_block
-from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.private_names import OF_TRAINER
 
 
@@ -57,40 +54,6 @@ class TrainerChanges:
         trainer: Any = self.trainer
         trainer.callbacks = [*first, *trainer.callbacks, *last]
         self._undo.callback(self._without, {*first, *last})
-
-    def show_in_progress_bar(
-        self,
-        traffic: Traffic,
-        worker: Worker | None = None,
-        block_size: int | None = None,
-        warmup_steps: int = 0,
-    ) -> None:
-        """Add the values of :class:`Rates` to the Trainer's progress bar, if there is one.
-
-        They follow the user's metrics, which take precedence if names are equal, and are not
-        logged.
-
-        Args:
-            traffic: traffic of this rank.
-            worker: worker of this rank, if there are blocks.
-            block_size: as in :func:`~lightning_hier.callbacks.progress.place_in_block`.
-            warmup_steps: as ``block_size``.
-
-        """
-        bar = self.trainer.progress_bar_callback
-        if bar is None:
-            return
-        original, rates = bar.get_metrics, Rates(traffic)
-
-        # A method and not a subclass, because the user may have chosen any progress bar.
-        def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
-            place = "" if worker is None else place_in_block(worker, block_size, warmup_steps)
-            ours = ({"block": place} if place else {}) | rates.read()
-            theirs = original(trainer, pl_module)
-            return {**theirs, **{name: ours[name] for name in ours if name not in theirs}}
-
-        bar.get_metrics = get_metrics  # type: ignore[method-assign]
-        self._undo.callback(bar.__dict__.pop, "get_metrics", None)
 
     def on_close(self, undo: Callable[[], object]) -> None:
         """Make :meth:`close` call ``undo``."""

@@ -93,7 +93,6 @@ def test_error_for_an_unknown_command_lists_commands(capsys: pytest.CaptureFixtu
         ("plan --speed 3", "unrecognized arguments: --speed 3"),
         ("plan --hosts two", "argument --hosts: invalid int value: 'two'"),
         ("plan --parameters 1.5", "argument --parameters: must be a whole number, got 1.5"),
-        ("measure --accelerator tpu", "argument --accelerator: invalid choice: 'tpu'"),
     ],
 )
 def test_error_for_wrong_arguments_is_one_line(

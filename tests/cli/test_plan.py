@@ -11,7 +11,7 @@ from torch import nn
 
 import lightning_hier
 from lightning_hier.cli.plan import run
-from lightning_hier.planning import Link, Measurement, size_of
+from lightning_hier.planning import size_of
 from tests.docs.pages import Page
 
 ARGS = (
@@ -73,13 +73,11 @@ def _instance(config: object) -> object:
     return kind(**{name: _instance(value) for name, value in config.get("init_args", {}).items()})
 
 
-def test_the_page_tells_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_tells_what_works() -> None:
     blocks = Page.read("docs/planning.md").blocks()
     texts = {block.language: block.text for block in blocks}
-    (tmp_path / "network.json").write_text(texts["json"])
-    monkeypatch.chdir(tmp_path)
     commands = [line.split() for line in texts["bash"].splitlines()]
-    assert len(commands) == 2
+    assert len(commands) == 1
     for program, command, *args in commands:
         assert (program, command) == ("lightning-hier", "plan")
         run(args)
@@ -176,20 +174,6 @@ def test_block_synchronisations_are_compared(
     assert "block synchronisations" not in capsys.readouterr().out
 
 
-def test_measured_links_need_no_arguments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "network.json"
-    link = Link(bytes_per_second=1.25e8, latency_s=2e-4)
-    file.write_text(Measurement(hosts=2, devices=1, between=link).to_json())
-    work = ["--parameters", "5e6", "--step-s", "0.1", "--optimizer", "adam"]
-    run(["--network", str(file), "--hosts", "8", *work])
-    printed = capsys.readouterr().out
-    assert "5 million parameters" in printed
-    assert "8 hosts of 1 devices; between hosts 1000 Mbit/s and 0.2 ms" in printed
-    assert "bmuf_adam" in printed
-
-
 @pytest.mark.parametrize(
     ("args", "expected_text"),
     [
@@ -206,15 +190,6 @@ def test_error_of_wrong_arguments(args: str, expected_text: str) -> None:
     with pytest.raises(ValueError) as raised:
         run(args.split())
     assert expected_text in str(raised.value)
-
-
-def test_missing_or_broken_network_file(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        run(["--network", str(tmp_path / "none.json")])
-    broken = tmp_path / "broken.json"
-    broken.write_text("{}")
-    with pytest.raises(ValueError, match="broken.json: a measurement lacks"):
-        run(["--network", str(broken)])
 
 
 def test_size_of_a_module() -> None:

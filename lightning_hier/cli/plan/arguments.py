@@ -1,25 +1,24 @@
-"""The arguments of `lightning-hier plan`, which take precedence over the file of `measure`."""
+"""The arguments of `lightning-hier plan`."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.planning import Link, Measurement, Network, Processor, Workload
+from lightning_hier.planning import Link, Network, Processor, Workload
 from lightning_hier.planning.prediction import ACROSS_BYTES, BlockSyncName
 from lightning_hier.planning.workload import OptimizerName
 
 _TEXT = """\
 Predict the cost of each strategy without training, and recommend one.
 
-  lightning-hier plan --network network.json --hosts 16
   lightning-hier plan --parameters 24.3e6 --step-s 0.15 --hosts 16 --devices 8 \\
                       --between-mbit-s 950 --within-gbit-s 100 --yaml strategy.yaml"""
 
-# For each argument with a unit: component of a measurement, name of the field, factor of the unit.
+# For each argument with a unit: component of the network, name of the field, factor of the unit.
 _UNITS = {
     "between_mbit_s": ("between", "bytes_per_second", 1e6 / 8),
     "between_latency_ms": ("between", "latency_s", 1e-3),
@@ -41,7 +40,6 @@ def parser() -> argparse.ArgumentParser:
     """Create the parser."""
     command = CommandParser("plan", _TEXT)
     add = command.add_argument
-    add("--network", type=Path, metavar="FILE", help="file written by `measure`")
     add("--yaml", type=Path, metavar="FILE", help="write the recommended Trainer settings")
     add("--json", type=Path, metavar="FILE", help="write all predictions")
     add = command.add_argument_group("the cluster").add_argument
@@ -93,15 +91,12 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
     """Create network and workload from the arguments.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: a value is missing or out of range, or a file is malformed.
+        ValueError: a value is missing or out of range.
 
     """
-    values = _read(arguments.network) | given(arguments, Network)
-    # Defaults, then what was measured, then what the user has given.
+    values = given(arguments, Network)
     parts: dict[str, dict[str, Any]] = {
-        part: _DEFAULTS.get(part, {}) | (values.get(part) or {})
-        for part in ("between", "within", "processor")
+        part: dict(_DEFAULTS.get(part, {})) for part in ("between", "within", "processor")
     }
     for argument, (part, name, unit) in _UNITS.items():
         if (value := getattr(arguments, argument)) is not None:
@@ -109,13 +104,11 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
     parts["processor"] |= given(arguments, Processor)
     workload = given(arguments, Workload)
     if not {"hosts", "devices"} <= values.keys():
-        raise ValueError(
-            "the cluster is unknown: set --hosts and --devices, or --network with a measurement"
-        )
+        raise ValueError("the cluster is unknown: set --hosts and --devices")
     if values["hosts"] > 1 and "bytes_per_second" not in parts["between"]:
         raise ValueError(
-            f"{values['hosts']} hosts need --between-mbit-s, which was not measured: 1000 Mbit/s "
-            "of Ethernet carry about 950"
+            f"{values['hosts']} hosts need --between-mbit-s: 1000 Mbit/s of Ethernet carry about "
+            "950, and iperf3 measures it"
         )
     network = Network(
         hosts=values["hosts"],
@@ -132,12 +125,3 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         if name not in workload:
             raise ValueError(f"the workload is incomplete: set {argument}")
     return network, Workload(**workload)
-
-
-def _read(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        return asdict(Measurement.from_json(file.read_text()))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
