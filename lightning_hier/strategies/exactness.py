@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import (
     BatchSampler,
@@ -97,14 +98,26 @@ def of_data(
 
 
 def of_trainer(trainer: Any, loops: Mapping[str, Any]) -> list[str]:
-    """Reasons why schedules of a run that was saved in an epoch do not continue exactly."""
+    """Reasons why schedules and hooks do not continue exactly within an epoch."""
+    if not loops["batches"]:
+        return []
     reasons = []
-    if loops["batches"]:
-        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
-            reasons.append(
-                "ReduceLROnPlateau may follow a mean over the epoch, which Lightning does not "
-                "save: save at the end of an epoch"
-            )
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        reasons.append(
+            "ReduceLROnPlateau may follow a mean over the epoch, which Lightning does not "
+            "save: save at the end of an epoch"
+        )
+    module = trainer.lightning_module
+    if loops["hook"] and is_overridden("on_train_batch_end", module):
+        reasons.append(
+            "the checkpoint was saved before on_train_batch_end of the module: change state in "
+            "that hook of a callback, which is called before ModelCheckpoint saves"
+        )
+    if is_overridden("on_train_epoch_start", module):
+        reasons.append(
+            "Lightning does not call on_train_epoch_start of the module again in an epoch that "
+            "goes on: save at the end of an epoch"
+        )
     return reasons
 
 

@@ -55,8 +55,10 @@ def loop_position(trainer: Any) -> dict[str, Any]:
         ``epochs``: completed epochs. ``batches``: batches of the next epoch that were used, 0
         between epochs. ``last``: whether the last batch of this epoch was used, so that only the
         end of the epoch follows. ``counts``: whether Lightning's end of the batch follows, in which
-        it validates, and ``validates``: whether this validation is not complete. ``plateaus``:
-        whether the schedulers that follow a metric are stepped next, at the end of an epoch.
+        it validates, and ``validates``: whether this validation is not complete. ``hook``: whether
+        the module's ``on_train_batch_end`` follows, which Lightning calls behind those of
+        callbacks. ``plateaus``: whether the schedulers that follow a metric are stepped next, at
+        the end of an epoch.
 
     """
     fit_loop = trainer.fit_loop
@@ -66,13 +68,15 @@ def loop_position(trainer: Any) -> dict[str, Any]:
     in_epoch = epochs.processed < epochs.started
     # If max_steps ends a run within an epoch, Lightning counts this epoch as complete.
     after_batch = batches.ready > 0 and (in_epoch or not last)
-    counts = after_batch and in_epoch and (batches.completed < batches.ready or trainer.validating)
+    in_hooks = batches.completed < batches.ready  # of on_train_batch_end
+    counts = after_batch and in_epoch and (in_hooks or trainer.validating)
     complete = validated.is_last_batch and validated.current.ready == validated.current.completed
     return {
         "epochs": epochs.started - 1 if after_batch else epochs.processed,
         "batches": batches.ready if after_batch else 0,
         "last": after_batch and last,
         "counts": counts,
+        "hook": after_batch and in_epoch and in_hooks,
         "validates": counts and not (trainer.validating and complete),
         "plateaus": not after_batch and epochs.completed < epochs.processed,
     }

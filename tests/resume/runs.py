@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, make_trainer
+from tests.trainer.fitting import Net, make_trainer, weights
 
 ROWS = 2
 # A step in the middle of a block of 4 steps, of an epoch of 5 and of a run of 3 epochs.
@@ -42,7 +42,7 @@ class NoisyData(Dataset[tuple[Tensor, Tensor]]):
 
 
 class DropoutNet(Net):
-    """Has dropout, BatchNorm and a scheduler. `seen` holds the weights after every batch."""
+    """Has dropout, BatchNorm and a scheduler. `seen` holds the weights after every step."""
 
     def __init__(
         self, optimizer: str = "SGD", *, seed: int = 11, width: int = 8, **settings: Any
@@ -57,6 +57,13 @@ class DropoutNet(Net):
             nn.Dropout(0.3),
             nn.Linear(width, 2),
         )
+
+    # A checkpoint within an epoch is saved before this hook, so a resume would not be exact.
+    on_train_batch_end = pl.LightningModule.on_train_batch_end
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.seen.append(weights(self))
 
     def forward(self, batch: Tensor) -> Tensor:
         return self.net(batch)

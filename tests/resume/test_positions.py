@@ -281,6 +281,19 @@ NOT = {
 }
 
 
+class _Hooked(DropoutNet):
+    """Counts batches in hooks that a resume within an epoch does not call again."""
+
+    def on_train_epoch_start(self) -> None:
+        self.batches = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.batches = getattr(self, "batches", 0) + 1
+
+
+NOT["before on_train_batch_end of the module"] = _Step(model=_Hooked)
+
+
 class _Growing(pl.LightningDataModule):
     """Has two more batches in every epoch."""
 
