@@ -141,7 +141,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         sync = None if self.groups.size == 1 else self.gradient_sync  # one rank sends nothing
         models = self.communicators.models
-        optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
+        optimizer_checks.log_advice(self._module, self.optimizers, sync, self.block_sync, models)
         self._fit_session.begin(self.optimizers, self._metrics_callback)
 
     @override

@@ -188,7 +188,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         models = self.communicators.models
-        optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
+        optimizer_checks.log_advice(self._module, self.optimizers, None, self.block_sync, models)
         callback, offload = self._metrics_callback, self.offload_outer_state
         self._fit_session.begin(self.optimizers, callback, offload=offload)
 

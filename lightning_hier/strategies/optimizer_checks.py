@@ -30,6 +30,13 @@ _ONE_GROUP = (
     "to average. On one host, group_size=1 makes every rank a group."
 )
 
+_STATISTICS = (
+    "{} moves the weights away from the mean of the local models, whose running statistics {} has: "
+    "a validation may show a much larger loss. Compute the statistics anew before you use the "
+    "model, by torch.optim.swa_utils.update_bn(train_dataloader, model), or pass "
+    "outer_momentum='auto', which moves the weights less, or use GroupNorm or LayerNorm."
+)
+
 
 def check_averaged(optimizers: Sequence[Optimizer], block_sync: BlockSync | None) -> None:
     """Raise ValueError for optimizers that a synchronous strategy does not support."""
@@ -101,6 +108,7 @@ def _shown(value: Any) -> str:
 
 
 def log_advice(
+    module: Module,
     optimizers: Sequence[Optimizer],
     gradient_sync: GradientSync | None,
     block_sync: BlockSync | None,
@@ -109,6 +117,7 @@ def log_advice(
     """Warn once about unfavourable settings of optimizers, and log values of ``"auto"``.
 
     Args:
+        module: module that is trained.
         optimizers: optimizers of the module.
         gradient_sync: synchronisation inside groups. None: a group has one worker.
         block_sync: synchronisation across groups.
@@ -119,6 +128,10 @@ def log_advice(
     choices: list[str | None] = []
     if block_sync is not None and num_models == 1 and gradient_sync is not None:
         warnings.append(_ONE_GROUP.format(type(block_sync).__name__))
+    if block_sync is not None and num_models > 1 and block_sync.leaves_mean:
+        kinds = (type(layer).__name__ for layer in module.modules() if has_statistics(layer))
+        if kind := next(kinds, None):
+            warnings.append(_STATISTICS.format(type(block_sync).__name__, kind))
     for optimizer in optimizers:
         if gradient_sync is not None:
             warnings.append(gradient_sync.advice(optimizer))
@@ -131,6 +144,11 @@ def log_advice(
         rank_zero_warn(warning)
     for choice in filter(None, dict.fromkeys(choices)):
         rank_zero_info(choice)
+
+
+def has_statistics(layer: Module) -> bool:
+    """Whether a layer follows its inputs by running statistics, which it uses in evaluation."""
+    return isinstance(getattr(layer, "running_mean", None), Tensor)
 
 
 def check_saved(

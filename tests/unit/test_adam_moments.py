@@ -29,6 +29,7 @@ TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))
 ETAS = st.sampled_from([0.25, 0.5, 0.75, 0.9375, 0.984375])
 TINY = st.floats(0.0, 2.0**-100, width=32)
 SEEDS = st.integers(0, 2**31)
+_NET = nn.Linear(1, 1)
 
 
 def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,7 @@ def test_each_of_several_optimizers_of_one_kind_gets_advice() -> None:
     sync = lh.BMUFAdam(local_beta1="keep")
     with warnings.catch_warnings(record=True) as logs:
         warnings.simplefilter("always")
-        log_advice([_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
+        log_advice(_NET, [_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
     assert ["beta1=0.9" in str(logs[0].message), "beta1=0.7" in str(logs[1].message)] == [True] * 2
     assert len(logs) == 2
 
@@ -173,7 +174,7 @@ def test_advice_for_bmuf_with_adam_is_bmuf_adam(kind: str) -> None:
     assert message is not None and kind in message and "BMUFAdam(...)" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        log_advice([optimizer], None, lh.BMUF(), 1)  # a single model is not averaged
+        log_advice(_NET, [optimizer], None, lh.BMUF(), 1)  # a single model is not averaged
     assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
 
 
@@ -190,6 +191,24 @@ def test_single_group_of_several_ranks_gets_a_warning() -> None:
     for gradient_sync, number in ((lh.AllReduce(), 1), (None, 1), (lh.AllReduce(), 2)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            log_advice([_adam(0.9)], gradient_sync, lh.DiLoCo(), number)
+            log_advice(_NET, [_adam(0.9)], gradient_sync, lh.DiLoCo(), number)
         messages = [str(own.message) for own in caught if "one group" in str(own.message)]
         assert len(messages) == (gradient_sync is not None and number == 1)
+
+
+@pytest.mark.parametrize(
+    ("sync", "warns"),
+    [
+        (lh.DiLoCo(), True),
+        (lh.DiLoCo(outer_momentum="auto"), True),
+        (lh.DiLoCo(outer_lr=1.0, outer_momentum=0.0), False),
+        (lh.BMUF(), False),
+    ],
+)
+def test_statistics_of_other_weights_are_warned_of(sync: lh.BlockSync, warns: bool) -> None:
+    """An outer momentum moves the weights away from BatchNorm's running statistics."""
+    for layer, expected in ((nn.BatchNorm1d(2), warns), (nn.GroupNorm(1, 2), False)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            log_advice(nn.Sequential(layer), [], None, sync, 4)
+        assert ["update_bn" in str(own.message) for own in caught] == [True] * expected

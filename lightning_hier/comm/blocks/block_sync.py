@@ -284,6 +284,14 @@ class BlockSync(NamedArguments):
         """Reason why ``optimizer`` cannot be combined with these settings, or None."""
         return None
 
+    @property
+    def leaves_mean(self) -> bool:
+        """Whether an outer step moves W away from the mean of the local models.
+
+        Running statistics, as BatchNorm's, are those of the mean, and not of W.
+        """
+        return False
+
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Warning before training with this number of models, or None."""
         return None

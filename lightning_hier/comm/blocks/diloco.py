@@ -122,6 +122,12 @@ class DiLoCo(BlockSync):
             return None
         return partial(weighted_block_momentum, block_lr=self.outer_lr)
 
+    @property
+    @override
+    def leaves_mean(self) -> bool:
+        """See :class:`BlockSync`. Only nu = 1 without momentum is the mean."""
+        return self.outer_optimizer is not None or (self.outer_lr, self.outer_momentum) != (1, 0)
+
     @override
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """See :class:`BlockSync`. Advise no outer momentum for sparse updates."""
