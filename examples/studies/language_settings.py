@@ -96,6 +96,11 @@ class Settings:
     schedule: ScheduleName = "constant"
     seed: int = 0
 
+    def with_few_workers(self, most: int = 8) -> Settings:
+        """The same run on at most so many workers, for a quick form that fits any machine."""
+        workers, group_size = min(self.workers, most), min(self.group_size, most)
+        return replace(self, workers=workers, group_size=group_size)
+
     @property
     def ranks(self) -> int:
         """Number of processes."""

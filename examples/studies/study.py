@@ -127,6 +127,11 @@ class Table:
     notes: str = ""
     floor: float | None = None
 
+    def map(self, change: Callable[[Any], Any]) -> Table:
+        """The same table with other settings of the baseline and of each run."""
+        rows = [replace(row, run=change(row.run)) for row in self.rows]
+        return replace(self, baseline=change(self.baseline), rows=rows)
+
 
 class Study:
     """Runs the rows of tables in parallel, and returns their results.
