@@ -222,7 +222,7 @@ def own_address(lighthouse: str) -> str:
     except OSError as error:
         raise ValueError(
             f"lighthouse={lighthouse!r} has no address that this host can reach ({error}): pass "
-            "the address of the host on which `lightning-hier lighthouse` runs"
+            "the address of the host on which `torchft_lighthouse` runs"
         ) from error
 
 

@@ -213,7 +213,7 @@ class Lighthouse:
             cause = text.split(": ")[-1] if "os error" in text else text[:200]
             return (
                 f"the Lighthouse at {self._address} cannot be reached ({cause}): start it with "
-                "`lightning-hier lighthouse`, and check the address and its port"
+                "`torchft_lighthouse`, and check the address and its port"
             )
         return (
             f"the Lighthouse at {self._address} has formed no quorum ({text[:200]}): start the "

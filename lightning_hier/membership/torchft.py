@@ -19,7 +19,7 @@ class TorchFT:
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The
     groups synchronise at the ends of blocks, through a Lighthouse that all of them reach
-    (``lightning-hier lighthouse``). The mean is taken over the groups that are present. See
+    (``torchft_lighthouse``). The mean is taken over the groups that are present. See
     ``docs/elastic.md``.
 
     Args:
@@ -70,7 +70,7 @@ class TorchFT:
         address = urlsplit(str(self.lighthouse))
         if address.scheme != "http" or not address.hostname or not _has_port(address):
             raise ValueError(
-                "lighthouse must be the address that `lightning-hier lighthouse` prints, such as "
+                "lighthouse must be the address of torchft's Lighthouse, such as "
                 f"'http://host:29510', without encryption and with a port, got {self.lighthouse!r}"
             )
 
