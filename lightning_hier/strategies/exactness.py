@@ -34,6 +34,7 @@ _WRAPPED = [
 ]
 # They draw from the random state of the process unless they have a generator of their own.
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN = {BatchSampler, SequentialSampler, *_DRAWING}
 
 
 def report(reasons: Sequence[str]) -> None:
@@ -173,11 +174,12 @@ def _of_plain(loader: Any) -> list[str]:
             "persistent_workers=False if they draw random numbers"
         )
     for sampler in samplers:
-        known = isinstance(sampler, (BatchSampler, SequentialSampler, *_DRAWING))
+        # Not their subclasses, which may have a state of their own.
+        known = type(sampler) in _KNOWN or isinstance(sampler, Sequence)
         if not known and not hasattr(sampler, "set_epoch"):
             reasons.append(
                 f"the order of {type(sampler).__name__} may not follow from the epoch: give it "
-                "set_epoch(epoch)"
+                "set_epoch(epoch), or use a loader with a state"
             )
     return reasons
 
@@ -186,7 +188,8 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
     """The samplers of a loader, from the outside in."""
     if isinstance(loader.dataset, IterableDataset):
         return
-    sampler: Any = loader.batch_sampler or loader.sampler
+    # Not by truth, which would ask a sampler without a length for its length.
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
         yield sampler
         if isinstance(sampler, DistributedSamplerWrapper):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,15 @@ from lightning.pytorch.callbacks import (
 )
 from lightning_utilities.core import rank_zero
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from tests.ranks import run_ranks
 from tests.resume.runs import (
@@ -238,6 +248,26 @@ class _Unknown(Sampler[int]):
         return 10
 
 
+class _Buckets(BatchSampler):
+    """Has a random state of its own, which nobody saves."""
+
+    def __init__(self) -> None:
+        super().__init__(SequentialSampler(range(10)), ROWS, drop_last=False)
+        self.random = random.Random(0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = list(super().__iter__())
+        self.random.shuffle(batches)
+        return iter(batches)
+
+
+class _Endless(Sampler[int]):
+    """Has no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(10))
+
+
 class _NoLength(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[row, row + 1] for row in range(0, 10, 2)])
@@ -274,6 +304,14 @@ NOT = {
     ),
     "_Unknown may not follow": _Step(
         data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Unknown()), **_OWN
+    ),
+    "_Buckets may not follow": _Step(
+        data=lambda: DataLoader(NoisyData(10), batch_sampler=_Buckets()), **_OWN
+    ),
+    "_Endless may not follow": _Step(
+        data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Endless()),
+        limit_train_batches=5,
+        **_OWN,
     ),
     "global random state": _Step(data=_drawn, **_OWN),
     "are reloaded": _Step(reload_dataloaders_every_n_epochs=1),
