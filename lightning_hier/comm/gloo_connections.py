@@ -31,7 +31,9 @@ def close_connections() -> None:
     store = int(os.environ.get("MASTER_PORT", "0"))  # which is needed to name the lost rank
     for descriptor, _ in _opened & _sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if store not in (connection.getsockname()[1], connection.getpeername()[1]):
+            # Another thread may have opened a socket of another kind meanwhile.
+            is_gloos = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if is_gloos and store not in (connection.getsockname()[1], connection.getpeername()[1]):
                 # A copy of the descriptor was closed, and gloo will close its own one.
                 connection.shutdown(socket.SHUT_RDWR)
     _opened.clear()

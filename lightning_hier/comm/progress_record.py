@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 
 
 class PeerError(RuntimeError):
-    """A rank did not take part in a collective within the time limit."""
+    """Another rank is lost or late, is in another collective, or has failed."""
 
 
 class DifferentCollectivesError(RuntimeError):

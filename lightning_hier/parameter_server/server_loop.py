@@ -173,11 +173,13 @@ class ServerLoop(BackgroundThread):
     def _end(self) -> None:
         if self.failure is None:
             return
-        if self._alarm is not None:
-            self._alarm.send_to_all(_report(self.failure))
-        # If the main thread does not end now, it may be waiting in a collective of gloo.
-        if not self._stopping.wait(_NOTICE_S):
-            close_connections()
+        try:
+            if self._alarm is not None:
+                self._alarm.send_to_all(_report(self.failure))
+        finally:
+            # If the main thread does not end now, it may be waiting in a collective of gloo.
+            if not self._stopping.wait(_NOTICE_S):
+                close_connections()
 
     def _run_once(self) -> None:
         if self.failure is not None:
