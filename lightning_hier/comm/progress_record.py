@@ -262,6 +262,8 @@ class ProgressRecord:
         if isinstance(error, PeerError):  # a consequence of the error of another rank
             return
         self.own_error = error
+        if getattr(error, "on_every_rank", False):  # the others raise it themselves
+            return
         with suppress(RuntimeError):  # the store may be gone
             self._record("error", f"{type(error).__name__}: {_first_line(error)}")
 

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import ProgressRecord, named_ranks
+from lightning_hier.comm.progress_record import PeerError, ProgressRecord, named_ranks
 from lightning_hier.strategies.loop_position import is_after_step
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
@@ -62,18 +62,22 @@ class OwnError(Callback):
 
     def __init__(self, changes: TrainerChanges, progress: ProgressRecord) -> None:
         self._progress, self._trainer = progress, changes.trainer
+        self._error: BaseException | None = None
         changes.replace("save_checkpoint", self._save)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Record the error, before the callbacks of the user see it."""
+        self._error = exception
         self._progress.note_error(exception)
 
     def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if self._progress.own_error is not None:
-            running, reason = self._progress.without_error(), ""
-            if running:
+        if self._error is not None:
+            reason = ""
+            if isinstance(self._error, PeerError):
+                reason = "another rank is lost or has failed"
+            elif running := self._progress.without_error():
                 reason = f"{named_ranks(running)} had none: a save needs all ranks"
             elif not is_after_step(self._trainer):
                 reason = "it was raised within a step"

@@ -250,7 +250,7 @@ class _Raising(Net):
         super().__init__()
         self.ranks = ranks
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2 and this_rank() in self.ranks:
             raise ValueError("this rank's own mistake")
 

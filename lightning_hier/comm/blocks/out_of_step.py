@@ -18,7 +18,14 @@ SAME_BATCHES = (
 
 
 class OutOfStepError(RuntimeError):
-    """Ranks reached different synchronisations, or synchronise different parameters."""
+    """Ranks reached different synchronisations, or synchronise different parameters.
+
+    Attributes:
+        on_every_rank: True: no rank names the error of another one in its place.
+
+    """
+
+    on_every_rank = True
 
 
 def require_common_point(reports: Sequence[HealthReport]) -> None:
