@@ -120,6 +120,7 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     },
     "torch.nn.Module": {
         "_modules": "detects parameters that are unfrozen, at every step",
+        "_non_persistent_buffers_set": "leaves out buffers that are not saved",
         "_parameters": "detects parameters that are unfrozen, at every step",
     },
 }

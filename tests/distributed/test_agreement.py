@@ -33,9 +33,10 @@ def _compare() -> tuple[int, int, str]:
 
 
 def test_equal_settings_are_compared_by_a_hash() -> None:
+    """A rank sends a hash, and a mark of the place that is as long as a health report."""
     results = run_ranks(_compare, 3)
     for equal, different, error in results:
-        assert equal <= 3 * 100
+        assert equal <= 3 * 150
         assert different > 3 * 40_000
         assert 'parameter 5: "(7,)" on ranks 0, 1; "(1024, 1024) torch.float32" on rank 2' in error
         assert "parameter 6" not in error

@@ -92,7 +92,7 @@ def test_resume_in_the_middle_of_a_long_block(tmp_path: Path) -> None:
     rule = QSR(coefficient=0.17, max_block_size=50)
     sync = lh.DiLoCo(block_size=2, fragments=2, overlap=1, block_rule=rule)
     strategy = partial(lh.HierarchicalStrategy, group_size=1, block_sync=sync, warmup_steps=0)
-    check_exact(2, strategy, tmp_path, optimizer="SGD", workers=1)
+    check_exact(2, strategy, tmp_path, optimizer="SGD")
 
 
 def test_wrong_rules_are_refused() -> None:

@@ -63,12 +63,12 @@ def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, in
 )
 def test_error_on_every_rank_before_a_model_is_sent(settings: dict[str, Any]) -> None:
     for error, sent, validated in run_ranks(_error, 4, path=None, **settings):
-        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in error
+        assert "NaN or inf after 4 steps in parameters of rank 3 (group 1)" in error
         assert not sent and not validated
 
 
 def test_no_checkpoint_is_written(tmp_path: Path) -> None:
     for error, sent, _ in run_ranks(_error, 4, 100, tmp_path / "run.ckpt"):
-        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in error
+        assert "NaN or inf after 4 steps in parameters of rank 3 (group 1)" in error
         assert not sent
     assert not list(tmp_path.iterdir())
