@@ -24,6 +24,7 @@ from tests.trainer.fitting import (
     all_equal,
     make_trainer,
     this_rank,
+    weights,
 )
 from tests.trainer.trainer_settings import scaled
 
@@ -76,6 +77,7 @@ class TwoOptimizers(DropoutNet):
         first.step()
         if batch_idx % 2:
             second.step()
+        self.seen.append(weights(self))
         return loss
 
     def configure_optimizers(self) -> Any:
