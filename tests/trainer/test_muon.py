@@ -79,7 +79,9 @@ class _DropoutMuonNet(DropoutNet):
         super().__init__(optimizer, seed=seed, by_hand=True)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return _step(self, batch)
+        loss = _step(self, batch)
+        self.seen.append(weights(self))
+        return loss
 
     def configure_optimizers(self) -> Any:
         return _optimizers(self, "AdamW")

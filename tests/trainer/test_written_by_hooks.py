@@ -213,10 +213,12 @@ def test_the_hook_that_the_error_names_works() -> None:
 def test_parameters_that_are_written_under_servers_are_one_clear_error(
     name: str, hook: str
 ) -> None:
+    """A rank may learn of the error of the other one before it finds its own."""
     model = partial(_WritingWeights, hook, _clip_a_weight, from_the_start=True)
     for outcome in rank_outcomes(fitted, 2, SERVERS[name], model, 3, max_epochs=2):
-        assert str(outcome.error).startswith(
+        assert (
             "RuntimeError: parameters were written to outside of training steps (layers.0.weight)"
+            in str(outcome.error)
         )
         assert "in setup or configure_model" in str(outcome.error)
 
