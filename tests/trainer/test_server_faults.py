@@ -153,14 +153,15 @@ def test_signal_at_different_batches_ends_all_ranks_with_a_save(name: str, tmp_p
     assert len(list(tmp_path.glob("*.ckpt"))) == 1
 
 
-def _die_together(folder: Path) -> None:
+def _die(folder: Path) -> None:
     tempfile.tempdir = str(folder)
     _fit("psp", {(rank, 3): "dies" for rank in range(2)})
 
 
-def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_path: Path) -> None:
-    outcomes = rank_outcomes(_die_together, 2, tmp_path)
-    assert [outcome.exit_code for outcome in outcomes] == [-signal.SIGKILL] * 2
+def test_nothing_stays_in_the_temporary_folder_when_ranks_are_killed(tmp_path: Path) -> None:
+    """The second rank may raise the loss of the first before it comes to its own death."""
+    outcomes = rank_outcomes(_die, 2, tmp_path)
+    assert -signal.SIGKILL in [outcome.exit_code for outcome in outcomes]
     assert not list(tmp_path.iterdir())
 
 
