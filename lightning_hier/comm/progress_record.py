@@ -41,6 +41,10 @@ class DifferentCollectivesError(RuntimeError):
     """Data of another collective than that of this rank arrived: ranks are in different ones."""
 
 
+class EveryRanksError(RuntimeError):
+    """An error that all ranks raise at the same place. None names that of another in its stead."""
+
+
 class ProgressRecord:
     """Records the position of this rank in the job's store, and reads all positions on a failure.
 
@@ -258,11 +262,10 @@ class ProgressRecord:
         return f"{place} failed {why}. {look}{slow}. The collective reported: {_first_line(cause)}"
 
     def note_error(self, error: BaseException) -> None:
-        """Record the error with which training on this rank ends, so that the others name it."""
-        if isinstance(error, PeerError):  # a consequence of the error of another rank
-            return
+        """Keep the error with which training on this rank ends, and let the others name it."""
         self.own_error = error
-        if getattr(error, "on_every_rank", False):  # the others raise it themselves
+        # The first is a consequence of the error of another rank. The others raise the second.
+        if isinstance(error, (PeerError, EveryRanksError)):
             return
         with suppress(RuntimeError):  # the store may be gone
             self._record("error", f"{type(error).__name__}: {_first_line(error)}")

@@ -62,20 +62,19 @@ class OwnError(Callback):
 
     def __init__(self, changes: TrainerChanges, progress: ProgressRecord) -> None:
         self._progress, self._trainer = progress, changes.trainer
-        self._error: BaseException | None = None
         changes.replace("save_checkpoint", self._save)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Record the error, before the callbacks of the user see it."""
-        self._error = exception
         self._progress.note_error(exception)
 
     def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        if self._error is not None:
+        error = self._progress.own_error
+        if error is not None:
             reason = ""
-            if isinstance(self._error, PeerError):
+            if isinstance(error, PeerError):
                 reason = "another rank is lost or has failed"
             elif running := self._progress.without_error():
                 reason = f"{named_ranks(running)} had none: a save needs all ranks"

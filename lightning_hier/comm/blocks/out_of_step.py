@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.health import HealthReport, SyncPoint
-from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
+from lightning_hier.comm.progress_record import EveryRanksError, named_ranks, ranks_by_value
 
 # Maximum number of parameters that an error names.
 _MOST_NAMES = 5
@@ -17,15 +17,8 @@ SAME_BATCHES = (
 """Ways to give every rank the same number of batches, for messages."""
 
 
-class OutOfStepError(RuntimeError):
-    """Ranks reached different synchronisations, or synchronise different parameters.
-
-    Attributes:
-        on_every_rank: True: no rank names the error of another one in its place.
-
-    """
-
-    on_every_rank = True
+class OutOfStepError(EveryRanksError):
+    """Ranks reached different synchronisations, or synchronise different parameters."""
 
 
 def require_common_point(reports: Sequence[HealthReport]) -> None:
