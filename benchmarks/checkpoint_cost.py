@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_hier as lh
 from benchmarks.two_stage_memory import status
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.ranks import run_module
 from examples.tables import markdown
 
@@ -103,15 +103,10 @@ def measure(system: str, ranks: int, folder: Path) -> None:
     silence_lightning()
     saves = MeasureSave(folder)
     model = Wide(system)
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         strategy=_SYSTEMS[system](),
-        accelerator="cpu",
         devices=ranks,
         max_steps=5,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[saves],
     )
     data = TensorDataset(torch.randn(8 * ranks, 2464))

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_hier as lh
-from benchmarks.quiet_trainer import quiet_trainer
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 
 _SKIPPED = 50
 _STEPS = 250
@@ -84,7 +83,7 @@ def _fit(*, ours: bool, counts: bool = False) -> float:
             process_group_backend="gloo",
         )
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ours else 1
-    trainer = quiet_trainer(strategy=strategy, devices=devices, callbacks=[clock])
+    trainer = quiet_trainer(strategy, devices=devices, max_epochs=1, callbacks=[clock])
     trainer.fit(Small(), DataLoader(TensorDataset(torch.randn(steps, 8)), batch_size=1))
     if counts:
         return clock.calls / _STEPS

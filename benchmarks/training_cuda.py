@@ -42,7 +42,7 @@ from benchmarks.cuda_works import WORKS, Work
 from benchmarks.hosts import loopback_hosts
 from benchmarks.joined import joined
 from benchmarks.launch import run_module
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.tables import markdown
 
 _LIMIT_S = 1800.0
@@ -95,10 +95,8 @@ def _run(name: str, strategy: Strategy, work: Work, warm_up: int, steps: int) ->
     """Train, and return the seconds of a step."""
     window = _Window(warm_up, steps)
     alone: dict[str, Any] = {"num_nodes": 1, "plugins": [LightningEnvironment()]}
-    trainer = pl.Trainer(
-        accelerator="gpu", devices=1, max_epochs=1, strategy=strategy, callbacks=[window],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, **work.trainer,
+    trainer = quiet_trainer(
+        strategy, accelerator="gpu", devices=1, max_epochs=1, callbacks=[window], **work.trainer,
         **(alone if name == "alone" else {"num_nodes": int(os.environ["WORLD_SIZE"])}),
     )  # fmt: skip
     batches: Any = [work.batch] * (warm_up + steps + 1)

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import DNNAcousticModel
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.ranks import run_module
 from examples.tables import markdown, mean_and_deviation
 from lightning_hier import TwoStageASGDStrategy
@@ -127,17 +127,11 @@ def errors(system: str, rate: float, seed: int, job: Job) -> dict[str, float]:
         learning_rate=rate,
     )
     model.schedule = (job.epochs, job.decay_epochs)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=_ranks(system),
         strategy=strategy_of(system, job),
         max_epochs=job.epochs,
         gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(model, data)

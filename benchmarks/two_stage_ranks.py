@@ -22,8 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from benchmarks.joined import gathered, joined
-from benchmarks.quiet_trainer import quiet_trainer
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from lightning_hier import TwoStageASGDStrategy
 
 FEATURES, SENONES = 660, 1500
@@ -155,7 +154,7 @@ def train(model: DNN, frames: int, steps: int, **settings: Any) -> None:
     """Train for ``steps`` steps on the same batch of random frames."""
     batch = [torch.randn(frames, FEATURES), torch.randint(SENONES, (frames,))]
     loader: Any = DataLoader([batch] * steps, batch_size=None)  # type: ignore[arg-type]
-    quiet_trainer(**settings).fit(model, loader)
+    quiet_trainer(max_epochs=1, **settings).fit(model, loader)
 
 
 def fit(config: Configuration, job: Job) -> dict[str, float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from typing import Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 
 
@@ -14,6 +16,21 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def quiet_trainer(strategy: Any = "auto", **settings: Any) -> pl.Trainer:
+    """Create a Trainer on the CPU without files or output. Data divide themselves among ranks."""
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "strategy": strategy,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(**{**quiet, **settings})
 
 
 def progress() -> ProgressBar:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from benchmarks.model_parallel.held import bytes_by_kind
 from benchmarks.model_parallel.module import Size, Transformer
 from benchmarks.performance.on_rank import report
-from benchmarks.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 from lightning_hier import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 
 GROUPS = 2
@@ -53,7 +53,9 @@ def measure(title: str) -> dict[str, float]:
     ranks = dist.get_world_size() // GROUPS
     module, memory = Transformer(SIZE), _MeasureMemory()
     strategy = MEASURED[title](group_size=ranks, block_size=_BLOCK, warmup_steps=0)
-    trainer = quiet_trainer(strategy=strategy, devices=ranks, num_nodes=GROUPS, callbacks=[memory])
+    trainer = quiet_trainer(
+        strategy, devices=ranks, num_nodes=GROUPS, max_epochs=1, callbacks=[memory]
+    )
     data: Any = [torch.zeros(1)] * _STEPS
     trainer.fit(module, DataLoader(data, batch_size=None))
     return {kind: nbytes / module.model_bytes for kind, nbytes in memory.bytes.items()}

@@ -21,7 +21,7 @@ from benchmarks.performance.job import Network
 from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
 from benchmarks.performance.rank import StepRecorder
-from benchmarks.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 
 
 class Live(pl.Callback):
@@ -47,7 +47,8 @@ def train(network: Network, setup: Setup, size: Size, warm_up: int, window: int)
     dist.barrier()
     memory.reset_peak()
     trainer = quiet_trainer(
-        strategy=setup.strategy,
+        setup.strategy,
+        max_epochs=1,
         devices=network.ranks_per_host,
         num_nodes=network.hosts,
         callbacks=[recorder, live, *setup.callbacks],

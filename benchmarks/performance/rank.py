@@ -25,7 +25,7 @@ from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
 from benchmarks.performance.systems import Setup, System, named, set_up, without_communication
 from benchmarks.performance.work import WorkModule
-from benchmarks.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 
 
@@ -83,6 +83,7 @@ def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> S
     empty: Any = [torch.zeros(1)] * (warm_up + window + 1)
     dist.barrier()
     trainer = quiet_trainer(
+        max_epochs=1,
         callbacks=[recorder, *setup.callbacks],
         **setup.trainer_settings(job.network.hosts, job.network.ranks_per_host),
     )

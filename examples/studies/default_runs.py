@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from examples.studies.default_tasks import TASKS
 from lightning_hier import (
@@ -103,16 +103,9 @@ def train(run: Run) -> Result:
     torch.set_num_threads(1)
     task = TASKS[run.task]
     model, data = task.build(run.seed, run.rate, 0.5 if run.system == _DDP_HALF_BETA1 else 0.9)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=run.ranks,
         strategy=SYSTEMS[run.system](),
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         **task.trainer_arguments(run.steps, run.ranks),
     )
     trainer.fit(model, data)

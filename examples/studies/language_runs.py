@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 from examples.language.windows import Batch
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.rank_batches import rank_and_world_size
 from examples.run_store import run_job
 from examples.studies.language_settings import (
@@ -135,20 +135,13 @@ def run(settings: Settings) -> Result:
     )
     model.sgd_rate = settings.learning_rate if settings.optimizer == "sgd" else None
     curve = _Curve()
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=settings.ranks,
         strategy=_strategy(settings),
         max_steps=settings.steps,
         gradient_clip_val=CLIP,
         check_val_every_n_epoch=None,
         val_check_interval=max(1, settings.steps // _CURVE_POINTS),
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[curve],
     )
     data = _Data(settings)

@@ -29,7 +29,7 @@ from examples.acoustic.fixed_schedule import (
     FixedScheduleLSTM,
 )
 from examples.acoustic.systems import ALL
-from examples.quiet import silence_lightning
+from examples.quiet import quiet_trainer, silence_lightning
 from examples.run_store import portable, run_job
 from examples.studies.study import Experiment, Measure
 from lightning_hier import TwoStageASGDStrategy
@@ -209,21 +209,14 @@ def _model(run: SpeechRun, data: AcousticDataModule) -> FixedSchedule:
 
 
 def _trainer(run: SpeechRun) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
+    return quiet_trainer(
         devices=run.ranks,
         # The pre-training has one process, also if there are several ranks.
         plugins=[LightningEnvironment()] if run.ranks == 1 else None,
         strategy=_strategy(run),
         max_epochs=run.epochs,
         gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
         limit_val_batches=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         callbacks=[DecodeWords()],
     )
 

@@ -17,7 +17,7 @@ from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.utterance import Batch
-from tests.examples.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 from tests.ranks import run_ranks
 
 SMALL = {"sentences": 30, "valid_fraction": 0.2, "test_fraction": 0.2}

@@ -22,7 +22,7 @@ from examples.acoustic.models import (
 )
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.utterance import Utterance, collate
-from tests.examples.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 
 SENONES = SenoneMap(("sil", "a", "b"), states_per_phone=1)
 DIM = 5

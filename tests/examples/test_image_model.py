@@ -12,10 +12,10 @@ from torch.nn import functional
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 from examples.image.networks import ResidualBlock
+from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
-from tests.examples.quiet_trainer import quiet_trainer
 from tests.examples.test_image_data import write_mnist
 from tests.ranks import run_ranks
 

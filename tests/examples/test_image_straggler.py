@@ -14,8 +14,8 @@ from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 from examples.image.step_pause import Pace, StepPause
 from examples.image.straggler import Straggler
+from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy, PSPStrategy
-from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 SECONDS = 0.02

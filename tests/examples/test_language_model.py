@@ -17,8 +17,8 @@ from examples.language.model import LanguageModel
 from examples.language.schedules import Schedule
 from examples.language.transformer import rotary_angles
 from examples.language.windows import IGNORED, Batch
+from examples.quiet import quiet_trainer
 from tests.examples.language_texts import small_data, small_model, write_texts
-from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 

@@ -17,11 +17,11 @@ import lightning_hier as lh
 from examples.language.model import LanguageModel
 from examples.language.samples import TextSamples, generate
 from examples.language.throughput import Throughput, flops_per_token
+from examples.quiet import quiet_trainer
 from lightning_hier import BMUFAdam, HierarchicalModelParallelStrategy, HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
 from tests.examples.language_texts import small_data, small_model, write_texts
-from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 from tests.trainer.fitting import weights
 

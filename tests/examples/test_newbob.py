@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
-from tests.examples.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 
 # 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%. The ramp starts at the fourth loss. It
 # continues although the fifth loss falls by more than 5%.

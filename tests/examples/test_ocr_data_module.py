@@ -13,9 +13,9 @@ from torch import nn
 
 from examples.ocr.data_module import TextLines
 from examples.ocr.line import Batch
+from examples.quiet import quiet_trainer
 from tests.examples.line_images import save
 from tests.examples.manifests import SPLITS, write_manifest
-from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 SMALL = {"train_lines": 37, "valid_lines": 5, "test_lines": 4}

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from examples.ocr.line import Batch
 from examples.ocr.panel import RIGHT, WRONG, LinePanel, PanelLine, draw_panel
-from tests.examples.quiet_trainer import quiet_trainer
+from examples.quiet import quiet_trainer
 
 INK = np.zeros((10, 30), dtype=np.uint8)
 
