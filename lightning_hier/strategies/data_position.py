@@ -23,7 +23,6 @@ from lightning_hier.strategies.exactness import (
     report,
     wrapped_generators,
 )
-from lightning_hier.strategies.private_names import check_names
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 RandomState = dict[str, Any]
@@ -144,7 +143,6 @@ class DataPosition:
 
     def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
         combined = fetcher.combined_loader
-        check_names(combined)
         before, random = combined._iterator, random_state(self._device)
         samplers = self._states_of_samplers()
         start(fetcher)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import (
@@ -23,8 +24,6 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-
-from lightning_hier.strategies.private_names import private
 
 _FIXED = "a DataLoader of map-style data with Lightning's default sampler"
 _TWO_KINDS = f"use loaders with a state (torchdata's StatefulDataLoader), or {_FIXED}"
@@ -124,8 +123,7 @@ def of_trainer(trainer: Any, loops: Mapping[str, Any]) -> list[str]:
 
 def _within_an_epoch(loaders: Sequence[Any], fetcher: Any, used: int) -> list[str]:
     """Reasons that hold in the middle of an epoch only."""
-    draws = private("lightning.pytorch.loops.fetchers", "_DataLoaderIterDataFetcher")
-    if isinstance(fetcher, draws):
+    if isinstance(fetcher, _DataLoaderIterDataFetcher):
         return ["training_step reads from a dataloader_iter: let it take a batch"]
     with_state = [has_state(loader) for loader in loaders]
     if all(with_state):

@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Parameter
@@ -40,7 +41,6 @@ from lightning_hier.strategies.checkpoints.sharded_folder import (
     local_path,
     save_folder,
 )
-from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.settings import Synchronisation, automatic_values
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
@@ -144,8 +144,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def _configure_launcher(self) -> None:
         # Lightning has none if torchrun starts the processes, but the base class needs one.
-        kind = private("lightning.pytorch.strategies.launchers", "_SubprocessScriptLauncher")
-        self._launcher = kind(self.cluster_environment, self.num_processes, self.num_nodes)
+        environment: Any = self.cluster_environment
+        self._launcher = _SubprocessScriptLauncher(environment, self.num_processes, self.num_nodes)
         super()._configure_launcher()
 
     @override

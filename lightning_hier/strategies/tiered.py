@@ -37,7 +37,6 @@ from lightning_hier.strategies import (
     arguments,
     data_checks,
     launch,
-    private_names,
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
@@ -86,7 +85,6 @@ class TieredStrategy(ParallelStrategy, ABC):
         arguments.check_timeout(timeout)
         self.ranks_per_device = ranks_per_device  # before the devices are set
         super().__init__(timeout=timeout, **kwargs)  # type: ignore[call-arg]
-        private_names.check_names(self)
         arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         self.group_size: GroupSize = group_size
@@ -209,7 +207,6 @@ class TieredStrategy(ParallelStrategy, ABC):
             return  # a Trainer that validates or tests after fit keeps its process groups
         hosts = launch.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
-            private_names.check_private_names(self.lightning_module)
             self.groups.check_division(hosts)
             self._check_groups()
         same: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}

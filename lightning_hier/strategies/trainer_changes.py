@@ -10,8 +10,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from lightning_hier.strategies.private_names import OF_TRAINER
-
 
 class TrainerChanges:
     """Changes to a Trainer while it fits. :meth:`close` undoes them in reverse order.
@@ -32,14 +30,10 @@ class TrainerChanges:
         """Replace a method.
 
         Args:
-            path: path of the method, below the Trainer. It must be listed as replaced in
-                :data:`~lightning_hier.strategies.private_names.OF_TRAINER`, which is checked before
-                training.
+            path: path of the method, below the Trainer.
             method: replacement, which receives the current method as its first argument.
 
         """
-        if not OF_TRAINER[path].startswith("replaced"):
-            raise ValueError(f"Trainer.{path} is not listed as replaced in private_names.py")
         *parents, name = path.split(".")
         holder: Any = self.trainer
         for parent in parents:

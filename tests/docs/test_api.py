@@ -1,14 +1,12 @@
-"""Tests that pages of reference are complete: public names, private names, pages, versions."""
+"""Tests that pages of reference are complete: public names, pages, versions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 
 import pytest
 
 import lightning_hier
-from lightning_hier.strategies.private_names import OF_INSTANCES, OF_MODULES, OF_TRAINER
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -47,21 +45,6 @@ def test_every_page_is_in_the_navigation_and_every_entry_a_page() -> None:
 
 
 PAGE = (REPOSITORY / "docs" / "compatibility.md").read_text()
-
-
-def _rows(holders: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    for holder, names in holders.items():
-        yield from (f"| `{holder}.{name}` | {use} |" for name, use in names.items())
-
-
-ROWS = [*_rows({"Trainer": OF_TRAINER}), *_rows(OF_MODULES), *_rows(OF_INSTANCES)]
-
-
-def test_page_lists_every_private_name_with_its_use_and_no_other() -> None:
-    rows = [
-        line for line in PAGE.splitlines() if re.match(r"\| `(Trainer|lightning|torch)\.", line)
-    ]
-    assert rows == ROWS, "the page must list them in this order:\n" + "\n".join(ROWS)
 
 
 @pytest.mark.parametrize("package", ["torch", "lightning"])
