@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 from typing_extensions import Self
-
-from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
 
 
 def counted(number: float, noun: str) -> str:
@@ -17,8 +16,14 @@ def counted(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'s' * (number != 1)}"
 
 
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """End of a sentence about a mistyped name, with similar known names if there are any."""
+    near = get_close_matches(name, known)
+    return f": did you mean {' or '.join(map(repr, near))}?" if near else "."
+
+
 class NamedArguments:
-    """Base class whose constructor suggests our name for an unknown argument.
+    """Base class whose constructor suggests the right name for a mistyped argument.
 
     Attributes:
         taken_elsewhere: arguments that users look for here, and the class that takes them.
@@ -28,7 +33,10 @@ class NamedArguments:
 
     """
 
-    taken_elsewhere: ClassVar[Mapping[str, str]] = OF_STRATEGIES
+    taken_elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("block_sync", "gradient_sync", "group_size", "ranks_per_device", "warmup_steps"),
+        "the strategy",
+    )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the names of keyword arguments before the constructor is called."""
@@ -38,7 +46,10 @@ class NamedArguments:
             known = [parameter.name for parameter in parameters]
             for name in kwargs:
                 if name not in known:
-                    hint = unknown_argument(name, known, cls.taken_elsewhere)
+                    taker = cls.taken_elsewhere.get(name)
+                    hint = (
+                        f": it is an argument of {taker}." if taker else did_you_mean(name, known)
+                    )
                     raise TypeError(
                         f"{cls.__name__} has no argument {name!r}{hint} "
                         f"It takes {', '.join(known) or 'none'}"

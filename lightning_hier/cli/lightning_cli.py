@@ -12,9 +12,8 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
+from lightning_hier.algorithms.arguments import did_you_mean
 from lightning_hier.cli.mistakes import PROGRAM, end_with
-from lightning_hier.strategies.arguments import of_synchronisations
 from lightning_hier.strategies.registry import class_path_of
 
 
@@ -76,19 +75,18 @@ class ShortErrorParser(LightningArgumentParser):
         """End with status 2, or raise if another parser has called this one."""
         if not self.exit_on_error:
             super().error(message, ex)
-        end_with(_UNKNOWN.sub(_with_suggestion, message))
+        end_with(_UNKNOWN.sub(_with_known, message))
 
 
 # End of the parser's error about an unknown argument of a class. If a release of jsonargparse words
-# it otherwise, the error lacks the suggestion, and nothing else changes.
+# it otherwise, the error does not list the arguments, and nothing else changes.
 _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is not accepted")
 
 
-def _with_suggestion(error: re.Match[str]) -> str:
+def _with_known(error: re.Match[str]) -> str:
     module, kind, name = error.groups()
-    named = getattr(import_module(module), kind)
-    elsewhere = {**OF_STRATEGIES, **of_synchronisations(named)}
-    return f"{error[0]}{unknown_argument(name, list(signature(named).parameters), elsewhere)}"
+    known = [*signature(getattr(import_module(module), kind)).parameters]
+    return f"{error[0]}{did_you_mean(name, known)} It takes {', '.join(known)}"
 
 
 class ConfigFile(ActionConfigFile):

@@ -10,13 +10,8 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lightning_hier.algorithms.arguments import check_whole, is_number
-from lightning_hier.algorithms.foreign_names import unknown_argument
+from lightning_hier.algorithms.arguments import check_whole, did_you_mean, is_number
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.bmuf import BMUF
-from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
-from lightning_hier.comm.blocks.diloco import DiLoCo
-from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
 # Arguments of DDPStrategy that the strategies set themselves, and of components that the presets
@@ -29,10 +24,6 @@ _TAKEN: Mapping[str, str] = {
     "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
-    "across_density": (
-        "pass it to the block_sync of HierarchicalStrategy, as in "
-        "HierarchicalStrategy(block_sync=DiLoCo(across_density=...))"
-    ),
     "mixed_precision": "use Trainer(precision=...)",
     "static_graph": (
         "DDP reduces the first step of a static graph in a way that compression, groups of one "
@@ -73,10 +64,11 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     names = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            hint = unknown_argument(name, [*names, *known], of_synchronisations(strategy))
+            hint = did_you_mean(name, [*names, *known])
             raise TypeError(
                 f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(names)}, "
-                "and those of DDPStrategy and DistributedDataParallel"
+                "and those of DDPStrategy and DistributedDataParallel. Others of a synchronisation "
+                "are set as in HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
             )
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
@@ -104,23 +96,6 @@ def for_ranks_of_a_device(ranks_per_device: int, kwargs: dict[str, Any]) -> dict
             "communicate by gloo"
         )
     return {**kwargs, "process_group_backend": backend}
-
-
-def of_synchronisations(strategy: type) -> dict[str, str]:
-    """Arguments of ``block_sync`` and ``gradient_sync``: who takes them, and an example."""
-    preset = strategy.__name__.removesuffix("Strategy")
-    takers: dict[str, list[str]] = {}
-    # From the signatures, so that a new argument of a synchronisation is known here as well.
-    for kind in (GTC, ModelAveraging, BMUF, BMUFAdam, DiLoCo):
-        for name in signature(kind).parameters:
-            takers.setdefault(name, []).append(kind.__name__)
-    examples = {}
-    for name, kinds in takers.items():
-        taker = preset if preset in kinds else kinds[-1]
-        sync = "gradient_sync" if taker == GTC.__name__ else "block_sync"
-        example = f"HierarchicalStrategy({sync}={taker}({name}=...))"
-        examples[name] = f"{', '.join(kinds)}: pass it as in {example}"
-    return examples
 
 
 def check_synchronisations(

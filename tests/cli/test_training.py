@@ -176,7 +176,7 @@ def test_files_of_presets_give_the_same_strategies_as_names() -> None:
         (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "'block_size'?"),
         (
             ["--trainer.strategy=diloco", "--trainer.strategy.init_args.sync_every=3"],
-            "'sync_every' is not accepted: it is called 'block_size' here.",
+            "'sync_every' is not accepted. It takes group_size, block_size,",
         ),
         (["--trainer.strategy=bmff"], "strategy='bmff'"),
         (["--trainer.nodes=4"], "--trainer.nodes=4"),

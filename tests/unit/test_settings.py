@@ -200,7 +200,6 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
     ("model_averaging_period", 4, "can't be set, got 4.*block_sync=ModelAveraging"),
     ("model_averaging_period", 0, "can't be set, got 0"),
-    ("across_density", 0.1, r"can't be set.*block_sync=DiLoCo\(across_density"),
     ("static_graph", True, "can't be set.*Leave it out.*find_unused_parameters=True"),
     ("skip_all_reduce_unused_params", True, "can't be set.*Leave it out"),
 ]
