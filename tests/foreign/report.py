@@ -44,11 +44,12 @@ def check_cell(results: Results, strategy: str) -> str:
 
 
 def tables() -> str:
-    """Return both tables and the packages that cannot be tried."""
+    """Return both tables, the commits, and the packages that cannot be tried."""
     names = [name for name in STRATEGIES if name != "ddp"]
     heading = " | ".join(f"`{name}`" for name in names)
     losses = [f"| | before | DDP | {heading} |", "| --- " * (len(names) + 3) + "|"]
     checks = [f"| | {heading} |", "| --- " * (len(names) + 1) + "|"]
+    runs = []
     for package in PACKAGES:
         results = results_of(package)
         if "ddp" not in results:
@@ -59,8 +60,10 @@ def tables() -> str:
         before = "" if ddp["initial"] is None else f"{ddp['initial']:.3g}"
         losses.append(f"| {title} | {before} | {mean(ddp['losses']):.3g} | {numbers} |")
         checks.append(f"| {title} | {' | '.join(check_cell(results, name) for name in names)} |")
-    missing = [f"- {name}: {reason}." for name, reason in NOT_YET.items()]
-    return "\n\n".join("\n".join(lines) for lines in (losses, checks, missing))
+        used = sorted({result["commit"] for result in results.values()})
+        runs.append(f"- {title}: seeds {len(ddp['losses'])}, commit {', '.join(used)}.")
+    runs += [f"- {name}: {reason}." for name, reason in NOT_YET.items()]
+    return "\n\n".join("\n".join(lines) for lines in (losses, checks, runs))
 
 
 def main() -> None:

@@ -68,6 +68,7 @@ def test_package(strategy: str, tmp_path: Path, plain: Plain) -> None:
         pytest.skip("does not fit the package's optimizer")
     result: dict[str, Any] = {"package": PACKAGE, "strategy": strategy, "losses": [], "faults": []}
     result["version"] = importlib.metadata.version(re.split(r"[\[=]", PACKAGES[PACKAGE])[0])
+    result["commit"] = _commit()
     try:
         _train(strategy, tmp_path, plain, result)
     except (RankError, TimeoutError) as error:
@@ -102,6 +103,13 @@ def _train(strategy: str, folder: Path, plain: Plain, result: dict[str, Any]) ->
             result["resumed"] = _resumed(ranks[0], resumed[0])
             if result["resumed"] == "differs" and strategy not in SERVERS:
                 result["faults"].append("resumes with other weights, and says nothing")
+
+
+def _commit() -> str:
+    """Return the commit that is tested, with "+" if files have changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def _rank(*args: Any, **kwargs: Any) -> dict[str, Any]:

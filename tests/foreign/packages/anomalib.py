@@ -40,7 +40,7 @@ class Images(Dataset[ImageItem]):
     def __getitem__(self, index: int) -> ImageItem:
         random = np.random.default_rng(self.first + index)
         x, y = np.mgrid[0:1:32j, 0:1:32j]
-        waves = [np.sin(x * a + y * b + c) for a, b, c in random.uniform(0, 6, (3, 3))]
+        waves = [np.sin(6 * x + 3 * i * y + c) for i, c in enumerate(random.uniform(0, 2, 3))]
         image = torch.from_numpy(np.stack(waves) / 2 + 0.5).float()
         if anomaly := self.anomalies and index % 2 == 1:
             image[:, 8:16, 8:16] = 1 - image[:, 8:16, 8:16]
@@ -51,7 +51,7 @@ def task() -> Task:
     """Return GANomaly for small images, and images of waves."""
     settings: dict[str, Any] = {
         "pre_processor": Generative.configure_pre_processor(image_size=(32, 32)),
-        "visualizer": False, "batch_size": 8, "n_features": 8, "latent_vec_size": 16,
+        "visualizer": False, "batch_size": 8, "n_features": 16, "latent_vec_size": 32, "lr": 2e-3,
     }  # fmt: skip
     return Task(
         module=Generative(**settings),
@@ -61,4 +61,5 @@ def task() -> Task:
         load=partial(Generative.load_from_checkpoint, weights_only=False, **settings),
         unused=True,
         trainer=Engine,
+        steps=80,
     )
