@@ -207,18 +207,9 @@ def test_groups_that_are_weighted_by_samples(name: str, tmp_path: Path) -> None:
     check_exact(2, make, tmp_path, make_model=_Counting)
 
 
-class _Divided:
-    """Returns a strategy with sharded placement in the first call, and "leader" in the second."""
-
-    def __init__(self) -> None:
-        self._left: list[Any] = ["sharded", "leader"]
-
-    def __call__(self) -> Any:
-        sync = lh.BMUF(**{**SETTINGS, "block_size": 2}, across=self._left.pop(0))
-        return lh.HierarchicalStrategy(group_size=2, block_sync=sync, warmup_steps=0)
-
-
 def test_samples_in_the_middle_of_a_step_of_groups(tmp_path: Path) -> None:
-    """The save is in the middle of a step. The resumed run has another placement of shards."""
+    """The save is in the middle of an accumulated step."""
+    sync = lh.BMUF(**{**SETTINGS, "block_size": 2}, across="sharded")
+    make = partial(lh.HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0)
     settings = {"make_model": _Counting, "accumulate_grad_batches": 3}
-    check_exact(4, _Divided(), tmp_path, number=9, **settings)
+    check_exact(4, make, tmp_path, number=9, **settings)

@@ -23,9 +23,6 @@ from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
-# Kinds that follow from the groups, which the message describes in its first clause.
-_OF_GROUPS = ("inter_host_ranks", "ranks_per_group")
-
 
 def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) -> None:
     """Load the state of all ranks. A collective of the world: every rank must call it.
@@ -63,16 +60,16 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
         state.thaw(saved.section)
         session.wrap_if_changed()
         if exactly:
-            _resume_exactly(saved, session, kinds)
+            _resume_exactly(saved, session)
         else:
             _resume_elsewhere(saved, checkpoint, session, kinds)
         # A group of one rank uses DDP to return the residuals that were loaded.
         session.wrap_if_changed()
 
 
-def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
+def _resume_exactly(saved: SavedRun, session: FitSession) -> None:
     state, worker, rank = session.state, session.worker, session.communicators.world.position
-    position, group = session.communicators.layout.coordinates(rank)
+    position, _ = session.communicators.layout.coordinates(rank)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
     session.reduction.rehearse(session.trainer.strategy.model, order)
@@ -80,7 +77,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, An
         own = saved.of_rank(rank)
         # The first rank of each group has saved the local model of all, except if it is divided.
         model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
-        state.load(saved.section, model, own, saved.shards_for(group, kinds))
+        state.load(saved.section, model, own)
         session.hooks.averages.load(model["averages"], own["averages"])
         if own["precision"]:
             session.trainer.precision_plugin.load_state_dict(own["precision"])
@@ -199,7 +196,7 @@ def what_changes(
     changes += [
         f"{name} is {kinds.get(name)} instead of {old}"
         for name, old in saved.section["kinds"].items()
-        if kinds.get(name) != old and name not in _OF_GROUPS
+        if kinds.get(name) != old and name != "inter_host_ranks"  # it follows from the groups
     ]
     steps = max(count["in_block"] for count in saved.section["steps"])
     effects = []

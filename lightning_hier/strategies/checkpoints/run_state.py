@@ -17,7 +17,6 @@ from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.comm.worker import StepCount
 from lightning_hier.strategies.checkpoints.rank_files import State
-from lightning_hier.strategies.checkpoints.saved_run import Shards, cut_for
 from lightning_hier.strategies.settings import automatic_values
 
 if TYPE_CHECKING:
@@ -68,12 +67,11 @@ class RunState:
             "inter_host_ranks": ranks if has_errors else None,
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            "sharded": self._synchroniser.placement.sharded,
+            # Each rank, or the first one, holds the part of the model that it exchanges.
+            "across": "sharded" if self._synchroniser.placement.sharded else "leader",
             # Data-parallel and tensor-parallel ranks of a group, which hold parts of the module.
             "mesh": self._mesh,
             "warmup_steps": settings.warmup_steps,
-            # Each of these ranks holds a shard of the global model.
-            "ranks_per_group": communicators.layout.sizes[0],
         }
 
     def shared(self) -> State:
@@ -145,24 +143,20 @@ class RunState:
             parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
 
     @torch.no_grad()
-    def load(
-        self, shared: Mapping[str, Any], model: State, rank: State, shards: Shards | None
-    ) -> None:
+    def load(self, shared: Mapping[str, Any], model: State, rank: State) -> None:
         """Resume a run of the same groups exactly. The module then contains the local model.
 
         Args:
             shared: result of :meth:`shared`.
             model: local model of the group, from :meth:`of_rank`.
             rank: :meth:`of_rank` of this rank.
-            shards: block states of each rank of the group, in order, if the model was divided into
-                other shards; otherwise None.
 
         """
         self.load_optimizers(model["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
-            states = rank["blocks"] if shards is None else cut_for(blocks, shards)
-            for block, state, counts in zip(blocks, states, shared["counts"], strict=True):
+            saved = zip(blocks, rank["blocks"], shared["counts"], strict=True)
+            for block, state, counts in saved:
                 block.load(state, self.by_parameter(counts))
         buffers = dict(self._module.named_buffers())
         known = {*buffers, *self.parameters}

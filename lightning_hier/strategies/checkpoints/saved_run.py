@@ -13,7 +13,6 @@ from lightning.fabric.plugins import CheckpointIO
 from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
 from lightning_hier.strategies.checkpoints.integrity import (
@@ -78,25 +77,9 @@ class SavedRun:
         return [block for block in blocks if block is not None]
 
     def resumes_exactly(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
-        """Whether a run with these groups and settings resumes exactly.
-
-        The number of ranks in a group, and the division of the model among them, may differ if the
-        model can be divided again.
-        """
-        differ = self._differing(kinds)
-        # Error feedback and updates in flight belong to shards that cannot be divided again.
-        can_be_cut = not kinds["overlap"] and kinds["inter_host_ranks"] is None
-        return self.sizes == sizes and (
-            not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut)
-        )
-
-    def shards_for(self, group: int, kinds: Mapping[str, Any]) -> Shards | None:
-        """Shards of a group's ranks if the model must be divided again, otherwise None."""
-        return self.blocks_of(group) if self._differing(kinds) else None
-
-    def _differing(self, kinds: Mapping[str, Any]) -> set[str]:
+        """Whether a run with these groups and settings resumes exactly."""
         saved = self.section["kinds"]
-        return {name for name in kinds if kinds[name] != saved.get(name)}
+        return self.sizes == sizes and all(kinds[name] == saved.get(name) for name in kinds)
 
     def require_complete(self, device: torch.device) -> None:
         """Check that all files of the save exist and are undamaged.
@@ -172,16 +155,6 @@ def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
     ]
 
 
-def cut_for(blocks: Sequence[ModelBlock], shards: Shards) -> list[list[dict[str, Any]]]:
-    """Block states of this rank, for the current division of the model in its group."""
-    states = whole_blocks(shards)
-    for block, fragments in zip(blocks, states, strict=True):
-        for present, fragment in zip(block.state(), fragments, strict=True):
-            buckets = zip(fragment["buckets"], present["buckets"], strict=True)
-            fragment["buckets"] = [_cut(whole, own) for whole, own in buckets]
-    return states
-
-
 def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """State of a fragment from those of the ranks of a group, in order."""
     buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
@@ -199,18 +172,6 @@ def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if any(isinstance(piece, Tensor) for piece in pieces):
             joined[name] = torch.cat([piece for piece in pieces if piece is not None])
     return joined
-
-
-def _cut(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a joined bucket that belongs to the shard of ``own``."""
-    cut = dict(whole)
-    for name, present in own.items():
-        if isinstance(present, Tensor) and whole.get(name) is not None:
-            # "previous" has a value for each element of optimizer state, the others for each
-            # parameter, so their positions in the whole vectors differ.
-            start = own["carried_start" if name == "previous" else "start"]
-            cut[name] = whole[name][start : start + present.numel()]
-    return cut
 
 
 def read_same(read: Callable[[], dict[str, Any]] | None, device: torch.device) -> dict[str, Any]:
