@@ -17,13 +17,16 @@ from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction, Wrap
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.worker import Worker
+from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.elastic import ElasticFit
-from lightning_hier.strategies.fit_hooks import FitHooks
+from lightning_hier.strategies.elastic import ElasticFit, StateServer
+from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle, OwnError
+from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import Synchronisation
+from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 
@@ -52,7 +55,8 @@ class FitSession:
         synchroniser: synchronises the models at the end of each block. Set by :meth:`begin`, like
             all following attributes.
         state: state of this rank in a checkpoint.
-        hooks: callbacks and other additions to the Trainer.
+        averages: averages of WeightAveraging callbacks.
+        raw_steps: check that no step bypasses the strategy.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
         accumulated_gradients: gradients of a resumed step by name, for the first step.
@@ -63,7 +67,8 @@ class FitSession:
     reduction: Reduction | ShardedGradients
     synchroniser: BlockSynchroniser
     state: RunState
-    hooks: FitHooks
+    averages: AveragedWeights
+    raw_steps: RawSteps
 
     def __init__(
         self, trainer: pl.Trainer, groups: RankGroups, elastic: ElasticFit | None = None
@@ -120,8 +125,29 @@ class FitSession:
         )
         self.synchroniser.on_warm = self.wrap  # from now on over the group
         self.state = RunState(self, optimizers)
-        self.hooks = FitHooks(self, metrics_callback)
+        self._change_trainer(metrics_callback)
         self.begun = True
+
+    def _change_trainer(self, metrics_callback: Callback) -> None:
+        """Put callbacks around those of the user, and replace handlers of signals."""
+        synchroniser, changes = self.synchroniser, self.changes
+        termination = QuietTermination(changes, synchroniser.health)
+        self.raw_steps = RawSteps(
+            lambda: synchroniser.trained.parameters,
+            lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
+        )
+        changes.on_close(self.raw_steps.remove)
+        self.averages = AveragedWeights(self.trainer, self.communicators)
+        # Averages of weights follow the global model, and callbacks of the user put them into the
+        # module in its place.
+        first = [
+            OwnError(changes, self.communicators.progress),
+            EndOfData(synchroniser.health),
+            GlobalModelLifecycle(synchroniser.evaluation),
+            self.averages,
+        ]
+        last = [] if self.elastic is None else [StateServer(self.elastic)]
+        changes.surround_callbacks(first, [metrics_callback, termination, *last])
 
     @property
     def warming(self) -> bool:
@@ -171,7 +197,7 @@ class FitSession:
         self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
-        with self.hooks.raw_steps.counted(), stepping:
+        with self.raw_steps.counted(), stepping:
             yield
         self.synchroniser.after_step(optimizer)
 

@@ -119,7 +119,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_optimizers(self) -> None:
-        optimizer_checks.check_averaged(self.optimizers, self.block_sync)
+        super()._check_optimizers()
         if self.membership is not None and len(self.optimizers) > 1:
             raise ValueError(
                 f"membership=TorchFT(...) supports one optimizer, got {len(self.optimizers)}: give "

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,30 +66,6 @@ class RawSteps:
             )
 
 
-class Watched:
-    """Records the values of parameters, and names those that are written later.
-
-    Args:
-        module: module of the parameters.
-
-    """
-
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._noted: dict[Parameter, int] = {}
-
-    def note(self, parameters: Iterable[Parameter] = ()) -> None:
-        """Record the current values of ``parameters``, and discard earlier records."""
-        watched = list(parameters)
-        self._noted = dict(zip(watched, fingerprints(watched), strict=True))
-
-    def written(self) -> str:
-        """Return the names of the parameters whose bits have changed, or an empty text."""
-        now = fingerprints(list(self._noted))
-        changed = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
-        return ", ".join(name for name, p in self._module.named_parameters() if p in changed)
-
-
 class ServedParameters:
     """Raises an error for updates of parameters that would not reach the servers.
 
@@ -106,9 +82,9 @@ class ServedParameters:
         self._optimizers = list(optimizers)
         # Servers use the learning rate and other settings of each group by its index.
         self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
-        self._parameters = [p for optimizer in optimizers for p in trainable(optimizer)]
-        self._served = set(self._parameters)
-        self._watched = Watched(module)
+        self._served = {p for optimizer in optimizers for p in trainable(optimizer)}
+        self._module = module
+        self._noted: dict[Parameter, int] = {}
 
     def check_step(self, index: int) -> None:
         """Check an optimizer before its step.
@@ -134,11 +110,12 @@ class ServedParameters:
 
     def note(self) -> None:
         """Record the current values, which are those of the servers."""
-        self._watched.note(self._parameters)
+        served = list(self._served)
+        self._noted = dict(zip(served, fingerprints(served), strict=True))
 
     def forget(self) -> None:
         """Allow writes until the next :meth:`note`."""
-        self._watched.note()
+        self._noted = {}
 
     def check(self) -> None:
         """Compare the current values with the recorded ones, if any, and discard the record.
@@ -147,7 +124,9 @@ class ServedParameters:
             RuntimeError: a parameter was written. The error names it.
 
         """
-        names = self._watched.written()
+        now = fingerprints(list(self._noted))
+        written = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
+        names = ", ".join(name for name, p in self._module.named_parameters() if p in written)
         # Once: the next step changes the parameters, which is no misuse.
         self.forget()
         if names:

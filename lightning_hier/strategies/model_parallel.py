@@ -138,10 +138,6 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             )
 
     @override
-    def _check_optimizers(self) -> None:
-        optimizer_checks.check_averaged(self.optimizers, self.block_sync)
-
-    @override
     def _configure_launcher(self) -> None:
         # Lightning has none if torchrun starts the processes, but the base class needs one.
         environment: Any = self.cluster_environment
@@ -254,7 +250,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         checkpoint_path = existing(local_path(str(checkpoint_path)))
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session, sync = self._session, self.block_sync
-        counted = nullcontext() if session is None else session.hooks.raw_steps.counted()
+        counted = nullcontext() if session is None else session.raw_steps.counted()
         with counted, module_setup.unwrapped(self._module):
             for optimizer in self.optimizers:
                 if sync is not None:

@@ -16,6 +16,7 @@ from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.loop_position import check_after_step
+from lightning_hier.strategies.optimizer_checks import check_averaged
 from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -59,6 +60,10 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def _check_groups(self) -> None:
         check_groups(self.block_sync, *self.groups.layout.sizes)
+
+    @override
+    def _check_optimizers(self) -> None:
+        check_averaged(self.optimizers, self.block_sync)
 
     @override
     def on_train_start(self) -> None:

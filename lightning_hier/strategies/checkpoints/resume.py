@@ -78,7 +78,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession) -> None:
         # The first rank of each group has saved the local model of all, except if it is divided.
         model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
         state.load(saved.section, model, own)
-        session.hooks.averages.load(model["averages"], own["averages"])
+        session.averages.load(model["averages"], own["averages"])
         if own["precision"]:
             session.trainer.precision_plugin.load_state_dict(own["precision"])
         worker.memory.load(own["memory"], state.parameters)

@@ -95,7 +95,7 @@ class RunCheckpoints:
         save, common = gather_json(proposed, device, place=_SAVE)[0]
         files = RankFiles(common, save)
         # The checkpoint of callbacks refers to tensors that contain the average at this time.
-        with session.hooks.averages.swapped_in():
+        with session.averages.swapped_in():
             try:
                 # First the files of the ranks, on all of them: the checkpoint then names only files
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.

@@ -102,7 +102,7 @@ class RunState:
         return {
             "parameters": {self.names[p]: value for p, value in local.items()},
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
-            "averages": self._session.hooks.averages.of_group(),
+            "averages": self._session.averages.of_group(),
         }
 
     def of_rank(self) -> State:
@@ -122,7 +122,7 @@ class RunState:
             "memory": worker.memory.state(self.names),
             "samples": list(worker.samples),
             "buffers": self._synchroniser.local.buffers(),
-            "averages": session.hooks.averages.of_rank(),
+            "averages": session.averages.of_rank(),
             "random": session.position.state(),
             "precision": trainer.precision_plugin.state_dict(),
             "gradients": {
