@@ -56,8 +56,8 @@ def test_step_counts_have_the_form_that_the_optimizer_requires(
         needs_float32 = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if needs_float32 else torch.float64)
     moments.note()
-    moments.collect(Averaging(mean_squares=0.0, models=2))
-    moments.finish()
+    moments.send(Averaging(mean_squares=0.0, models=2), exchanged=True)
+    moments.finish(exchanged=True)
     for name, count in counts.items():
         assert state[name] is count
     assert counts["step"].item() == pytest.approx(3 + 0.6 * 3, rel=1e-7)

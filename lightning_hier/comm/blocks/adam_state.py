@@ -15,6 +15,8 @@ from lightning_hier.algorithms.adam_moments import (
     BlockSteps,
     advance_moment_,
     advance_square_,
+    merge_moment_,
+    merge_square_,
     nadam_product,
     next_rho,
 )
@@ -40,8 +42,10 @@ class ParameterSteps:
         rho: rho_n, number of mini-batches in the global update.
         counted: steps since the start that are part of rho, as a mean over the groups.
         ahead: eta * rho_n, steps to which the look-ahead of the global update corresponds.
+        sent: step count of the local model when its moments were sent.
+        noted: step count of the local model at the last :meth:`AdamMoments.note`.
         block: steps of the last block whose moments were averaged.
-        since: with ``overlap``, steps of a local model since its moments were sent.
+        since: steps of the local model from the send of these moments until their means arrived.
 
     """
 
@@ -53,6 +57,8 @@ class ParameterSteps:
     rho: float = 0.0
     counted: float = 0.0
     ahead: float = 0.0
+    sent: float = 0.0
+    noted: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
     since: float = 0.0
 
@@ -68,7 +74,7 @@ class ParameterSteps:
         Args:
             local: steps since the start, as a mean over the groups.
             eta: block momentum.
-            kept: as in :meth:`LocalState.collect`.
+            kept: as in :meth:`LocalState.send`.
 
         """
         # Other groups than at the last count may be present, whose mean may be smaller.
@@ -78,20 +84,22 @@ class ParameterSteps:
         self.ahead = eta * self.rho if local else 0.0
 
     def begin_block(self) -> None:
-        """Compute the counts at the start of the next block, after :meth:`count`."""
+        """Compute the counts at the start of the next block, after :meth:`count`.
+
+        Those of the optimizer become the counts ``since`` steps later, in place.
+        """
         self.block = BlockSteps(self.counted, self.ahead)
         moved = self.counted + self.ahead
         # The product first, because its factor is computed from the old start.
         self.start_product *= self._product(moved)
         self.start += moved
         self.counted = 0.0
-
-    def write(self, steps: float = 0.0) -> None:
-        """Set the optimizer's counts to those ``steps`` after the start of the block, in place."""
+        # Counts are rounded fractions, but their differences within a block are integers.
+        self.since = float(round(self.noted - self.sent))
         # The tensors stay, because captured graphs refer to them.
         if "mu_product" in self.state:
-            self.state["mu_product"].fill_(self.start_product * self._product(steps))
-        self.state["step"].fill_(self.start + steps)
+            self.state["mu_product"].fill_(self.start_product * self._product(self.since))
+        self.state["step"].fill_(self.start + self.since)
 
     def _product(self, steps: float) -> float:
         """Factor of NAdam's product for steps after the start of the block."""
@@ -107,6 +115,18 @@ class AdamMoments(LocalState):
     Every parameter has its own counts, because a parameter that was frozen, or had no gradient in
     some steps or on some ranks, has fewer steps. Its tau is the mean over the groups of its steps
     since the last synchronisation.
+
+    The moments m(sent) are sent with the model, and s steps later, 0 without ``overlap``, their
+    means give the moments m_init and the step count k_init of the start model. Adam's moments are
+    linear in their past, so those of an optimizer that started from m_init at the send, and made
+    the same s steps, are::
+
+        m <- m + beta1^s (m_init - m(sent))
+        v <- max(v - beta2^s v(sent), 0) + beta2^s v_init
+        k <- k_init + s
+
+    The next block thus started at the send, with m_init and k_init: its tau, which includes the
+    steps in flight, is that between two sends. Each parameter has its own s.
     """
 
     def __init__(
@@ -160,52 +180,51 @@ class AdamMoments(LocalState):
             for tensor, steps in zip(tensors, self._steps.values(), strict=True)
         }
         self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
-        self._taken = torch.empty(0)
         self._models, self._kept = 1, 1.0
-        self._exchanged = True
-        self._exchange: tuple[Pending | None, Tensor] | None = None
+        self._sum: tuple[Pending | None, Tensor] | None = None
+        self._begun = True
 
     def note(self) -> None:
-        """Count the steps of the local model, for each parameter."""
+        """Note the step count of the local model, for each parameter."""
         if not self._steps:
             return
-        counts = self._counts()
-        starts = [steps.start for steps in self._steps.values()]
-        # Counts are rounded fractions, but their differences within a block are integers.
-        # A new tensor, because the sum of the last one may be in flight.
-        self._taken = (counts - counts.new_tensor(starts)).round_()
-
-    def _counts(self) -> Tensor:
-        """Step count of each parameter, in float64."""
         counts = [steps.state["step"] for steps in self._steps.values()]
         # Most are in the memory of the host: one copy for all instead of one for each.
         stacked = torch.stack([count.to(counts[0].device) for count in counts])
-        return stacked.to(next(iter(self._steps)).device).double()
+        for steps, count in zip(self._steps.values(), stacked.tolist(), strict=True):
+            steps.noted = count
 
-    def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
+    def send(self, averaging: Averaging, *, exchanged: bool, kept: float = 1.0) -> None:
         """Start the sum of the steps of the groups."""
-        self._exchanged = exchanged
         self._models, self._kept = averaging.models, kept
+        self._begun = False
         if self._eta_of is not None:
             self._eta = self._ahead * self._eta_of(averaging.effective)
         if not self._steps:
             return
+        taken = [steps.noted - steps.start for steps in self._steps.values()]
+        device = next(iter(self._steps)).device
+        # Counts are rounded fractions, but their differences within a block are integers.
+        total = torch.tensor(taken, dtype=torch.float64, device=device).round_()
         if averaging.weight is not None:
-            self._taken.mul_(averaging.weight * self._models)  # the sum is divided by them
-        self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
+            total.mul_(averaging.weight * self._models)  # the sum is divided by them
+        self._sum = (self._across.all_reduce_(total, "steps"), total)
+        if exchanged:
+            for steps in self._steps.values():
+                steps.sent = steps.noted
 
     def wait(self) -> None:
         """Wait for the sums."""
-        if self._exchange is not None:
-            pending, taken = self._exchange
+        if self._sum is not None:
+            pending, total = self._sum
             if pending is not None:
                 pending.wait()
-            self._exchange = None, taken
+            self._sum = None, total
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Apply eq. 18 to a range of a moment, in place."""
         # Not earlier, so that the sum of steps is in flight together with the models.
-        self._begin_next_block()
+        self._begin_block()
         steps = self._owners[id(tensor)]
         if previous is None or self._eta == 0.0:
             return
@@ -214,54 +233,67 @@ class AdamMoments(LocalState):
         else:
             advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
 
-    def finish(self) -> None:
+    def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
+        """Merge a range of a moment, in place."""
+        steps = self._owners[id(tensor)]
+        if id(tensor) in self._squares:
+            merge_square_(values, sent, start, beta=steps.beta(1), steps=steps.since)
+        else:
+            merge_moment_(values, sent, start, beta=steps.beta(0), steps=steps.since)
+
+    def finish(self, *, exchanged: bool) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
-        self._begin_next_block()  # the shard of this rank may contain no moments
-        if self._exchanged:
-            for steps in self._steps.values():
-                steps.write()
+        self._count_update()
+        if exchanged:  # the shard of this rank may contain no moments
+            self._begin_block()
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """For each parameter: start, product at the start, rho, counted and ahead."""
+        """For each parameter: start, product at the start, rho, counted, ahead and sent.
+
+        Waits for the sum in flight, because rho contains its update.
+        """
+        self._count_update()
         return {
-            parameter: [steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead]
+            parameter: [
+                steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead, steps.sent
+            ]
             for parameter, steps in self._steps.items()
-        }
+        }  # fmt: skip
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`, without a sum that was started."""
-        self._exchange = None
+        self._sum, self._begun = None, False
         for parameter, values in counts.items():
             steps = self._steps.get(parameter)
             if steps is not None:
-                steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead = values
+                steps.start, steps.start_product, steps.rho, steps.counted, *rest = values
+                steps.ahead, steps.sent = rest
 
     def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
-        for parameter, (_, _, rho, _, _) in counts.items():
+        for parameter, (_, _, rho, *_) in counts.items():
             steps = self._steps.get(parameter)
             if steps is not None:
                 steps.rho = rho
 
-    def _begin_next_block(self) -> None:
-        """Compute the counts of the next block once, if moments are averaged."""
-        if self._count_update() and self._exchanged:
-            self._begin_block()
+    def _count_update(self) -> None:
+        """Wait for the sums, and count the steps of the update, once."""
+        if self._sum is None:
+            return
+        self.wait()
+        _, total = self._sum
+        self._sum = None
+        for steps, taken in zip(self._steps.values(), total.tolist(), strict=True):
+            steps.count(taken / self._models, eta=self._eta, kept=self._kept)
 
     def _begin_block(self) -> None:
+        """Compute the counts of the next block, once."""
+        if self._begun:
+            return
+        self._begun = True
+        self._count_update()
         for steps in self._steps.values():
             steps.begin_block()
-
-    def _count_update(self) -> bool:
-        """Wait for the sums, and count the steps of the update. Returns whether there were any."""
-        if self._exchange is None:
-            return False
-        self.wait()
-        _, taken = self._exchange
-        self._exchange = None
-        for steps, total in zip(self._steps.values(), taken.tolist(), strict=True):
-            steps.count(total / self._models, eta=self._eta, kept=self._kept)
-        return True
 
 
 def _steps(
@@ -273,5 +305,6 @@ def _steps(
         group=group,
         largest_beta1=largest_beta1,
         start=float(state["step"]),
+        sent=float(state["step"]),
         start_product=float(state.get("mu_product", 1.0)),
     )

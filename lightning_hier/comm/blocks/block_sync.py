@@ -174,8 +174,6 @@ class BlockSync(NamedArguments):
     def changing_groups(self) -> Self:
         """Return the settings for groups that come and go.
 
-        The state of the local optimizer is sent and applied as with ``overlap``.
-
         Raises:
             ValueError: the settings do not support that.
 

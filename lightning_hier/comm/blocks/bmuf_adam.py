@@ -17,7 +17,6 @@ from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
-from lightning_hier.comm.blocks.delayed_moments import DelayedMoments
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import EtaOf
 from lightning_hier.comm.channel import Channel
@@ -50,7 +49,7 @@ class BMUFAdam(BlockMomentum):
 
     With ``overlap``, the moments are sent with the update of their fragment, and corrected for the
     s steps that a group makes before the means arrive
-    (:class:`~lightning_hier.comm.blocks.delayed_moments.DelayedMoments`)::
+    (:class:`~lightning_hier.comm.blocks.adam_state.AdamMoments`)::
 
         m <- m + beta1^s (m_init - m(sent))           v the same, with beta2 and at least 0
         k <- k + eta * rho_n
@@ -149,11 +148,9 @@ class BMUFAdam(BlockMomentum):
         eta_of: EtaOf | None,
     ) -> LocalState:
         """Treatment of the moments, which are averaged with the model."""
-        # With membership, changing_groups() has set an overlap.
-        kind = DelayedMoments if self.overlap else AdamMoments
         # A local model that is mixed with the start model gets this share of the look-ahead.
         ahead = 1.0 if self.merge == "progress" else 1.0 - self.merge
-        return kind(
+        return AdamMoments(
             optimizer,
             parameters,
             corrected=self.moments == "corrected",

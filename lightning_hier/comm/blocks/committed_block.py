@@ -13,7 +13,6 @@ from typing_extensions import override
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.exchange import weigh_
-from lightning_hier.comm.blocks.fragment import Counts
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.schedule import DueFragments
@@ -36,7 +35,7 @@ class CommittedBlock(ModelBlock):
 
     def __init__(self, members: Members, context: BlockContext) -> None:
         super().__init__(members, context)
-        self._before: tuple[Sequence[dict[str, Any]], Counts] | None = None
+        self._before: Sequence[dict[str, Any]] | None = None
         self._means: list[tuple[FlatView, Tensor]] = []
 
     def commit(self, agree: Callable[[ModelHealth], Averaging]) -> Averaging:
@@ -87,7 +86,7 @@ class CommittedBlock(ModelBlock):
                 errors = bucket_state["error_feedback"] or {}
                 copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
                 bucket_state["error_feedback"] = copies or None
-        self._before = states, self.counts()
+        self._before = states
         # After the state is kept, so that undo() also restores the former division.
         groups = self._context.communicators.route.inter_host_ranks
         for fragment in self._all:
@@ -136,7 +135,7 @@ class CommittedBlock(ModelBlock):
         if self._before is not None:
             # Collectives in flight could otherwise still write into the restored vectors.
             self._context.communicators.route.in_flight.abandon()
-            self.load(*self._before)
+            self.load(self._before)
         self._means, self._before = [], None
 
     def write_global_model(self, averaging: Averaging) -> None:

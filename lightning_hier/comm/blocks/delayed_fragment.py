@@ -26,8 +26,8 @@ class DelayedFragment(Fragment):
 
     The collectives of a mean are distributed over the steps between :meth:`send` and
     :meth:`apply`. The equations are those of
-    :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket` and, for the state of the
-    local optimizer, of :class:`~lightning_hier.comm.blocks.delayed_moments.DelayedMoments`.
+    :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket` and, for the moments of the
+    local optimizer, of :class:`~lightning_hier.comm.blocks.adam_state.AdamMoments`.
 
     Args:
         members: as in :class:`Fragment`, parameters only.
@@ -71,7 +71,7 @@ class DelayedFragment(Fragment):
         carried = self._carries_state() and bool(self.local_state.carried)
         # Steps that a merge has given up are not in the models, so rho must not count them.
         kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
-        self.local_state.collect(averaging, exchanged=carried, kept=kept)
+        self.local_state.send(averaging, exchanged=carried, kept=kept)
         means, due = [], 0
         for bucket in self.buckets:
             stages, due_of_bucket = bucket.send(averaging, carried=carried)
@@ -90,14 +90,15 @@ class DelayedFragment(Fragment):
             The norms of this rank's shard, or None if nothing was in flight.
 
         """
-        norms = None
+        norms, carried = None, False
         if self.has_update:
             # Pipelines of later sends go on. A mean that was loaded is complete.
             if self._work is not None:
                 self._queue.finish(self._work)
             norms = self._sent
+            carried = self._has_state
+            self.local_state.note()
             # Start model and optimizer state of the next block, then the local model.
-            self.local_state.arrive(exchanged=self._has_state)
             for bucket in self.buckets:
                 bucket.advance(norms)
             self._merge()
@@ -108,13 +109,11 @@ class DelayedFragment(Fragment):
             self._given_up = lost * self.steps
             self.samples *= 1.0 - lost
         # At every synchronisation, also at the first, when nothing was in flight yet.
-        self.local_state.finish()
+        self.local_state.finish(exchanged=carried)
         return norms
 
     def _merge(self) -> None:
         """Merge the local model with the start model, in place."""
-        if self._has_state:
-            self.local_state.begin_merge()
         with profiler_range("hier/block/models"):
             Pipeline(
                 bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.shard.chunks
@@ -133,24 +132,17 @@ class DelayedFragment(Fragment):
         super().continue_(older)
         assert isinstance(older, DelayedFragment)
         self._sent, self._given_up = older._sent, older._given_up
-        self.local_state.set_sent_counts(older.local_state.sent_counts())
 
     def state(self) -> dict[str, Any]:
         """See :class:`Fragment`. Finishes what is in flight: a collective of the world."""
         self._queue.finish()
-        sent = self.local_state.sent_counts()
         return {
             **super().state(),
             "given_up": self._given_up,
             "norms": [self._sent.models, float(self._sent.mean)],
-            "sent_counts": list(sent.values()),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Fragment`."""
         super().load(state)
         self._sent, self._given_up = Norms(*state["norms"]), state["given_up"]
-        # In the order of the parameters, which is the same in both runs. Saved counts are empty if
-        # no moments have been sent.
-        counts = zip(self.local_state.counts(), state["sent_counts"], strict=False)
-        self.local_state.set_sent_counts(dict(counts))

@@ -136,7 +136,7 @@ class Fragment:
         carried = self._carries_state()
         # First, because its collective of step counts is needed by the first chunk of moments.
         with profiler_range("hier/block/optimizer_state"):
-            self.local_state.collect(averaging, exchanged=carried)
+            self.local_state.send(averaging, exchanged=carried)
         with profiler_range("hier/block/models"):
             Pipeline(
                 bucket.synchronise(chunk, averaging, norms, carried=carried)
@@ -146,7 +146,7 @@ class Fragment:
         for bucket in self.buckets:
             bucket.shard.write_scattered(carried=carried)
         self._broadcast_other_buffers()
-        self.local_state.finish()
+        self.local_state.finish(exchanged=carried)
         self.steps, self.samples = 0, 0.0
         return norms
 
@@ -209,6 +209,7 @@ class Fragment:
             "samples": self.samples,
             "pending": self.has_pending,
             "since_average": self._since_average,
+            "counts": [*self.local_state.counts().values()],
             "buckets": [bucket.state() for bucket in self.buckets],
         }
 
@@ -216,5 +217,8 @@ class Fragment:
         """Continue from the state of the same shards. Does not communicate."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._since_average = state["since_average"]
+        # In the order of the parameters, which is the same in both runs.
+        counts = zip(self.local_state.counts(), state["counts"], strict=True)
+        self.local_state.set_counts(dict(counts))
         for bucket, bucket_state in zip(self.buckets, state["buckets"], strict=True):
             bucket.load(bucket_state)

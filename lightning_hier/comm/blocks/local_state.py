@@ -16,10 +16,10 @@ from lightning_hier.comm.blocks.health import Averaging
 class LocalState:
     """State of an optimizer for the parameters of a block. This base class does not change it.
 
-    A synchronisation calls the methods in this order, on every rank: :meth:`note`, :meth:`collect`,
-    :meth:`advance_` for each range of a carried tensor in this rank's shard, :meth:`finish`. With
-    ``overlap``, ``collect`` is called when a fragment is sent. When it is applied, :meth:`arrive`
-    precedes ``advance_``, and :meth:`begin_merge` and :meth:`merge_` precede ``finish``.
+    A synchronisation calls the methods in this order, on every rank: :meth:`note`, :meth:`send`,
+    :meth:`advance_` for each range of a carried tensor in this rank's shard, :meth:`finish`. If
+    steps are made after ``send`` (``overlap``), ``note`` is called again before ``advance_``, and
+    :meth:`merge_` after it for the same range.
 
     Attributes:
         carried: tensors that are averaged over the groups together with the model.
@@ -34,8 +34,10 @@ class LocalState:
     def note(self) -> None:
         """Record the optimizer's state."""
 
-    def collect(self, averaging: Averaging, *, exchanged: bool = True, kept: float = 1.0) -> None:
-        """Prepare before the model is sent. May start collectives of tier ``across``.
+    def send(self, averaging: Averaging, *, exchanged: bool, kept: float = 1.0) -> None:
+        """Prepare before the model of the last :meth:`note` is sent.
+
+        May start collectives of tier ``across``.
 
         Args:
             averaging: how models and states are averaged.
@@ -46,15 +48,7 @@ class LocalState:
         """
 
     def wait(self) -> None:
-        """Wait for what :meth:`collect` has started, and change nothing."""
-
-    def arrive(self, *, exchanged: bool) -> None:
-        """Wait for what :meth:`collect` has started.
-
-        Args:
-            exchanged: whether the means of the carried tensors have arrived.
-
-        """
+        """Wait for what :meth:`send` has started, and change nothing."""
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Turn means into the state at the start of the next block, in place.
@@ -65,9 +59,6 @@ class LocalState:
             previous: the same range after the last synchronisation, if ``keeps_previous``.
 
         """
-
-    def begin_merge(self) -> None:
-        """Merge the remaining state with that of the next block, in place."""
 
     def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
         """Merge a carried tensor with that of the next block, in place.
@@ -80,18 +71,16 @@ class LocalState:
 
         """
 
-    def finish(self) -> None:
-        """Set the remaining state, after the carried tensors have their new values."""
+    def finish(self, *, exchanged: bool) -> None:
+        """Set the remaining state, after the carried tensors have their new values.
 
-    def sent_counts(self) -> dict[Parameter, float]:
-        """Counts of the parameters when the carried tensors were sent, if they are in flight."""
-        return {}
+        Args:
+            exchanged: whether means of the carried tensors have arrived.
 
-    def set_sent_counts(self, counts: Mapping[Parameter, float]) -> None:
-        """Continue from :meth:`sent_counts`, perhaps of fewer parameters."""
+        """
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """Counts of each parameter, the same on all ranks."""
+        """Counts of each parameter, the same on all ranks of a group."""
         return {}
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
@@ -108,7 +97,7 @@ class ResetMomentum(LocalState):
         self._optimizer = optimizer
         self._parameters = parameters
 
-    def finish(self) -> None:
+    def finish(self, *, exchanged: bool) -> None:
         """Set the momentum of the parameters to zero, in place."""
         # Other optimizers, such as Adam, have no such buffer and keep their state.
         for parameter in self._parameters:

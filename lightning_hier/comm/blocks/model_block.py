@@ -65,7 +65,7 @@ class ModelBlock:
         return [tensor for fragment in self._all for tensor in fragment.local_state.carried]
 
     def counts(self) -> Counts:
-        """Counts of the local optimizer's state of each parameter, the same on all ranks."""
+        """Counts of the local optimizer's state of each parameter, those of this group."""
         by_fragment = [fragment.local_state.counts() for fragment in self._all]
         return {parameter: values for counts in by_fragment for parameter, values in counts.items()}
 
@@ -222,12 +222,10 @@ class ModelBlock:
                     state = {**bucket.outer_state(), "pending": fragment.has_pending}
                     yield by_kind[bucket.kind], state
 
-    def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue in the middle of a block of the same groups. Does not communicate."""
         for fragment, state in zip(self._all, states, strict=True):
             fragment.load(state)
-            # Counts of all parameters, of which each fragment takes its own.
-            fragment.local_state.set_counts(counts)
 
     @torch.no_grad()
     def restart(self, saved: Sequence[Mapping[str, Any]], counts: Counts) -> None:

@@ -155,9 +155,8 @@ class RunState:
         self.load_optimizers(model["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
-            saved = zip(blocks, rank["blocks"], shared["counts"], strict=True)
-            for block, state, counts in saved:
-                block.load(state, self.by_parameter(counts))
+            for block, state in zip(blocks, rank["blocks"], strict=True):
+                block.load(state)
         buffers = dict(self._module.named_buffers())
         known = {*buffers, *self.parameters}
         if missing := [name for name in rank["buffers"] if name not in known]:
