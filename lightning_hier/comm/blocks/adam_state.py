@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,13 +20,15 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
-from lightning_hier.comm.blocks.adam_initial_state import create_state
 from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
 # AdamW is a subclass of Adam in torch.
 SUPPORTED = (Adam, NAdam, RAdam)
+
+# Counts that are saved, see ParameterSteps.
+_COUNTS = ("start", "start_product", "rho", "counted", "ahead", "sent")
 
 
 @dataclass
@@ -52,15 +54,20 @@ class ParameterSteps:
     state: dict[str, Any]
     group: dict[str, Any]
     largest_beta1: float
-    start: float
-    start_product: float = 1.0
+    start: float = field(init=False)
+    start_product: float = field(init=False)
     rho: float = 0.0
     counted: float = 0.0
     ahead: float = 0.0
-    sent: float = 0.0
+    sent: float = field(init=False)
     noted: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
     since: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Start a block with the current counts."""
+        self.start = self.sent = float(self.state["step"])
+        self.start_product = float(self.state.get("mu_product", 1.0))
 
     def beta(self, moment: int) -> float:
         """Decay rate of the first (0) or second (1) moment."""
@@ -164,7 +171,11 @@ class AdamMoments(LocalState):
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
-            parameter: _steps(optimizer, parameter, groups[parameter], largest_beta1)
+            parameter: ParameterSteps(
+                create_state(optimizer, parameter, groups[parameter]),
+                groups[parameter],
+                largest_beta1,
+            )
             for parameter in parameters
             if parameter in groups
         }
@@ -248,33 +259,27 @@ class AdamMoments(LocalState):
             self._begin_block()
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """For each parameter: start, product at the start, rho, counted, ahead and sent.
+        """For each parameter, those of ``_COUNTS``.
 
         Waits for the sum in flight, because rho contains its update.
         """
         self._count_update()
-        return {
-            parameter: [
-                steps.start, steps.start_product, steps.rho, steps.counted, steps.ahead, steps.sent
-            ]
-            for parameter, steps in self._steps.items()
-        }  # fmt: skip
+        each = self._steps.items()
+        return {parameter: [getattr(steps, n) for n in _COUNTS] for parameter, steps in each}
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`, without a sum that was started."""
         self._sum, self._begun = None, False
         for parameter, values in counts.items():
-            steps = self._steps.get(parameter)
-            if steps is not None:
-                steps.start, steps.start_product, steps.rho, steps.counted, *rest = values
-                steps.ahead, steps.sent = rest
+            if parameter in self._steps:
+                for name, value in zip(_COUNTS, values, strict=True):
+                    setattr(self._steps[parameter], name, value)
 
     def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
-        for parameter, (_, _, rho, *_) in counts.items():
-            steps = self._steps.get(parameter)
-            if steps is not None:
-                steps.rho = rho
+        for parameter, values in counts.items():
+            if parameter in self._steps:
+                self._steps[parameter].rho = values[_COUNTS.index("rho")]
 
     def _count_update(self) -> None:
         """Wait for the sums, and count the steps of the update, once."""
@@ -296,15 +301,40 @@ class AdamMoments(LocalState):
             steps.begin_block()
 
 
-def _steps(
-    optimizer: Optimizer, parameter: Parameter, group: dict[str, Any], largest_beta1: float
-) -> ParameterSteps:
-    state = create_state(optimizer, parameter, group)
-    return ParameterSteps(
-        state=state,
-        group=group,
-        largest_beta1=largest_beta1,
-        start=float(state["step"]),
-        sent=float(state["step"]),
-        start_product=float(state.get("mu_product", 1.0)),
-    )
+def create_states(optimizer: Optimizer) -> None:
+    """Create the missing state of the trainable parameters, with counts that keep fractions.
+
+    ``torch.distributed.checkpoint`` copies a saved state into the tensors that an optimizer has,
+    and rounds counts to their dtype.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                create_state(optimizer, parameter, group)
+
+
+def create_state(
+    optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]
+) -> dict[str, Any]:
+    """The state of a parameter, created if it is missing, with counts that keep fractions."""
+    state: dict[str, Any] = optimizer.state[parameter]
+    if not state:
+        _make_state(state, parameter, group)
+    for name in ("step", "mu_product"):
+        # Fractional counts need float64. Fused kernels and captured graphs require float32.
+        if name in state and not (group.get("fused") or group.get("capturable")):
+            state[name] = torch.as_tensor(state[name]).double()
+    return state
+
+
+def _make_state(state: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> None:
+    """Create the state that the optimizer creates at the first gradient of a parameter."""
+    # As in torch: on the CPU unless a kernel reads it, so that reading it does not wait for a GPU.
+    on_device = group.get("fused") or group.get("capturable")
+    count = torch.zeros((), device=parameter.device if on_device else "cpu")
+    state["step"] = count.float()
+    if "momentum_decay" in group:  # NAdam
+        state["mu_product"] = torch.ones_like(state["step"])
+    # Without the maximum of second moments, because BMUFAdam refuses amsgrad.
+    for name in ("exp_avg", "exp_avg_sq"):
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
-from lightning_hier.comm.blocks.adam_initial_state import create_states
-from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
+from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import EtaOf
