@@ -82,7 +82,7 @@ def _step(counts: bool) -> tuple[tuple[int, int], bool, bool]:
     changed = any(not torch.equal(p.detach(), b) for p, b in pairs)
     (block,) = synchroniser.blocks
     count = synchroniser._worker.steps[0]
-    return (count.in_block, count.blocks), changed, block._delayed[0].has_update
+    return (count.in_block, count.blocks), changed, block._fragments[0].has_update
 
 
 def test_a_repeated_synchronisation_counts_once_and_one_that_fails_changes_nothing() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.bucket import Merge
 from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
@@ -60,17 +61,14 @@ class BlockContext:
         return self.communicators.models > 1
 
     @cached_property
-    def delays(self) -> bool:
-        """Whether means of parameters are applied some time after they are sent."""
-        return bool(self.config.overlap) and self.averages
-
-    @cached_property
-    def merge(self) -> float | Literal["progress"]:
-        """What becomes of the steps between sending and applying.
+    def merge(self) -> Merge | None:
+        """What becomes of the steps between sending and applying parameters. None: no delay.
 
         With membership it is 0: means are applied before the next step, so there are none, and the
         local model becomes the start model.
         """
+        if not self.config.overlap or not self.averages:
+            return None
         return self.config.merge if self.membership is None else 0.0
 
     @cached_property

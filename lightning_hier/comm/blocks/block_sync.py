@@ -23,7 +23,7 @@ from lightning_hier.algorithms.arguments import (
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.block_rule import QSR
-from lightning_hier.comm.blocks.delayed_bucket import Merge
+from lightning_hier.comm.blocks.bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, EtaOf, OuterStep
@@ -60,7 +60,7 @@ class BlockSync(NamedArguments):
         overlap: delay in steps, at most tau: a fragment is sent so many steps before its
             synchronisation, and its mean is computed during these steps. True is tau. Averaged
             buffers are not delayed. The equations are those of
-            :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket`.
+            :class:`~lightning_hier.comm.blocks.bucket.Bucket`.
         merge: what becomes of the steps that a group makes while a fragment is in flight:
             ``"progress"`` adds their update to the new start model; a number alpha in [0, 1] makes
             ``alpha * (local model) + (1 - alpha) * (start model)``. It has an effect with

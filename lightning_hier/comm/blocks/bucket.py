@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.algorithms.kernels import kernels_for, sum_of_squares
 from lightning_hier.algorithms.kernels.reference import SumOfSquares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
@@ -20,21 +21,79 @@ from lightning_hier.comm.blocks.shard_placement import Kind
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Stages
 
+Merge = float | Literal["progress"]
+"""What becomes of the steps that a rank makes while an update is in flight."""
+
+
+def given_up(merge: Merge) -> float:
+    """Share of the steps in flight that a merge gives up."""
+    return 0.0 if merge == "progress" else 1.0 - merge
+
+
+@dataclass
+class InFlight:
+    """What a bucket keeps because its updates are applied some steps after they were sent.
+
+    Vectors have a value for each element of this rank's shard of the parameters, or of the state.
+
+    Attributes:
+        merge: ``"progress"`` or alpha in [0, 1].
+        start: s_k, from which the next local update is counted.
+        update: the local update that was sent, then the mean over the groups, then W_g.
+        sent_state: state of the local optimizer when it was sent.
+        state: state of the local optimizer in flight, then the mean, then that of W_g.
+        has_update: whether an update is in flight.
+
+    """
+
+    merge: Merge
+    start: Tensor
+    update: Tensor
+    sent_state: Tensor
+    state: Tensor
+    has_update: bool = False
+
+    @classmethod
+    def of(cls, shard: Shard, merge: Merge) -> InFlight:
+        """Start from the model and the state in the transfer buffer, with nothing in flight."""
+        model, state = shard.values[shard.parameters], shard.values[shard.carried]
+        return cls(merge, model.clone(), torch.zeros_like(model), state.clone(), state.clone())
+
 
 class Bucket:
     """Parameters of one dtype, with averaged buffers and state of the local optimizer.
 
+    The local update of group k is its local model w_k minus its block-start weights s_k::
+
+        u_k = w_k - s_k
+        s_k = w_k                     with merge="progress"
+
+    It is sent, and its mean over the groups is applied some steps later: the outer step takes it
+    and gives the start model W_g, and::
+
+        w_k = W_g + (w_k - s_k)       with merge="progress"
+        w_k = alpha * w_k + (1 - alpha) * W_g         with merge=alpha, streaming_diloco eq. 3
+        s_k = W_g
+
+    With ``"progress"``, every step is part of exactly one u_k. With a number, the part of the steps
+    in flight that stays in w_k is part of the next u_k. State of the local optimizer is sent with
+    the update and merged where it is applied, if its ``local_state`` carries any.
+
+    Without a delay, w_k = s_k = W_g, so nothing is kept from the send. The mean is then computed in
+    the transfer buffer, and is that of the models if the outer step takes it from models.
+
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
 
-    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard, and
-    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard.
+    A synchronisation calls :meth:`read`, then :meth:`send` or, without a delay, averages the chunks
+    of the transfer buffer, then :meth:`apply` for each chunk, and :meth:`begin_block`.
 
     Args:
         shard: shard of this rank; the transfer buffer holds the current values.
         exchange: exchange of the shard.
         outer: outer step, which computes the next W from the mean of the groups.
         local_state: state of the local optimizer.
+        merge: ``"progress"`` or alpha, for a shard without buffers. None: there is no delay.
 
     Attributes:
         kind: kind of all tensors.
@@ -45,7 +104,13 @@ class Bucket:
     """
 
     def __init__(
-        self, shard: Shard, exchange: Exchange, outer: OuterStep, local_state: LocalState
+        self,
+        shard: Shard,
+        exchange: Exchange,
+        outer: OuterStep,
+        local_state: LocalState,
+        *,
+        merge: Merge | None = None,
     ) -> None:
         self.shard = shard
         self.exchange = exchange
@@ -55,6 +120,12 @@ class Bucket:
         # In the memory of W: on the host if outer steps are offloaded.
         keeps = local_state.keeps_previous
         self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
+        self._late = None if merge is None else InFlight.of(shard, merge)
+
+    @property
+    def has_update(self) -> bool:
+        """Whether an update is in flight."""
+        return self._late is not None and self._late.has_update
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard of the local model and state into the transfer buffer.
@@ -72,43 +143,87 @@ class Bucket:
 
     def _prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
-        return self.outer.prepare_(model, place)
+        if self._late is None:
+            return self.outer.prepare_(model, place)
+        start = self._late.start[place]
+        return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
 
-    def synchronise(
-        self, chunk: Chunk, averaging: Averaging, norms: Norms, *, carried: bool
-    ) -> Stages:
-        """Average a chunk, take the outer step, and write the start model of the next block.
+    def send(self, averaging: Averaging, *, carried: bool) -> tuple[list[Stages], int]:
+        """Put the local update, after :meth:`read`, in flight. Does not communicate.
 
-        Tensors and averaged optimizer state are written in place. Collectives of the world.
+        Args:
+            averaging: how the updates are averaged.
+            carried: whether the state of the local optimizer is averaged.
+
+        Returns:
+            The stages of each chunk, which compute the mean over the groups, and the number of
+            :class:`~lightning_hier.comm.stages.Due` that they yield.
+
+        """
+        assert self._late is not None, "updates have a delay"
+        late, shard, exchange = self._late, self.shard, self.exchange
+        # Copied, because evaluations and merges use the transfer buffer meanwhile.
+        late.update.copy_(shard.values[shard.parameters])
+        late.has_update = True
+        # This shard may end before the last chunk, and then does so on all ranks that average it.
+        places = [chunk.parameters for chunk in shard.chunks]
+        sums = [
+            exchange.parameters(late.update[place], place, averaging, keep=True)
+            for place in places
+            if place.start < place.stop
+        ]
+        due = exchange.due * len(sums)
+        if carried:
+            late.state.copy_(shard.values[shard.carried])
+            # An empty tensor splits into one empty piece, which yields no Due.
+            pieces = [p for p in late.state.split(shard.chunk) if p.numel()]
+            sums += [exchange.carried(piece, averaging) for piece in pieces]
+            due += exchange.carried_due * len(pieces)
+        self._keep_sent(late, progress=late.merge == "progress", carried=carried)
+        return sums, due
+
+    def _keep_sent(self, late: InFlight, *, progress: bool, carried: bool) -> None:
+        """Keep the weights and the state that were sent, as far as needed."""
+        if not progress and not carried:
+            return
+        for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
+            if progress:
+                late.start[piece.parameters].copy_(parameters)
+            if carried:
+                late.sent_state[self.shard.inside_carried(piece.carried)].copy_(state)
+
+    def apply(self, chunk: Chunk, norms: Norms, *, carried: bool) -> Stages:
+        """Take the outer step with the means of a chunk, and merge W_g with the local model.
+
+        Tensors and averaged optimizer state are written in place, except for those that are not
+        contiguous, which must be written afterwards. A collective of the group.
 
         Args:
             chunk: a chunk of the shard.
-            averaging: how the groups are averaged.
             norms: sums of squares to which those of the chunk are added.
-            carried: whether the state of the local optimizer is averaged.
+            carried: whether the state of the local optimizer was averaged.
 
         """
-        means = self.exchange.chunk(chunk, averaging, keep=True, carried=carried)
-        return chain(means, self._begin_next_block(chunk, norms, carried=carried))
-
-    def _begin_next_block(self, chunk: Chunk, norms: Norms, *, carried: bool) -> Stages:
-        """Take the outer step with the means of a chunk, and write the start model."""
-        values, place = self.shard.values, chunk.parameters
+        shard, place, late = self.shard, chunk.parameters, self._late
+        means = shard.values[shard.parameters] if late is None else late.update
         if carried:
-            self._advance_carried_(values[self.shard.carried], chunk.carried)
+            self._advance_carried_(chunk.carried)
         with profiler_range("hier/block/outer_step"):
-            mean, update = self.outer.apply_(values[place], place)
-        norms.add(mean, update, holders=self.shard.holders)
+            squares = self.outer.apply_(means[place], place)
+        norms.add(*squares, holders=shard.holders)
         # The squares of local models include their buffers, and so must those of the mean.
         if chunk.buffers.start < chunk.buffers.stop:
-            squares = sum_of_squares(values[chunk.buffers])
-            norms.add(squares, 0.0, holders=self.shard.holders)
-        yield self.shard.distribute(chunk.start, chunk.stop)
-        self.shard.write_chunk(chunk, carried=carried)
+            norms.add(sum_of_squares(shard.values[chunk.buffers]), 0.0, holders=shard.holders)
+        if late is not None:
+            self._merge(late, chunk, carried=carried)
+        yield shard.distribute(chunk.start, chunk.stop)
+        shard.write_chunk(chunk, carried=carried)
 
-    def _advance_carried_(self, means: Tensor, place: slice) -> None:
+    def _advance_carried_(self, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""
-        for tensor, inside in self.shard.carried_pieces(place):
+        late, shard = self._late, self.shard
+        means = shard.values[shard.carried] if late is None else late.state
+        for tensor, inside in shard.carried_pieces(place):
             previous = None if self._previous is None else self._previous[inside]
             with profiler_range("hier/block/optimizer_state"):
                 before = None if previous is None else previous.to(means.device)
@@ -116,11 +231,52 @@ class Bucket:
             if previous is not None:  # the next block starts from the advanced means
                 previous.copy_(means[inside])
 
+    def _merge(self, late: InFlight, chunk: Chunk, *, carried: bool) -> None:
+        """Merge a chunk of the local model with W_g, in the transfer buffer."""
+        shard, place = self.shard, chunk.parameters
+        values, start = shard.read_range(place), late.update[place]
+        self._prepare_(values, place)
+        self._keep_(values, place, start)
+        values.add_(start)
+        if not carried:
+            return
+        shard.read_range(chunk.carried)
+        values = shard.values[shard.carried]
+        for tensor, inside in shard.carried_pieces(chunk.carried):
+            with profiler_range("hier/block/optimizer_state"):
+                self._local_state.merge_(
+                    tensor, values[inside], late.sent_state[inside], late.state[inside]
+                )
+
+    def _keep_(self, update: Tensor, place: slice, start: Tensor) -> None:
+        """Turn the local update into the part of it that a merge adds to W_g, in place.
+
+        Args:
+            update: local update.
+            place: range of the update.
+            start: W_g.
+
+        """
+        assert self._late is not None, "updates have a delay"
+        if self._late.merge != "progress":
+            # w - W_g = (w - s) + (s - W_g), with the s that no send has replaced.
+            update.add_(self._late.start[place] - start).mul_(self._late.merge)
+
+    def begin_block(self, *, carried: bool) -> None:
+        """Write tensors that are not contiguous, and count local updates from W_g from now on."""
+        self.shard.write_scattered(carried=carried)
+        # Not before the whole local model is merged: its update counts from the old weights. The
+        # vectors are exchanged instead of copied.
+        if (late := self._late) is not None:
+            late.start, late.update = late.update, late.start
+            late.has_update = False
+
     def write_global(self, chunk: Chunk, averaging: Averaging, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
 
-        Collectives of the world, after all work in flight. The state of the bucket does not
-        change. The tensors that are not contiguous must be written afterwards.
+        An update in flight is applied, then the one that is left. Collectives of the world, after
+        all work in flight. The state of the bucket does not change. The tensors that are not
+        contiguous must be written afterwards.
 
         Args:
             chunk: a chunk of the shard.
@@ -128,13 +284,14 @@ class Bucket:
             pending: whether to write the W that would result if the block ended now.
 
         """
-        place = chunk.parameters
+        values = self.shard.values[chunk.parameters]
+        arrived = self._with_update(chunk.parameters, values) if self.has_update else None
         if pending:
             yield from self.exchange.chunk(chunk, averaging, keep=False, carried=False)
         else:
             yield from self.exchange.exact(chunk.buffers, averaging)
         # The step is taken by a copy, because an evaluation does not change W and Delta.
-        values, ahead = self.shard.values[place], self.outer.preview(place)
+        ahead = arrived or self.outer.preview(chunk.parameters)
         if pending:
             ahead.set_models(averaging.effective)
             ahead.apply_(values, slice(0, len(values)))
@@ -142,9 +299,13 @@ class Bucket:
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=False)
 
-    def vectors(self) -> dict[str, Tensor]:
-        """State with a value for each parameter of the shard."""
-        return self.outer.vectors
+    def _with_update(self, place: slice, values: Tensor) -> OuterStep:
+        """A preview with the update in flight, which is complete; ``values`` get what is left."""
+        assert self._late is not None, "updates have a delay"
+        ahead, start = self.outer.preview(place), self._late.update[place].clone()
+        ahead.apply_(start, slice(0, len(start)))
+        self._keep_(values, place, start)
+        return ahead
 
     def continue_(self, older: Bucket) -> None:
         """Copy the state of a bucket with fewer tensors. A collective of the group.
@@ -153,18 +314,36 @@ class Bucket:
         the elements to other chunks and ranks.
         """
         shard, old = self.shard, older.shard
-        for name, vector in older.vectors().items():
-            shard.fill_(self.vectors()[name], shard.parameters, old.whole(vector, old.parameters))
+        parameters = [(self.outer.vectors[n], v) for n, v in older.outer.vectors.items()]
+        carried = []
         self.outer.load(older.outer.settings())
         if self._previous is not None and older._previous is not None:
-            shard.fill_(self._previous, shard.carried, old.whole(older._previous, old.carried))
+            carried.append((self._previous, older._previous))
+        if (late := self._late) is not None and (before := older._late) is not None:
+            late.has_update = before.has_update
+            parameters += [(late.start, before.start), (late.update, before.update)]
+            carried += [(late.sent_state, before.sent_state), (late.state, before.state)]
+        for new, vector in parameters:
+            shard.fill_(new, shard.parameters, old.whole(vector, old.parameters))
+        for new, vector in carried:
+            shard.fill_(new, shard.carried, old.whole(vector, old.carried))
 
     def outer_state(self) -> dict[str, Any]:
         """The part of :meth:`state` from which runs with other shards or settings start."""
-        return {"kind": self.kind, **self.outer.state()}
+        in_flight = self._late.update if self._late and self._late.has_update else None
+        return {"kind": self.kind, **self.outer.state(), "in_flight": in_flight}
 
-    def state(self) -> dict[str, Any]:
-        """This rank's shard of the state and its position, without copying tensors."""
+    def state(self, *, carried: bool) -> dict[str, Any]:
+        """This rank's shard of the state and its position, without copying tensors.
+
+        The mean in flight must be complete.
+
+        Args:
+            carried: whether it contains state of the local optimizer.
+
+        """
+        late = self._late
+        sends_state = late is not None and late.has_update and carried
         # A shard behind the parameters contains only buffers and optimizer state.
         return {
             **self.outer_state(),
@@ -172,14 +351,24 @@ class Bucket:
             "carried_start": self.shard.carried_start,
             "previous": self._previous,
             "error_feedback": self.exchange.state(),
+            # Without an update, the vectors in flight have no meaning and are not saved.
+            "block_start": None if late is None else late.start,
+            "sent_state": late.sent_state if late and sends_state else None,
+            "state_in_flight": late.state if late and sends_state else None,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state of a bucket with the same shard."""
         self.outer.load(state)
-        # None in a run without block momentum, which may resume with it.
-        if self._previous is not None and state["previous"] is not None:
-            self._previous.copy_(state["previous"])
+        vectors = {"previous": self._previous}
+        if (late := self._late) is not None:
+            late.has_update = state["in_flight"] is not None
+            vectors |= {"block_start": late.start, "in_flight": late.update}
+            vectors |= {"sent_state": late.sent_state, "state_in_flight": late.state}
+        for name, vector in vectors.items():
+            # None in a run without block momentum, which may resume with it.
+            if vector is not None and state[name] is not None:
+                vector.copy_(state[name])
         self.exchange.load(state["error_feedback"])
 
     def restart(self, state: Mapping[str, Any]) -> None:
@@ -197,5 +386,7 @@ class Bucket:
         for chunk in self.shard.chunks:
             place = chunk.parameters
             self.shard.values[place].copy_(self.outer.start_model(place))
+        if self._late is not None:
+            self._late.start.copy_(self.shard.values[self.shard.parameters])
         self.shard.distribute_all()
         self.shard.write(carried=False)

@@ -99,7 +99,7 @@ class CommittedBlock(ModelBlock):
         A collective of the ranks at this position in all groups. A rank that fails does not keep
         the other ranks of its group waiting.
         """
-        (fragment,) = self._delayed  # membership refuses several fragments
+        (fragment,) = self._fragments  # membership refuses several fragments
         fragment.send(averaging.of(0), Norms(averaging.mean_squares), delay=1)
         # At once and not at the next step.
         self._context.communicators.route.in_flight.finish()
@@ -115,7 +115,7 @@ class CommittedBlock(ModelBlock):
 
         A collective of the group.
         """
-        (fragment,) = self._delayed
+        (fragment,) = self._fragments
         norms = fragment.apply()
         assert norms is not None, "an update was sent"
         for view, values in self._means:
@@ -144,13 +144,9 @@ class CommittedBlock(ModelBlock):
         Other groups take no part, so W is not the mean of the current local models. Buffers keep
         the values of this group. A collective of the group.
         """
-        for fragment in self._delayed:
-            Pipeline(
-                bucket.write_global(chunk, averaging, pending=False)
-                for bucket in fragment.buckets
-                for chunk in bucket.shard.chunks
-            ).run()
-            fragment.finish_global()
+        (fragment,) = self._fragments
+        Pipeline(fragment.write_global(averaging, pending=False)).run()
+        fragment.finish_global()
         self._release_buffers()
 
     def forget_errors(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from torch import Tensor
@@ -12,12 +13,11 @@ from torch.nn import Parameter
 from lightning_hier.algorithms.exchange_chunks import chunk_elements
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
-from lightning_hier.comm.blocks.bucket import Bucket
+from lightning_hier.comm.blocks.bucket import Bucket, Merge, given_up
 from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
-from lightning_hier.comm.blocks.outer_step import OuterStep
-from lightning_hier.comm.blocks.shard import Shard
+from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.profiling import profiler_range
@@ -26,16 +26,28 @@ from lightning_hier.comm.stages import Pipeline, Stages
 Counts = Mapping[Parameter, list[float]]
 
 
+# Chunks in flight at the same time, enough to keep a link busy between two steps.
+_AT_ONCE = 8
+
+
 class Fragment:
-    """Some tensors of one optimizer, synchronised by :meth:`read` and :meth:`synchronise`.
+    """Some tensors of one optimizer, which are synchronised at the same step.
+
+    After :meth:`read`, :meth:`send` puts the local update in flight, and :meth:`apply` takes the
+    outer step with its mean, some steps later. Between them, the collectives of the mean are
+    distributed over the steps. Without a delay, :meth:`synchronise` does both at once, chunk by
+    chunk. The equations are those of :class:`~lightning_hier.comm.blocks.bucket.Bucket` and, for
+    moments of the local optimizer, of :class:`~lightning_hier.comm.blocks.adam_state.AdamMoments`.
 
     Unless stated otherwise, methods are collectives of the world: every rank must call them at the
     same step.
 
     Args:
-        members: tensors of the fragment. Their current values, equal on all ranks, are the start
-            model.
+        members: tensors of the fragment; with ``merge``, parameters only. Their current values,
+            equal on all ranks, are the start model.
         context: optimizer, settings and channels.
+        merge: what becomes of the steps between :meth:`send` and :meth:`apply`. None: there is no
+            delay.
 
     Attributes:
         members: see above.
@@ -47,14 +59,19 @@ class Fragment:
 
     """
 
-    # Whether updates instead of models are exchanged also where nothing is quantised.
-    _sends_updates: bool = False
-
-    def __init__(self, members: Members, context: BlockContext) -> None:
+    def __init__(
+        self, members: Members, context: BlockContext, *, merge: Merge | None = None
+    ) -> None:
         self.members = members
         self._context = context
+        self._merge = merge
+        self._queue = context.communicators.route.in_flight
+        self._work: Pipeline | None = None
         self.steps = 0
         self.samples = 0.0
+        self._given_up = 0.0  # of the steps whose local update has not been sent
+        self._norms = Norms(0.0)
+        self._carried = False  # whether the last update was sent with state of the optimizer
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
         config, by_kind = context.config, context.placement.by_kind
@@ -71,7 +88,7 @@ class Fragment:
             )
         parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
         carried = by_kind(self.local_state.carried)
-        self.buckets: Sequence[Bucket] = [
+        self.buckets = [
             self._bucket(parameters.get(kind, []), buffers.get(kind, []), carried.get(kind, []))
             # Ranks must synchronise buckets in one order. That of a set differs between processes.
             for kind in sorted({*parameters, *buffers, *carried})
@@ -91,13 +108,10 @@ class Fragment:
             one_host=route.one_host,
         )
         shard = Shard(parameters, buffers, carried, context.placement, chunk=chunk)
+        model, updates = shard.read()[shard.parameters], self._merge is not None
+        outer = context.outer_step(model, from_updates=updates or codec is not None)
         exchange = Exchange(shard, codec, route)
-        model, updates = shard.read()[shard.parameters], self._sends_updates or codec is not None
-        outer = context.outer_step(model, from_updates=updates)
-        return self._assembled(shard, exchange, outer)
-
-    def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> Bucket:
-        return Bucket(shard, exchange, outer, self.local_state)
+        return Bucket(shard, exchange, outer, self.local_state, merge=self._merge)
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard into the transfer buffers. Returns the health of the fragment.
@@ -120,65 +134,127 @@ class Fragment:
             health += ModelHealth.of_tensors(members.parameters, members.float_buffers, carried)
         return health
 
-    def synchronise(self, averaging: Averaging) -> Norms:
+    @property
+    def has_update(self) -> bool:
+        """Whether an update is in flight."""
+        return any(bucket.has_update for bucket in self.buckets)
+
+    def synchronise(self, averaging: Averaging, norms: Norms) -> None:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first rank. Returns the norms of this rank's shard.
+        first rank.
 
         Args:
             averaging: how the models are averaged, after :meth:`read`.
+            norms: norms to which those of this rank's shard are added.
 
         """
-        norms = Norms(averaging.mean_squares)
+        self._begin(averaging, norms)
+        self._apply_chunks(
+            bucket.exchange.chunk(chunk, averaging, keep=True, carried=self._carried)
+            for bucket, chunk in self._chunks()
+        )
+        self._broadcast_other_buffers()
+        self.steps, self.samples = 0, 0.0
+
+    def send(self, averaging: Averaging, norms: Norms, *, delay: int) -> None:
+        """Put the local update in flight, after :meth:`read`.
+
+        Args:
+            averaging: how the updates are averaged.
+            norms: norms of the models that are averaged, which :meth:`apply` returns.
+            delay: steps until :meth:`apply`.
+
+        """
+        self._begin(averaging, norms)
+        means, due = [], 0
+        for bucket in self.buckets:
+            stages, due_of_bucket = bucket.send(averaging, carried=self._carried)
+            means += stages
+            due += due_of_bucket
+        self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
+        self.steps, self.samples = 0, 0.0
+
+    def apply(self) -> Norms | None:
+        """Apply the mean in flight, if there is one, and merge it with the local model, in place.
+
+        A collective of the group, which waits for the mean.
+
+        Returns:
+            The norms of this rank's shard, or None if nothing was in flight.
+
+        """
+        if not self.has_update:
+            # At every synchronisation, also at the first.
+            self.local_state.finish(exchanged=False)
+            return None
+        # Pipelines of later sends go on. A mean that was loaded is complete.
+        if self._work is not None:
+            self._queue.finish(self._work)
+        self.local_state.note()
+        self._apply_chunks(repeat(iter(())))
+        lost = 0.0 if self._merge is None else given_up(self._merge)
+        self._given_up = lost * self.steps
+        self.samples *= 1.0 - lost
+        return self._norms
+
+    def _begin(self, averaging: Averaging, norms: Norms) -> None:
+        """Begin to send what was read."""
+        self._norms, self._carried = norms, self._carries_state()
+        # Steps that a merge has given up are not in the models, so rho must not count them.
+        kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
+        self._given_up = 0.0
         for bucket in self.buckets:
             bucket.outer.set_models(averaging.effective)
-        carried = self._carries_state()
         # First, because its collective of step counts is needed by the first chunk of moments.
         with profiler_range("hier/block/optimizer_state"):
-            self.local_state.send(averaging, exchanged=carried)
+            self.local_state.send(averaging, exchanged=self._carried, kept=kept)
+
+    def _apply_chunks(self, means: Iterable[Stages]) -> None:
+        """Apply all chunks, the mean of each after the stages that compute it."""
         with profiler_range("hier/block/models"):
             Pipeline(
-                bucket.synchronise(chunk, averaging, norms, carried=carried)
-                for bucket in self.buckets
-                for chunk in bucket.shard.chunks
+                chain(mean, bucket.apply(chunk, self._norms, carried=self._carried))
+                for mean, (bucket, chunk) in zip(means, self._chunks(), strict=False)
             ).run()
         for bucket in self.buckets:
-            bucket.shard.write_scattered(carried=carried)
-        self._broadcast_other_buffers()
-        self.local_state.finish(exchanged=carried)
-        self.steps, self.samples = 0, 0.0
-        return norms
+            bucket.begin_block(carried=self._carried)
+        self.local_state.finish(exchanged=self._carried)
+
+    def _chunks(self) -> Iterator[tuple[Bucket, Chunk]]:
+        return ((bucket, chunk) for bucket in self.buckets for chunk in bucket.shard.chunks)
 
     def _carries_state(self) -> bool:
         """Count a synchronisation. Returns whether the optimizer's state is averaged with it."""
         self._since_average += 1
-        carried = self._since_average >= self._state_every
-        if carried:
+        due = self._since_average >= self._state_every
+        if due:
             self._since_average = 0
-        return carried
+        return due and bool(self.local_state.carried)
 
-    def write_global(self, averaging: Averaging) -> Iterator[Stages]:
+    def write_global(self, averaging: Averaging, *, pending: bool) -> Iterator[Stages]:
         """Stages of each chunk, which write W, and the mean of the buffers, into the tensors.
 
         :meth:`finish_global` must follow. The outer step is unchanged.
 
         Args:
             averaging: as in :meth:`synchronise`.
+            pending: whether to write the W that would result if the block ended now.
 
         """
-        # Without steps since the last synchronisation, a mean would apply momentum once more.
         # Buffers are always averaged, because they may change in validation.
         return (
-            bucket.write_global(chunk, averaging, pending=self.has_pending)
-            for bucket in self.buckets
-            for chunk in bucket.shard.chunks
+            bucket.write_global(chunk, averaging, pending=pending)
+            for bucket, chunk in self._chunks()
         )
 
     @property
     def has_pending(self) -> bool:
         """Whether a synchronisation now would have a local update to send."""
-        return self.steps > 0
+        # With ``merge=0``, steps in flight are given up.
+        gives_up = self.has_update and self._merge == 0.0
+        return self.steps > self._given_up and not gives_up
 
     def finish_global(self) -> None:
         """Write the other buffers, and the tensors that are not contiguous."""
@@ -195,6 +271,8 @@ class Fragment:
         """Copy the state of a fragment with fewer tensors. A collective of the group."""
         self.steps, self.samples = older.steps, older.samples
         self._since_average = older._since_average
+        self._norms, self._given_up = older._norms, older._given_up
+        self._carried = older._carried
         self.local_state.set_counts(older.local_state.counts())
         before = {bucket.kind: bucket for bucket in older.buckets}
         # A kind without an older bucket has new tensors only, whose values are their start.
@@ -203,20 +281,29 @@ class Fragment:
                 bucket.continue_(before[bucket.kind])
 
     def state(self) -> dict[str, Any]:
-        """This rank's shard of the state, without copying tensors."""
+        """This rank's shard of the state, without copying tensors.
+
+        It finishes what is in flight: a collective of the world if there is anything.
+        """
+        self._queue.finish()
         return {
             "steps": self.steps,
             "samples": self.samples,
+            "given_up": self._given_up,
+            "norms": [self._norms.models, float(self._norms.mean)],
+            "carried": self._carried,
             "pending": self.has_pending,
             "since_average": self._since_average,
             "counts": [*self.local_state.counts().values()],
-            "buckets": [bucket.state() for bucket in self.buckets],
+            "buckets": [bucket.state(carried=self._carried) for bucket in self.buckets],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of the same shards. Does not communicate."""
         self.steps, self.samples = state["steps"], state["samples"]
         self._since_average = state["since_average"]
+        self._given_up, self._carried = state["given_up"], state["carried"]
+        self._norms = Norms(*state["norms"])
         # In the order of the parameters, which is the same in both runs.
         counts = zip(self.local_state.counts(), state["counts"], strict=True)
         self.local_state.set_counts(dict(counts))

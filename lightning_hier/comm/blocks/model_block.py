@@ -13,7 +13,6 @@ from torch.nn import Parameter
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.bucket import Bucket
-from lightning_hier.comm.blocks.delayed_fragment import DelayedFragment
 from lightning_hier.comm.blocks.fragment import Counts, Fragment
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.restart import restart_buckets
@@ -44,18 +43,15 @@ class ModelBlock:
         self._context = context
         self.stepping = context.config.stepping(context.optimizer, context.communicators.models)
         parts = divide_parameters(members.parameters, context.config.fragments)
-        buffers = replace(members, parameters=[])
+        divided = [Members(part) for part in parts]
         self._buffers: list[Fragment] = []
-        if self._context.delays:
-            # Buffers are averaged without delay, when the last fragment is sent.
-            self._buffers = [Fragment(buffers, self._context)]
-            self._delayed = [DelayedFragment(Members(part), self._context) for part in parts]
-            self._fragments: list[Fragment] = [*self._delayed]
-        else:
+        if context.merge is None:
             # Buffers are in the last fragment, which is synchronised at the end of the block.
-            last = replace(buffers, parameters=parts.pop())
-            divided = [*(Members(part) for part in parts), last]
-            self._fragments = [Fragment(part, self._context) for part in divided]
+            divided[-1] = replace(members, parameters=parts[-1])
+        else:
+            # Buffers are averaged without delay, when the last fragment is sent.
+            self._buffers = [Fragment(replace(members, parameters=[]), context)]
+        self._fragments = [Fragment(part, context, merge=context.merge) for part in divided]
         self._all = [*self._fragments, *self._buffers]
         self._release_buffers()  # the start model was read through them
 
@@ -110,11 +106,13 @@ class ModelBlock:
             Norms of the mean that was applied, or None.
 
         """
-        if self._context.delays:
-            norms = self._apply_and_send(due, averaging, delay)
-        else:
+        norms: Norms | None
+        if self._context.merge is None:
             assert due.sends is not None and averaging is not None
-            norms = self._fragments[due.sends].synchronise(averaging.of(0))
+            norms = Norms(averaging.mean_squares)
+            self._fragments[due.sends].synchronise(averaging.of(0), norms)
+        else:
+            norms = self._apply_and_send(due, averaging, delay)
         self._release_buffers()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
@@ -126,10 +124,10 @@ class ModelBlock:
     def _apply_and_send(
         self, due: DueFragments, averaging: Averaging | None, delay: int
     ) -> Norms | None:
-        norms = None if due.applies is None else self._delayed[due.applies].apply()
+        norms = None if due.applies is None else self._fragments[due.applies].apply()
         if due.sends is None or averaging is None:
             return norms
-        fragment, applied = self._delayed[due.sends], due.sends == due.applies
+        fragment, applied = self._fragments[due.sends], due.sends == due.applies
         # Blocks have become longer since the last send, and one update at a time is in flight.
         if fragment.has_update:
             norms, applied = fragment.apply(), True
@@ -139,7 +137,7 @@ class ModelBlock:
         for place, buffers in enumerate(self._buffers_with(due.sends), start=1):
             if buffers.members.float_buffers:
                 self._context.communicators.route.in_flight.finish()  # the same process groups
-            sent.mean += buffers.synchronise(averaging.of(place)).mean
+            buffers.synchronise(averaging.of(place), sent)
         fragment.send(averaging.of(0), sent, delay=delay)
         return norms
 
@@ -158,10 +156,11 @@ class ModelBlock:
 
         """
         self._context.communicators.route.in_flight.finish()
+        # Without steps since the last synchronisation, a mean would apply momentum once more.
         Pipeline(
             chunk
-            for place, fragment in enumerate(self._all)
-            for chunk in fragment.write_global(averaging.of(place))
+            for place, part in enumerate(self._all)
+            for chunk in part.write_global(averaging.of(place), pending=part.has_pending)
         ).run()
         for fragment in self._all:
             fragment.finish_global()
