@@ -334,7 +334,7 @@ class Bucket:
         return {"kind": self.kind, **self.outer.state(), "in_flight": in_flight}
 
     def state(self, *, carried: bool) -> dict[str, Any]:
-        """This rank's shard of the state and its position, without copying tensors.
+        """This rank's shard of the state, without copying tensors.
 
         The mean in flight must be complete.
 
@@ -344,11 +344,8 @@ class Bucket:
         """
         late = self._late
         sends_state = late is not None and late.has_update and carried
-        # A shard behind the parameters contains only buffers and optimizer state.
         return {
             **self.outer_state(),
-            "start": min(self.shard.start, self.shard.elements),
-            "carried_start": self.shard.carried_start,
             "previous": self._previous,
             "error_feedback": self.exchange.state(),
             # Without an update, the vectors in flight have no meaning and are not saved.

@@ -63,7 +63,6 @@ class Shard:
         parameters: range of the parameters in the shard.
         buffers: range of the buffers.
         carried: range of the optimizer state.
-        carried_start: position of this rank's optimizer state in the whole state.
 
     """
 
@@ -97,7 +96,6 @@ class Shard:
             slice(*(min(max(edge - self.start, 0), length) for edge in pair))
             for pair in zip(edges, edges[1:], strict=False)
         )
-        self.carried_start = max(self.start - len(self._model), 0)
         self._starts = placement.starts(numel)
         self._longest = placement.longest(numel)
         # Also on ranks with a shorter shard, because a group distributes each chunk together.
