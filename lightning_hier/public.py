@@ -5,9 +5,8 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
-from lightning_hier.comm.blocks.health import NonFiniteModelError
+from lightning_hier.comm.blocks.health import NonFiniteModelError, OutOfStepError
 from lightning_hier.comm.blocks.model_averaging import ModelAveraging
-from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import TorchFT

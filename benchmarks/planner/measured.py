@@ -10,7 +10,7 @@ from benchmarks.performance.synchronisation import Variant, variants
 from benchmarks.planner import elsewhere, whole_runs
 from benchmarks.planner.comparison import Comparison, Section
 from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
-from lightning_hier.planning.memory import synchronisation_memory_bytes
+from lightning_hier.planning.strategies import synchronisation_memory_bytes
 from lightning_hier.planning.synchronisation import synchronise
 
 LSTM = Workload(parameters=24_305_007, step_s=0.15, name="LSTM of 24.3M")

@@ -9,8 +9,18 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
 from lightning_hier.algorithms.arguments import check_whole, is_number
+from lightning_hier.comm.blocks.block_sync import BlockSync
 
 _INSTALL = "pip install '.[elastic]' in the folder of lightning_hier"
+
+# Ends of the sentence "groups that come and go ...", by the name of the setting.
+_REASONS = {
+    "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
+    "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
+    "overlap": "agree on every mean before they go on, pass overlap=False",
+    "fragments": "send the whole model at once, pass fragments=1",
+    "local_momentum": "apply a mean after a vote, pass local_momentum='reset' or 'keep'",
+}
 
 
 @dataclass(frozen=True)
@@ -75,26 +85,59 @@ class TorchFT:
             )
 
 
+def check_membership(
+    settings: object, sync: BlockSync | None, *, warmup_steps: int, limit: timedelta
+) -> None:
+    """Check the arguments of a strategy whose groups come and go, and that torchft is installed.
+
+    Args:
+        settings: ``membership``.
+        sync: ``block_sync``.
+        warmup_steps: as of the strategy.
+        limit: ``timeout`` of the strategy.
+
+    Raises:
+        ValueError: they cannot be combined.
+
+    """
+    if not isinstance(settings, TorchFT):
+        raise ValueError(f"membership must be None or TorchFT(...), got {settings!r}")
+    # Its import takes a second, so it is imported where it is needed, by Lighthouse.
+    if find_spec("torchft") is None:
+        raise ValueError(
+            f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
+        )
+    overlap, fragments = getattr(sync, "overlap", False), getattr(sync, "fragments", 1)
+    # Keys are settings as a user writes them, with their values.
+    problems = {
+        "block_sync=None": sync is None,
+        f"warmup_steps={warmup_steps}": warmup_steps > 0,
+        f"overlap={overlap}": bool(overlap),
+        f"fragments={fragments}": fragments > 1,
+        "local_momentum='average'": getattr(sync, "local_momentum", None) == "average",
+    }
+    for name, is_problem in problems.items():
+        if is_problem:
+            raise ValueError(
+                f"{name} can't be combined with membership=TorchFT(...): groups that come and go "
+                f"{_REASONS[name.partition('=')[0]]}"
+            )
+    if sync is not None:
+        sync.check_eta_of()
+    if limit.total_seconds() < 3 * settings.join_timeout_s:
+        raise ValueError(
+            f"timeout must be at least three times join_timeout_s, got timeout={limit} "
+            f"and join_timeout_s={settings.join_timeout_s:g}: a group waits for others up to a "
+            "third of timeout"
+        )
+
+
 def _has_port(address: SplitResult) -> bool:
     # urlsplit checks the port only when it is read.
     try:
         return address.port is not None
     except ValueError:  # not a number, or out of range
         return False
-
-
-def check_torchft() -> None:
-    """Check that torchft is installed, without importing it.
-
-    Raises:
-        ValueError: it is not.
-
-    """
-    # Its import takes a second, so it is imported where it is needed, by Lighthouse.
-    if find_spec("torchft") is None:
-        raise ValueError(
-            f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
-        )
 
 
 def quiet_torchft() -> None:

@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.out_of_step import SAME_BATCHES
+from lightning_hier.comm.blocks.health import SAME_BATCHES
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 
 _PARTS = (

@@ -21,7 +21,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.membership.torchft import TorchFT
+from lightning_hier.membership.torchft import TorchFT, check_membership
 from lightning_hier.strategies import (
     arguments,
     module_setup,
@@ -30,7 +30,6 @@ from lightning_hier.strategies import (
 )
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
-from lightning_hier.strategies.membership_checks import check_membership
 from lightning_hier.strategies.settings import Synchronisation, described
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
@@ -96,7 +95,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self.block_sync = block_sync
         self.membership = membership
         if membership is not None:
-            check_membership(self, membership)
+            check_membership(
+                membership, block_sync, warmup_steps=self.warmup_steps, limit=self.limit
+            )
 
     @override
     def _settings(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
 from lightning_hier.planning import Link, Network, Settings, Workload
-from lightning_hier.planning.memory import synchronisation_memory_bytes
+from lightning_hier.planning.strategies import synchronisation_memory_bytes
 from tests.ranks import run_ranks
 
 # Fragments and their chunks consist of whole quantisation groups.

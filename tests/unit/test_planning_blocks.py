@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
-from lightning_hier.planning.memory import synchronisation_memory_bytes
+from lightning_hier.planning.strategies import synchronisation_memory_bytes
 from lightning_hier.planning.synchronisation import synchronise
 
 # Four hosts at 100 Mbit/s, whose memory is free. The ring sends 2 * 3/4 of 32 MB: 48 MB in 3.84 s.

@@ -64,12 +64,14 @@ class BlockContext:
     def merge(self) -> Merge | None:
         """What becomes of the steps between sending and applying parameters. None: no delay.
 
-        With membership it is 0: means are applied before the next step, so there are none, and the
-        local model becomes the start model.
+        With membership it is 0: a mean is applied after a vote and before the next step, so there
+        are none, and the local model becomes the start model.
         """
-        if not self.config.overlap or not self.averages:
+        if not self.averages:
             return None
-        return self.config.merge if self.membership is None else 0.0
+        if self.membership is not None:
+            return 0.0
+        return self.config.merge if self.config.overlap else None
 
     @cached_property
     def eta_of(self) -> EtaOf | None:

@@ -171,17 +171,6 @@ class BlockSync(NamedArguments):
         steps = max(self.auto_block_size(run_steps, num_models), least)
         return replace(self, block_size=steps)
 
-    def changing_groups(self) -> Self:
-        """Return the settings for groups that come and go.
-
-        Raises:
-            ValueError: the settings do not support that.
-
-        """
-        self.check_eta_of()
-        # Not a delay of a step: CommittedBlock applies the mean before the next one.
-        return replace(self, overlap=1)
-
     def check_eta_of(self) -> None:
         """Check that an automatic momentum can be another one for every mean.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -182,4 +181,4 @@ def make_block(members: Members, context: BlockContext) -> ModelBlock:
     """Create the block of an optimizer, which groups that come and go commit."""
     if context.membership is None:
         return ModelBlock(members, context)
-    return CommittedBlock(members, replace(context, config=context.config.changing_groups()))
+    return CommittedBlock(members, context)

@@ -1,4 +1,4 @@
-"""Health of local models. It keeps NaN and inf out of the global model and its update."""
+"""Health reports: models with NaN or inf, and ranks out of step, end a run before any is sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from torch import Tensor
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
-from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
+from lightning_hier.comm.progress_record import EveryRanksError, named_ranks, ranks_by_value
 from lightning_hier.comm.sharded_tensors import local_tensor
+
+SAME_BATCHES = (
+    "drop_last, a DistributedSampler, limit_train_batches, or a stream that is repeated without end"
+)
+"""Ways to give every rank the same number of batches, for messages."""
 
 
 class NonFiniteModelError(RuntimeError):
     """A local model contains NaN or inf and must not enter the global model."""
+
+
+class OutOfStepError(EveryRanksError):
+    """Ranks reached different synchronisations, or synchronise different parameters."""
 
 
 class Nonfinite(IntFlag):
@@ -187,6 +196,32 @@ class Averaging:
         shares = (of_group.weight for of_group in weights[0])
         mean = sum(p * own for p, own in zip(shares, squares, strict=True))
         return cls(mean, models, tuple(of_fragment[rank // size] for of_fragment in weights))
+
+
+def require_common_point(reports: Sequence[HealthReport]) -> None:
+    """Check that all ranks are at one point.
+
+    Raises:
+        OutOfStepError: they are at different points.
+
+    """
+    if len({(report.point, report.optimizer, report.steps) for report in reports}) > 1:
+        raise OutOfStepError(_positions(reports))
+
+
+def _positions(reports: Sequence[HealthReport]) -> str:
+    ranks = ranks_by_value((r.point, r.optimizer, r.steps, r.batches) for r in reports)
+    positions = "; ".join(
+        f"{named_ranks(members)} at {SyncPoint(point).text}"
+        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {counted(steps, 'step')}"
+        f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
+        for (point, optimizer, steps, batches), members in ranks.items()
+    )
+    return (
+        f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
+        f"give every rank the same number of batches ({SAME_BATCHES}), and validate or save on all "
+        "ranks at the same step."
+    )
 
 
 def require_finite(reports: Sequence[HealthReport], size: int) -> None:

@@ -13,12 +13,10 @@ from lightning_hier.comm.blocks.health import (
     Averaging,
     HealthReport,
     ModelHealth,
-    SyncPoint,
-    require_finite,
-)
-from lightning_hier.comm.blocks.out_of_step import (
     OutOfStepError,
+    SyncPoint,
     require_common_point,
+    require_finite,
 )
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.channel import Channel
