@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,14 @@ class Images(Dataset[ImageItem]):
         return ImageItem(image=image, gt_label=torch.tensor(anomaly), image_path=f"{index}.png")
 
 
+class RankEngine(Engine):
+    """Has a folder for each rank. Ranks that make one at the same time may fail in an Engine."""
+
+    def __init__(self, default_root_dir: Path, **settings: Any) -> None:
+        folder = default_root_dir / f"rank{os.environ['RANK']}"
+        super().__init__(default_root_dir=folder, **settings)
+
+
 def task() -> Task:
     """Return GANomaly for small images, and images of waves."""
     settings: dict[str, Any] = {
@@ -60,6 +70,6 @@ def task() -> Task:
         metric="val_loss",
         load=partial(Generative.load_from_checkpoint, weights_only=False, **settings),
         unused=True,
-        trainer=Engine,
+        trainer=RankEngine,
         steps=80,
     )
