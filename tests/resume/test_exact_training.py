@@ -63,7 +63,7 @@ def test_scaled_gradients(ranks: int, strategy: Any, tmp_path: Path) -> None:
 
 
 class TwoOptimizers(DropoutNet):
-    """Manual optimization, in which the second optimizer steps at every other batch."""
+    """Manual optimization, in which the second optimizer adds up the gradients of two batches."""
 
     def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
         super().__init__(optimizer, seed=seed, by_hand=True)
@@ -72,11 +72,11 @@ class TwoOptimizers(DropoutNet):
         first, second = self.optimizers()
         loss = self.loss(batch)
         first.zero_grad()
-        second.zero_grad()
         self.manual_backward(loss)
         first.step()
         if batch_idx % 2:
             second.step()
+            second.zero_grad()
         self.seen.append(weights(self))
         return loss
 
@@ -89,8 +89,8 @@ class TwoOptimizers(DropoutNet):
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, BMUF_ADAM), (4, BMUF_GTC)])
 def test_two_optimizers_by_hand(ranks: int, strategy: Any, tmp_path: Path) -> None:
-    """Each optimizer is in the middle of its own block."""
-    check_exact(ranks, strategy, tmp_path, make_model=TwoOptimizers)
+    """Each optimizer is in the middle of its own block, and the second between two batches."""
+    check_exact(ranks, strategy, tmp_path, number=6, make_model=TwoOptimizers)
 
 
 def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:

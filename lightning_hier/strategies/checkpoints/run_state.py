@@ -114,8 +114,10 @@ class RunState:
         session = self._session
         blocks, worker, trainer = self._synchroniser.blocks, session.worker, session.trainer
         gradients = session.accumulated_gradients  # empty once training has started
-        # After a complete step, gradients have been used, and the next step clears them.
-        if not gradients and trainer.fit_loop.epoch_loop._should_accumulate():
+        # After a complete step, gradients have been used, and the next step clears them. With
+        # manual optimization, only the module knows which of them it will use.
+        by_hand = not trainer.lightning_module.automatic_optimization
+        if not gradients and (by_hand or trainer.fit_loop.epoch_loop._should_accumulate()):
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         state = {
             "blocks": None if blocks is None else [block.state() for block in blocks],
@@ -136,8 +138,10 @@ class RunState:
         return state
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Load the gradients of an accumulated step."""
-        reach(self.parameters[name] for name in gradients)  # first, because it sets them to zero
+        """Load the gradients of an accumulated step, or all with manual optimization."""
+        # With manual optimization, DDP has reduced each backward pass.
+        if self._session.trainer.lightning_module.automatic_optimization:
+            reach(self.parameters[name] for name in gradients)  # first, as it sets them to zero
         for name, gradient in gradients.items():
             parameter = self.parameters[name]
             parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
