@@ -135,5 +135,5 @@ def _resumed(run: dict[str, Any], resumed: dict[str, Any]) -> str:
     """Return "exact", "announced" or "differs"."""
     if run["tensors"] == resumed["tensors"]:
         return "exact"
-    lines = [line for line in resumed["lines"] if "exact" in line]
-    return "announced" if any("Resuming exactly" not in line for line in lines) else "differs"
+    said = any(line.startswith("this resume is not exact") for line in resumed["lines"])
+    return "announced" if said else "differs"
