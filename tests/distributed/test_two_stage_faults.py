@@ -6,6 +6,7 @@ tests/trainer/test_two_stage.py tests that training continues without a dead ran
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -63,14 +64,16 @@ def _all_ended_alike(outcomes: list[RankOutcome]) -> None:
 
 
 def test_node_that_stops_is_named_by_all_that_wait_for_its_turn() -> None:
+    """On a busy machine, rank 2 may be late as well, and is then named beside rank 1."""
     outcomes = rank_outcomes(_train, 3, 1, "stands still", {"timeout_s": 3.0}, group_size=1)
+    # A node waits for its turn, and for all nodes at the end of the epoch. Either of the two limits
+    # may pass first.
+    limit = "(for the push of a node|at the end of an epoch)"
+    named = rf"{limit}, for ranks? 1\b.*: see the log of ranks? 1\b"
     for rank in (0, 2):
         error = outcomes[rank].error
         assert error is not None and error.startswith("PeerError")
-        # A node waits for its turn, and for all nodes at the end of the epoch. Either of the two
-        # limits may pass first.
-        named = "for the push of a node, for rank 1", "at the end of an epoch, for rank 1"
-        assert ("see the log of rank 1" in error and any(text in error for text in named)) or (
+        assert re.search(named, error) or (
             rank == 2 and "rank 0" in error  # the node of the master has ended first
         )
 
