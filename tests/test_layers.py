@@ -14,6 +14,7 @@ import pytest
 PACKAGE = "lightning_hier"
 # From the lowest to the highest. A layer imports from itself and lower layers.
 LAYERS = (
+    "reference",
     "algorithms",
     "comm",
     "planning",
@@ -29,6 +30,7 @@ LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_ut
 # Only the command line uses the planner.
 PLANNER = f"{PACKAGE}.planning"
 FORBIDDEN = {
+    "reference": ("torch.distributed", *LIGHTNING),
     "algorithms": ("torch.distributed", *LIGHTNING),
     "comm": LIGHTNING,
     "planning": LIGHTNING,
