@@ -1,1 +1,1 @@
-"""Trained models equal float64 twins of the equations, and each other where theory says so."""
+"""Trained models equal the reference in float64, and each other where theory says so."""

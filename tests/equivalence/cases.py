@@ -1,20 +1,22 @@
-"""Training runs in two forms: for a Trainer on real ranks, and for a twin."""
+"""Training runs in two forms: for a Trainer on real ranks, and for the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import Strategy
-from torch import nn
+from torch import Tensor, nn
 
+import lightning_hier as lh
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
 from lightning_hier.algorithms import exchange_chunks
+from lightning_hier.reference import BlockMomentum, DiLoCo, Method, Training, Worker
 from tests.equivalence.tasks import (
     B_PERIOD,
     Batch,
@@ -23,14 +25,24 @@ from tests.equivalence.tasks import (
     TwoOptimizers,
     batch_of,
     loader,
-    loss_on,
+    loss_of,
     make_net,
     rank_number,
 )
-from tests.equivalence.twins import Recipe, Sgd, Twin, Values
 from tests.trainer import fitting
 
 StrategyMaker = Callable[[], Strategy | str]
+Values = dict[str, Tensor]
+
+
+class AutoDiLoCo(DiLoCo):
+    """SGD as outer optimizer with the momentum 1 - nu / N for the mean of N models."""
+
+    def step(self, G: Tensor, n: float) -> None:
+        """Set the momentum, and make the step."""
+        [group] = self.optimizer.param_groups
+        group["momentum"] = 1 - group["lr"] / n
+        super().step(G, n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,90 +52,96 @@ class Case:
     Attributes:
         name: name in the test report.
         strategy: makes a new strategy, because two Trainers cannot share one.
-        recipe: settings of the strategy in the papers' symbols.
+        method: settings of the strategy for the reference.
+        world: number of workers.
+        by_samples: whether groups count by their samples.
         net: a key of ``NETS``.
         batches: number of batches of each rank in one epoch.
         epochs: number of passes over the same batches.
         accumulate: number of batches in a step.
         lr: learning rate.
         momentum: momentum of SGD.
+        rule: makes another optimizer than SGD.
+        biases: settings of this optimizer for biases, if they are different.
+        options: further settings of this optimizer, which the reference does not have.
+        frozen_too: whether the optimizer holds frozen parameters as well.
         compiled: whether the module is compiled.
         trainer: further arguments of the Trainer.
-        tolerance: largest difference from the twin.
+        tolerance: largest difference from the reference.
 
     """
 
     name: str
     strategy: StrategyMaker
-    recipe: Recipe = field(default_factory=Recipe)
+    method: Method = field(default_factory=Method)
+    world: int = 4
+    by_samples: bool = False
     net: str = "mlp"
     batches: int = 7
     epochs: int = 1
     accumulate: int = 1
     lr: float = 0.1
     momentum: float = 0.0
+    rule: Any = None
+    biases: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    frozen_too: bool = False
     compiled: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-10
 
-    @staticmethod
-    def recipe_of(strategy: Callable[[], Any], world: int) -> Recipe:
-        """Settings of a strategy in the papers' symbols."""
-        return Recipe(**symbols_of(strategy, world))
-
-    def optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the trainable parameters of a network."""
-        trainable = [p for p in net.parameters() if p.requires_grad]
-        return torch.optim.SGD(trainable, lr=self.lr, momentum=self.momentum)
-
-    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
-        """The twin, with one optimizer for each list of parameter names."""
-        sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
-        return Twin(net, self.recipe, sgds)
-
-
-AnyCase = TypeVar("AnyCase", bound=Case)
+    def optimizer(self, net: nn.Module, *, plain: bool = False) -> torch.optim.Optimizer:
+        """The optimizer of a network, or a ``plain`` one without the options."""
+        held = {n: p for n, p in net.named_parameters() if p.requires_grad or self.frozen_too}
+        if self.rule is None:
+            return torch.optim.SGD(held.values(), lr=self.lr, momentum=self.momentum)
+        groups: list[dict[str, Any]] = [{"params": list(held.values())}]
+        if self.biases is not None:
+            biases = [p for n, p in held.items() if n.endswith("bias")]
+            others = [p for n, p in held.items() if not n.endswith("bias")]
+            groups = [{"params": others}, {"params": biases, **self.biases}]
+        optimizer: torch.optim.Optimizer = self.rule(groups, **({} if plain else self.options))
+        return optimizer
 
 
 def case(
-    name: str,
-    strategy: Any = HierarchicalStrategy,
-    *,
-    kind: Any = Case,
-    sync: Any = BMUF,
-    world: int = 4,
-    **settings: Any,
-) -> Any:
-    """A run of a strategy without warm-up, with the recipe of the same settings.
+    name: str, strategy: Any = HierarchicalStrategy, *, sync: Any = BMUF, **settings: Any
+) -> Case:
+    """A run of a strategy without warm-up, and the same settings for the reference.
 
     Args:
         name: name in the test report.
         strategy: a preset, or `HierarchicalStrategy` with a `sync` and a GTC. Those are created
             from the settings that are fields of their classes.
-        kind: class of the case. It takes the settings that are its fields.
         sync: class of the block synchronisation.
-        world: number of workers.
-        settings: the remaining settings are arguments of the strategy.
+        settings: fields of the case, and arguments of the strategy.
 
     """
-    of_case = _taken(settings, kind)
+    of_case = _taken(settings, Case)
     if strategy is HierarchicalStrategy:
         gtc = _taken(settings, GTC)
         settings["gradient_sync"] = GTC(**gtc) if gtc else None
         settings["block_sync"] = sync(**_taken(settings, sync))
     make = partial(strategy, **{"warmup_steps": 0, **settings})
-    return kind(name=name, strategy=make, recipe=kind.recipe_of(make, world), **of_case)
+    own = Case(name=name, strategy=make, **of_case)
+    return replace(own, **_symbols_of(make, own.world))
 
 
-def changed(base: AnyCase, name: str, **settings: Any) -> AnyCase:
+def fragment_case(name: str, sync: Any = lh.DiLoCo, *, group: int = 1, **settings: Any) -> Case:
+    """A run in blocks of four steps of SGD with momentum."""
+    own = {"block_size": 4, "momentum": 0.8, "lr": 0.05, "batches": 11}
+    more = {"find_unused_parameters": True, "sync": sync, "group_size": group}
+    return case(name, **{**own, **more, **settings})
+
+
+def changed(base: Case, name: str, **settings: Any) -> Case:
     """The same run with another name and other settings of its strategy."""
     strategy: Any = base.strategy
     sync = strategy.keywords.get("block_sync")
     if sync is not None:
         settings["block_sync"] = replace(sync, **_taken(settings, type(sync)))
     make = partial(strategy, **settings)
-    recipe = base.recipe_of(make, base.recipe.world)
-    return replace(base, name=name, strategy=make, recipe=recipe)
+    return replace(base, name=name, strategy=make, **_symbols_of(make, base.world))
 
 
 def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -131,26 +149,48 @@ def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
     return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
 
 
-def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
-    """Arguments of a recipe from the settings of a strategy."""
+def _symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
+    """What the settings of a strategy are for the reference."""
     instance = strategy()
     sync, gtc = instance.block_sync, instance.gradient_sync
     group = world if instance.group_size == "world" else instance.group_size
-    symbols = {"world": world, "group": group, "warmup": instance.warmup_steps}
+    symbols = {"group": group, "warmup": instance.warmup_steps}
     if isinstance(gtc, GTC) and gtc.threshold != "auto":
         symbols |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below}
     if sync is not None:
-        eta = getattr(sync, "block_momentum", 0.0)
         symbols |= {
             "tau": sync.block_size,
-            "eta": 1 - group / world if eta == "auto" else eta,  # N of eta is the number of groups
-            "zeta": getattr(sync, "block_lr", 1.0),
-            "look_ahead": getattr(sync, "nesterov", True),
-            "update_from": getattr(sync, "update_from", "global"),
-            "local_momentum": getattr(sync, "local_momentum", "keep"),
-            "overlap": getattr(sync, "overlap", False),
+            "outer": _outer_of(sync),
+            "moments": getattr(sync, "moments", "keep"),
+            "moments_every": getattr(sync, "moments_every", 1),
+            "momentum": getattr(sync, "local_momentum", "keep"),
+            "fragments": sync.fragments,
+            # A single group has no exchange, and so no delay.
+            "delay": sync.delay(sync.steps) if sync.overlap and group < world else 0,
+            "merge": sync.merge,
         }
-    return symbols
+    by_samples = sync is not None and sync.weighting == "samples"
+    return {"method": Method(**symbols), "by_samples": by_samples}
+
+
+def _outer_of(sync: Any) -> Any:
+    """The outer step of a block synchronisation."""
+    if isinstance(sync, lh.DiLoCo):
+        mu = 0.5 if sync.outer_momentum == "auto" else sync.outer_momentum
+        nesterov = sync.nesterov and mu > 0
+        sgd = partial(torch.optim.SGD, lr=sync.outer_lr, momentum=mu, nesterov=nesterov)
+        kind = AutoDiLoCo if sync.outer_momentum == "auto" else DiLoCo
+        return partial(kind, optimizer=sync.outer_optimizer or sgd)
+    if isinstance(sync, lh.ModelAveraging):
+        return partial(BlockMomentum, eta=0.0)
+    return partial(
+        BlockMomentum,
+        eta=None if sync.block_momentum == "auto" else sync.block_momentum,
+        zeta=getattr(sync, "block_lr", 1.0),
+        c=getattr(sync, "c", 1.0),
+        nesterov=sync.nesterov,
+        literal=getattr(sync, "update_from", "global") == "start",
+    )
 
 
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
@@ -204,53 +244,60 @@ def state_of(net: nn.Module) -> Values:
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def make_twin(case: Case) -> Twin:
-    """The twin of a case, before its first step."""
-    net = make_net(case.net)
-    trainable = [name for name, p in net.named_parameters() if p.requires_grad]
-    prefixes = ("a", "b") if isinstance(net, Pair) else ("",)
-    return case.twin(net, [tuple(n for n in trainable if n.startswith(p)) for p in prefixes])
+def make_reference(case: Case) -> Training:
+    """The reference with the settings of a case, before its first step."""
+    workers = []
+    for _ in range(case.world):
+        net = make_net(case.net)
+        parts = (net.a, net.b) if isinstance(net, Pair) else (net,)
+        workers.append(Worker(net, [case.optimizer(part, plain=True) for part in parts]))
+    return Training(workers, case.method)
 
 
-def run_twin(case: Case) -> Twin:
-    """Train the twin through all epochs."""
-    twin = make_twin(case)
+def run_reference(case: Case, batch_of: Callable[[int, int], Batch] = batch_of) -> Training:
+    """Train the reference through all epochs."""
+    training = make_reference(case)
     for number in range(case.epochs * case.batches):
-        train_batch(case, twin, number)
-    return twin
+        train_batch(case, training, number, batch_of)
+    return training
 
 
 def train_batch(
-    case: Case, twin: Twin, count: int, *, batch_of: Callable[[int, int], Batch] = batch_of
+    case: Case,
+    training: Training,
+    count: int,
+    batch_of: Callable[[int, int], Batch] = batch_of,
 ) -> None:
-    """Train the twin on one more batch.
+    """Train the reference on one more batch.
 
     Args:
         case: the run.
-        twin: the twin of the case.
-        count: number of batches that the twin has trained.
+        training: the reference with the settings of the case.
+        count: number of batches that it has trained.
         batch_of: the batch of a rank by its number in the epoch.
 
     """
     number = count % case.batches
-    losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
-    if case.net == "pair":
-        twin.backward([_part(loss, "a") for loss in losses])
-        twin.step(0)
-        if number % B_PERIOD == B_PERIOD - 1:
-            twin.backward([_part(loss, "b") for loss in losses])
-            twin.step(1)
-        return
-    twin.backward(losses, accumulate=case.accumulate)
-    # Lightning also steps at the last batch of an epoch if it has accumulated fewer batches.
-    if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
-        twin.step()
+    ranks = range(case.world)
+    batches = [batch_of(rank, number) for rank in ranks]
+    parts = ("a", "b") if case.net == "pair" else ("",)
+    for index, part in enumerate(parts):
+        if index == 1 and number % B_PERIOD != B_PERIOD - 1:
+            return
+        for worker, batch in zip(training.workers, batches, strict=True):
+            net: Any = getattr(worker.model, part) if part else worker.model
+            (loss_of(net, batch) / case.accumulate).backward()
+        # Lightning also steps at the last batch of an epoch if it has accumulated fewer batches.
+        if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
+            first = number + 1 - B_PERIOD if index else number - number % case.accumulate
+            own = [sum(len(batch_of(r, n).x) for n in range(first, number + 1)) for r in ranks]
+            training.step(index, own if case.by_samples else None)
 
 
-def _part(
-    loss: Callable[[nn.Module], torch.Tensor], part: str
-) -> Callable[[nn.Module], torch.Tensor]:
-    return lambda net: loss(getattr(net, part))
+def parameters_of(worker: Worker) -> Values:
+    """A copy of the trained parameters of a worker of the reference."""
+    named = worker.model.named_parameters()
+    return {name: p.detach().clone() for name, p in named if p.requires_grad}
 
 
 def difference(one: Values, other: Values) -> float:

@@ -1,4 +1,4 @@
-"""Networks, batches, a loss and modules that a twin and a Trainer share."""
+"""Networks, batches, a loss and modules that the reference and a Trainer share."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier import BMUFGTCStrategy, GTCStrategy
-from tests.equivalence.cases import Case, case, fit, identical
-from tests.equivalence.twins import Values
+from tests.equivalence.cases import Case, Values, case, fit, identical
 from tests.ranks import run_ranks
 
 STEPS = 120

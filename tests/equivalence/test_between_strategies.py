@@ -15,8 +15,7 @@ from lightning_hier import (
     HierarchicalStrategy,
     ModelAveragingStrategy,
 )
-from tests.equivalence.cases import Case, case, difference, fit_all, identical
-from tests.equivalence.twins import Values
+from tests.equivalence.cases import Case, Values, case, difference, fit_all, identical
 from tests.ranks import run_ranks
 
 MOMENTUM: dict[str, Any] = {"momentum": 0.8, "lr": 0.05}

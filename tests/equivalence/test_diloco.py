@@ -1,4 +1,4 @@
-"""DiLoCo on four ranks under a Trainer: final models equal twins with an outer optimizer."""
+"""DiLoCo on four ranks under a Trainer: final models equal the reference's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,30 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
+from lightning_hier import DiLoCo
+from lightning_hier.reference import BlockMomentum
 from tests.equivalence.cases import (
+    Case,
+    Values,
+    case,
     difference,
     fit_all,
     fit_in_chunks,
     identical,
-    run_twin,
+    run_reference,
 )
-from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, outer_case, sgd_
-from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
+
+ADAMW = {"outer_optimizer": partial(torch.optim.AdamW, lr=0.02, betas=(0.6, 0.9), weight_decay=0.1)}
+
+
+def outer_case(name: str, *, group: int = 1, **settings: Any) -> Case:
+    """A run of DiLoCo with these settings."""
+    own = {"block_size": 3, "momentum": 0.8, "lr": 0.05, "find_unused_parameters": True}
+    return case(name, sync=DiLoCo, group_size=group, **{**own, **settings})
+
 
 CASES: list[Any] = [
     outer_case("the paper's defaults"),
@@ -26,16 +39,14 @@ CASES: list[Any] = [
     outer_case("momentum from the number of groups", outer_momentum="auto", outer_lr=1.0),
     outer_case("classical momentum", nesterov=False, outer_momentum=0.5),
     outer_case("no momentum", outer_momentum=0.0, outer_lr=1.3),
-    outer_case("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW),
-    outer_case(
-        "AdamW outside, sharded", ADAM_OUTSIDE, outer_optimizer=ADAMW, group=2, across="sharded"
-    ),
-    outer_case("after a warm-up", group=2, run={"warmup": 4, "batches": 12}),
-    outer_case("blocks across epochs", run={"batches": 4, "epochs": 3}),
-    outer_case("BatchNorm", group=2, run={"net": "batch_norm"}),
-    outer_case("two optimizers", group=2, block_size=2, run={"net": "pair", "batches": 16}),
-    outer_case("overlapping", overlap=True, run={"batches": 11}),
-    outer_case("AdamW outside, overlapping", ADAM_OUTSIDE, outer_optimizer=ADAMW, overlap=True),
+    outer_case("AdamW outside", **ADAMW),
+    outer_case("AdamW outside, sharded", **ADAMW, group=2, across="sharded"),
+    outer_case("after a warm-up", group=2, warmup_steps=4, batches=12),
+    outer_case("blocks across epochs", batches=4, epochs=3),
+    outer_case("BatchNorm", group=2, net="batch_norm"),
+    outer_case("two optimizers", group=2, block_size=2, net="pair", batches=16),
+    outer_case("overlapping", overlap=True, batches=11),
+    outer_case("AdamW outside, overlapping", **ADAMW, overlap=True),
 ]
 
 
@@ -46,8 +57,8 @@ def states() -> list[dict[str, Values]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
-    expected = run_twin(case).global_model()
+def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
+    expected = run_reference(case).global_model()
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
         assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
@@ -55,22 +66,23 @@ def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Value
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_outer_step_matters(case: Any) -> None:
-    """A twin that only averages the models has another final model."""
-    plain = replace(case, outer_=partial(sgd_, nu=1.0, mu=0.0, nesterov=False))
-    assert difference(run_twin(plain).global_model(), run_twin(case).global_model()) > 1e-6
+    """A reference that only averages the models has another final model."""
+    plain = replace(case, method=replace(case.method, outer=partial(BlockMomentum, eta=0.0)))
+    assert (
+        difference(run_reference(plain).global_model(), run_reference(case).global_model()) > 1e-6
+    )
 
 
-_LOOKING = {"trainer": {"val_check_interval": 1}, "batches": 11}
+_LOOKING: dict[str, Any] = {"trainer": {"val_check_interval": 1}, "batches": 11}
 CUT = [
-    outer_case("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW, run=_LOOKING),
+    outer_case("AdamW outside", **ADAMW, **_LOOKING),
     outer_case(
         "AdamW outside, sharded, overlapping",
-        ADAM_OUTSIDE,
-        outer_optimizer=ADAMW,
+        **ADAMW,
         group=2,
         across="sharded",
         overlap=True,
-        run=_LOOKING,
+        **_LOOKING,
     ),
 ]
 
@@ -84,6 +96,6 @@ def cut_states() -> list[dict[str, Values]]:
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_are_stepped_as_one_model(case: Any, cut_states: list[dict[str, Values]]) -> None:
     """Each chunk has its own step counts, which an evaluation does not change."""
-    expected = run_twin(case).global_model()
+    expected = run_reference(case).global_model()
     for state in cut_states:
         assert difference(state[case.name], expected) < 1e-10

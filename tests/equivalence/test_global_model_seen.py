@@ -1,11 +1,12 @@
 """Validation, callbacks and checkpoints see the global model, and do not change training.
 
 Every case runs twice on four ranks: with validation and checkpoints in the middle of blocks, and
-without. Every model that was seen is compared with the twin's global model after the same batch.
+without. Every model that was seen is compared with that of the reference after the same batch.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ import pytest
 import torch
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy
-from tests.equivalence.cases import Case, case, difference, identical, make_net
-from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, outer_case
+from tests.equivalence.cases import (
+    Case,
+    Values,
+    case,
+    difference,
+    fragment_case,
+    identical,
+    make_net,
+)
 from tests.equivalence.tasks import Regression
-from tests.equivalence.twins import Values
-from tests.equivalence.watching import Seen, twin_seen, watch_both
+from tests.equivalence.watching import Seen, reference_seen, watch_both
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
@@ -37,12 +44,12 @@ def _two_tiers(name: str, across: str = "leader", **settings: Any) -> Case:
     return _case(name, group_size=2, across=across, momentum=0.5, **settings)
 
 
-def _outer(name: str, *args: Any, **settings: Any) -> Case:
-    run = {"trainer": {"val_check_interval": 1}}
-    result: Case = outer_case(f"DiLoCo, {name}", *args, run=run, **settings)
-    return result
+def _outer(name: str, **settings: Any) -> Case:
+    own = {"trainer": {"val_check_interval": 1}, "block_size": 3, "batches": 7, **settings}
+    return fragment_case(f"DiLoCo, {name}", **own)
 
 
+ADAMW = partial(torch.optim.AdamW, lr=0.02, betas=(0.6, 0.9), weight_decay=0.1)
 _AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
 _GTC = {"threshold": 0.02, "dense_below": 0, "net": "batch_norm"}
 CASES = [
@@ -66,8 +73,8 @@ CASES = [
         **_GTC,
     ),
     _outer("groups of two", group=2),
-    _outer("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW),
-    _outer("AdamW outside, overlapping", ADAM_OUTSIDE, outer_optimizer=ADAMW, overlap=True),
+    _outer("AdamW outside", outer_optimizer=ADAMW),
+    _outer("AdamW outside, overlapping", outer_optimizer=ADAMW, overlap=True),
     case("GTC, BatchNorm", GTCStrategy, trainer={"val_check_interval": 1}, **_GTC),
 ]
 DROPOUT = _bmuf("dropout", net="dropout")
@@ -89,8 +96,8 @@ def runs(folder: Path) -> Runs:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, dict[int, Values]]:
-    """The twin's global model after every batch for each case."""
-    return {own.name: twin_seen(own, looking=True)[0].validated for own in CASES}
+    """The reference's global model after every batch for each case."""
+    return {own.name: reference_seen(own, looking=True)[0].validated for own in CASES}
 
 
 def _assert_seen(seen: dict[int, Values], expected: dict[int, Values]) -> None:

@@ -1,4 +1,4 @@
-"""PSP-SGD on a simulated network equals synchronous SGD, Adam, or a twin with partial pushes.
+"""PSP-SGD on a simulated network equals synchronous SGD, Adam, or the reference's servers.
 
 The tolerance of 1e-10 only allows for sums of float64 in another order.
 """
@@ -15,8 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.psp.settings import PSPSettings
-from tests.equivalence.optimizer_twins import Adam, Sgd
-from tests.equivalence.psp_twins import Push, partial, summed, synchronous
+from lightning_hier.reference import Server
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 12
@@ -70,6 +69,19 @@ def train(
     return models[0]
 
 
+def together(make: Make, *, workers: int = WORKERS, summed: bool = False) -> list[Tensor]:
+    """One optimizer with the mean, or the sum, of the gradients of all workers at every step."""
+    w = [Parameter(value) for value in start()]
+    optimizer = make(w)
+    for step in range(STEPS):
+        own = [loss_gradients(worker, step, w) for worker in range(workers)]
+        for parameter, same in zip(w, zip(*own, strict=True), strict=True):
+            total = torch.stack(same).sum(0)
+            parameter.grad = total if summed else total / workers
+        optimizer.step()
+    return [value.detach() for value in w]
+
+
 def assert_same(trained: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for one, other in zip(trained, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
@@ -87,15 +99,13 @@ def test_all_pushes_and_all_blocks_are_synchronous_sgd_at_n_times_the_rate(
     settings: dict[str, Any],
 ) -> None:
     trained = train(lambda p: optim.SGD(p, lr=0.01, **settings))
-    rule = Sgd(lr=0.01 * WORKERS, **settings)
-    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.01 * WORKERS, **settings)))
 
 
 @pytest.mark.parametrize("settings", SGD)
 def test_without_linear_scaling_the_rate_stays(settings: dict[str, Any]) -> None:
     trained = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
-    rule = Sgd(lr=0.01, **settings)
-    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.01, **settings)))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -107,8 +117,9 @@ def test_adam_is_one_adam_on_the_summed_gradients(weight_decay: float) -> None:
     times the decay, which is added to the gradient. The test uses a large eps, so that it matters.
     """
     trained = train(lambda p: optim.Adam(p, lr=0.005, eps=1e-2, weight_decay=weight_decay))
-    rule = Adam(lr=0.005 * WORKERS, eps=1e-2 * WORKERS, weight_decay=weight_decay * WORKERS)
-    assert_same(trained, summed(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    settings = {"lr": 0.005, "eps": 1e-2, "weight_decay": weight_decay}
+    scaled: Any = {name: value * WORKERS for name, value in settings.items()}
+    assert_same(trained, together(lambda p: optim.Adam(p, **scaled), summed=True))
 
 
 def test_warm_up_is_the_mean_at_the_unscaled_rate_for_any_settings() -> None:
@@ -119,8 +130,7 @@ def test_warm_up_is_the_mean_at_the_unscaled_rate_for_any_settings() -> None:
         min_pulled=0.3,
         warmup_steps=STEPS,
     )
-    rule = Sgd(lr=0.05, momentum=0.9)
-    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=WORKERS, steps=STEPS))
+    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.05, momentum=0.9)))
 
 
 def test_a_rendezvous_changes_nothing() -> None:
@@ -141,7 +151,7 @@ def test_all_pushes_and_all_blocks_give_the_same_bits_for_any_latency(seed: int)
     assert all(torch.equal(one, other) for one, other in zip(calm, stormy, strict=True))
 
 
-def test_partial_pushes_follow_the_twin() -> None:
+def test_partial_pushes_follow_the_reference() -> None:
     """With c = 2 of 3, worker 2 takes 2.5 times as long, so that its first two gradients are late.
 
     Workers 0 and 1 push at 1, 2, 3 and 4. Worker 2 pushes at 2.5 (late: the servers have version
@@ -155,11 +165,21 @@ def test_partial_pushes_follow_the_twin() -> None:
         steps=4,
         min_pushes=2,
     )
-    both = [[Push(0, step, step), Push(1, step, step)] for step in range(4)]
-    # The gradients of worker 2 with versions 0 and 2 are dropped. Afterwards, it is alone.
-    alone = [[Push(2, 2, 4)], [Push(2, 3, 5)]]
-    rule = Sgd(lr=0.02, momentum=0.9)
-    assert_same(trained, partial(start(), loss_gradients, rule, both + alone))
+    w = [Parameter(value) for value in start()]
+    server = Server(w, optim.SGD(w, lr=0.02, momentum=0.9), c=2)
+    late = loss_gradients(2, 0, w)
+    for step in range(4):
+        own = [loss_gradients(worker, step, w) for worker in (0, 1)]
+        for gradient in own:
+            server.push(gradient, step)
+        if step == 1:
+            server.push(late, 0)
+            late = loss_gradients(2, 1, w)
+    server.push(late, 2)
+    server.c = 1  # worker 2 is alone
+    for step in (2, 3):
+        server.push(loss_gradients(2, step, w), server.t)
+    assert_same(trained, [value.detach() for value in w])
 
 
 def test_a_server_with_a_push_timeout_takes_the_late_gradient() -> None:
@@ -172,5 +192,4 @@ def test_a_server_with_a_push_timeout_takes_the_late_gradient() -> None:
         min_pushes=2,
         push_timeout_s=1.6,
     )
-    rule = Sgd(lr=0.02 * 3)
-    assert_same(trained, synchronous(start(), loss_gradients, rule, workers=3, steps=STEPS))
+    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.02 * 3), workers=3))

@@ -1,4 +1,4 @@
-"""Models of runs with quantised updates stay close to an exact twin over many blocks."""
+"""Models of runs with quantised updates stay close to the exact reference over many blocks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from lightning_hier import BMUFStrategy
-from tests.equivalence.cases import Case, case, difference, fit_all, identical, run_twin
-from tests.equivalence.twins import Values
+from tests.equivalence.cases import (
+    Case,
+    Values,
+    case,
+    difference,
+    fit_all,
+    identical,
+    run_reference,
+)
 from tests.ranks import run_ranks
 
 # Largest difference of the final models, relative to the largest value of a tensor. It does not
@@ -36,8 +43,8 @@ def states() -> list[dict[str, Values]]:
 
 
 @pytest.mark.parametrize("own", CASES, ids=lambda own: own.name)
-def test_final_model_is_close_to_the_exact_twin(own: Case, states: list[dict[str, Values]]) -> None:
-    error = difference(states[0][own.name], run_twin(own).global_model())
+def test_final_model_is_close_to_the_exact_one(own: Case, states: list[dict[str, Values]]) -> None:
+    error = difference(states[0][own.name], run_reference(own).global_model())
     assert 1e-6 < error < BOUNDS[own.name.split(",")[0]]
     for rank in (1, 2, 3):
         assert identical(states[rank][own.name], states[0][own.name]), f"rank {rank}"

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from lightning_hier import BMUFStrategy, ModelAveragingStrategy
-from tests.equivalence.cases import Case, case, difference, make_twin, train_batch
+from tests.equivalence.cases import (
+    Case,
+    case,
+    difference,
+    make_reference,
+    parameters_of,
+    train_batch,
+)
 from tests.equivalence.tasks import make_net
 from tests.equivalence.watching import Seen, watch_all
 from tests.ranks import run_ranks
@@ -102,8 +109,8 @@ def test_schedulers_see_what_training_goes_on_with(name: str, seen: list[dict[st
     for rank, own in enumerate(seen):
         scheduled = own[name].scheduled
         assert len(scheduled) == case.epochs * case.batches // case.accumulate
-        twin, steps = make_twin(case), iter(scheduled)
+        reference, steps = make_reference(case), iter(scheduled)
         for number in range(case.epochs * case.batches):
-            train_batch(case, twin, number)
+            train_batch(case, reference, number)
             if (number + 1) % case.accumulate == 0:
-                assert difference(next(steps), twin.local_model(rank)) < 1e-10
+                assert difference(next(steps), parameters_of(reference.workers[rank])) < 1e-10

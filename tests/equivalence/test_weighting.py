@@ -1,85 +1,91 @@
-"""Groups that are weighted by the samples of their blocks, compared with float64 twins."""
+"""Groups that are weighted by the samples of their blocks, compared with the reference."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from lightning_hier import BMUF, BMUFAdam, DiLoCo, HierarchicalStrategy, ModelAveraging
-from tests.equivalence.adam_twins import Rule
-from tests.equivalence.cases import difference, identical, make_twin, state_of, train_batch
-from tests.equivalence.tasks import Batch, loss_on, make_net, rank_number
-from tests.equivalence.twins import Values
-from tests.equivalence.weighted_twins import (
-    BlocksCase,
-    WeightedAdamCase,
-    batch,
-    blocks_case,
-    fit_by_samples,
-    run_by_samples,
-    weighted,
+from lightning_hier import BMUF, BMUFAdam, HierarchicalStrategy, ModelAveraging
+from tests.equivalence.cases import (
+    Case,
+    Values,
+    case,
+    difference,
+    fragment_case,
+    identical,
+    make_module,
+    make_trainer,
+    run_reference,
+    state_of,
 )
+from tests.equivalence.tasks import Batch, batch_of, loss_on, make_net, rank_number
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, weights
 
-_ADAM: dict[str, Any] = {
-    "kind": WeightedAdamCase, "sync": BMUFAdam, "rule": Rule(lr=0.02, betas=(0.5, 0.99)),
-    "local_beta1": "keep", "block_size": 4, "batches": 15,
-}  # fmt: skip
-_SGD: dict[str, Any] = {"kind": BlocksCase, "sync": BMUF}
-BLOCKS: list[Any] = [
-    blocks_case("two optimizers", **_SGD, net="pair", block_size=2, batches=20),
-    blocks_case("averaged momentum", **_SGD, local_momentum="average", momentum=0.8, block_size=3),
+SAMPLES: dict[str, Any] = {"weighting": "samples"}
+AUTO: dict[str, Any] = {"outer_momentum": "auto"}
+SEEN: dict[str, Any] = {"trainer": {"val_check_interval": 1}}
+_weighted: Any = partial(fragment_case, **SAMPLES)
+_adam: Any = partial(
+    case,
+    sync=BMUFAdam,
+    rule=partial(torch.optim.Adam, lr=0.02, betas=(0.5, 0.99)),
+    **{"local_beta1": "keep", "block_size": 4, "batches": 15, **SAMPLES},
+)
+CASES: list[Case] = [
+    _weighted("fragments", fragments=2, outer_lr=1.0, **SEEN, **AUTO),
+    _weighted("fragments, delay, merge", fragments=2, overlap=3, merge=0.5, **SEEN, **AUTO),
+    _weighted("a merge that gives up steps", ModelAveraging, overlap=2, merge=0.0, **SEEN),
+    _weighted("a delay of a block, groups", overlap=True, group=2, across="sharded", **AUTO),
+    _weighted("averages in fragments", ModelAveraging, local_momentum="keep", fragments=3),
+    _weighted("BMUF, BatchNorm", BMUF, net="batch_norm"),
+    _weighted("BMUF in fragments", BMUF, fragments=2, block_lr=0.8, c=1.1, epochs=2, **SEEN),
+    _weighted("a delay, BatchNorm", BMUF, fragments=2, overlap=2, net="batch_norm", **SEEN),
+    _weighted("BMUF, groups, accumulation", BMUF, group=2, accumulate=2, batches=22),
+    # Each optimizer counts its own samples, and momentum is weighted as the model is.
+    case("two optimizers", group_size=1, net="pair", block_size=2, batches=20, **SAMPLES),
+    _weighted("averaged momentum", BMUF, local_momentum="average", block_size=3, batches=7),
+    _adam("Adam", group_size=1),
+    _adam("moments every second block", group_size=2, moments_every=2),
+    _adam("late moments", group_size=1, overlap=3, moments_every=2),
 ]
 
-AUTO: dict[str, Any] = {"outer_momentum": "auto"}
-SEEN = {"trainer": {"val_check_interval": 1}}
-CASES: list[Any] = [
-    weighted("fragments", DiLoCo, fragments=2, outer_lr=1.0, run=SEEN, **AUTO),
-    weighted(
-        "fragments, delay, merge", DiLoCo, fragments=2, overlap=3, merge=0.5, run=SEEN, **AUTO
-    ),
-    weighted("a merge that gives up steps", ModelAveraging, overlap=2, merge=0.0, run=SEEN),
-    weighted("a delay of a block, groups", DiLoCo, overlap=True, group=2, across="sharded", **AUTO),
-    weighted("averages in fragments", ModelAveraging, local_momentum="keep", fragments=3),
-    weighted("BMUF, BatchNorm", BMUF, run={"net": "batch_norm"}),
-    weighted(
-        "BMUF in fragments", BMUF, fragments=2, block_lr=0.8, c=1.1, run={**SEEN, "epochs": 2}
-    ),
-    weighted("a delay, BatchNorm", BMUF, fragments=2, overlap=2, run={"net": "batch_norm", **SEEN}),
-    weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
-    blocks_case("Adam", **_ADAM),
-    blocks_case("moments every second block", **_ADAM, group_size=2, moments_every=2),
-    blocks_case("late moments", **_ADAM, overlap=3, moments_every=2),
-]
+
+def _batch(own: Case, rank: int, number: int) -> Batch:
+    """A batch whose size differs between groups and between batches."""
+    group = rank // own.method.group
+    return batch_of(rank, number, (2, 7, 4, 12)[group] + (number * (group + 1)) % 3)
+
+
+def _fit_by_samples(cases: Sequence[Case]) -> dict[str, Values]:
+    """Train the cases one after the other on this rank, and return their final states."""
+    states = {}
+    for own in cases:
+        module = make_module(own, seed=rank_number())
+        data: Any = [_batch(own, rank_number(), number) for number in range(own.batches)]
+        validation: Any = DataLoader(data[:1], batch_size=None)
+        make_trainer(own).fit(module, DataLoader(data, batch_size=None), validation)
+        states[own.name] = state_of(module.net)
+    return states
 
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states of every rank."""
-    return run_ranks(fit_by_samples, 4, [*CASES, *BLOCKS])
+    return run_ranks(_fit_by_samples, 4, CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_final_model_is_that_of_the_twin(case: Any, states: list[dict[str, Values]]) -> None:
-    expected = run_by_samples(case).global_model()
+def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
+    expected = run_reference(case, partial(_batch, case)).global_model()
     assert difference(states[0][case.name], expected) < 1e-10
     for rank in (1, 2, 3):
         assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
-
-
-@pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case.name)
-def test_momentum_and_optimizers(case: Any, states: list[dict[str, Values]]) -> None:
-    """Momentum is weighted as the model is, and each optimizer counts its own samples."""
-    twin: Any = make_twin(case)
-    for number in range(case.batches):
-        twin.count([len(batch(case, rank, number).x) for rank in range(4)])
-        train_batch(case, twin, number, batch_of=partial(batch, case))
-    for state in states:
-        assert difference(state[case.name], twin.global_model()) < 1e-10
 
 
 class Counted(Net):
@@ -94,7 +100,7 @@ def _plain_loop(own: Any, world: int) -> Values:
     net = make_net(own.net)
     optimizer = torch.optim.SGD(net.parameters(), lr=own.lr)
     for number in range(own.batches):
-        of_ranks = [batch(own, rank, number) for rank in range(world)]
+        of_ranks = [_batch(own, rank, number) for rank in range(world)]
         union = Batch(*(torch.cat(parts) for parts in zip(*of_ranks, strict=True)))
         optimizer.zero_grad()
         loss_on(union)(net).backward()
@@ -122,10 +128,10 @@ _SENDS = [{}, {"across_dtype": "int8"}, {"across_density": 0.999}]
 @pytest.mark.parametrize(("world", "group"), [(2, 1), (4, 1), (4, 2)])
 def test_blocks_of_a_step_are_steps_with_one_large_batch(world: int, group: int) -> None:
     """This includes quantised and sparse updates, which are added within a host."""
-    settings: dict[str, Any] = {"group": group, "block_size": 1, "run": {"momentum": 0.0}}
-    cases = [weighted(str(own), ModelAveraging, **settings, **own) for own in _SENDS]
+    settings: dict[str, Any] = {"group": group, "block_size": 1, "momentum": 0.0}
+    cases = [_weighted(str(own), ModelAveraging, **settings, **own) for own in _SENDS]
     expected = _plain_loop(cases[0], world)
-    [exact, *others] = run_ranks(fit_by_samples, world, cases, ranks_per_node=world // 2)[
+    [exact, *others] = run_ranks(_fit_by_samples, world, cases, ranks_per_node=world // 2)[
         0
     ].values()
     assert difference(exact, expected) < 1e-12

@@ -1,4 +1,4 @@
-"""Records of a run: models and moments of its ranks and of the workers of its twin."""
+"""Records of a run: models and moments of its ranks and of the workers of the reference."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from tests.equivalence.adam_twins import AdamWorker
 from tests.equivalence.cases import (
     Case,
+    Values,
     difference,
     make_module,
+    make_reference,
     make_trainer,
-    make_twin,
+    parameters_of,
     state_of,
     train_batch,
 )
 from tests.equivalence.tasks import loader, rank_number
-from tests.equivalence.twins import Values, Worker
 
 KINDS = ("exp_avg", "exp_avg_sq", "counts")
 
@@ -74,7 +74,7 @@ class Watcher(Callback):
         if self._batches in self._save_after:
             self._save(trainer)
         self._seen.local[self._batches] = state_of(pl_module.net)
-        self._seen.moments[self._batches] = _moments(trainer, pl_module.net)
+        self._seen.moments[self._batches] = _moments(trainer.optimizers, pl_module.net)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._seen.validated[self._batches] = state_of(pl_module.net)
@@ -95,14 +95,16 @@ class Watcher(Callback):
             trainer.save_checkpoint(self._folder / f"{self._batches}.ckpt")
 
 
-def _moments(trainer: pl.Trainer, net: torch.nn.Module) -> dict[str, Values]:
+def _moments(
+    optimizers: Sequence[torch.optim.Optimizer], net: torch.nn.Module
+) -> dict[str, Values]:
     """Moments and counts by kind and name, zeros if there is no state yet.
 
     A frozen parameter must have no state.
     """
     names = {p: name for name, p in net.named_parameters()}
     moments: dict[str, Values] = {kind: {} for kind in KINDS}
-    for optimizer in trainer.optimizers:
+    for optimizer in optimizers:
         if "betas" not in optimizer.defaults:
             return {}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -112,8 +114,10 @@ def _moments(trainer: pl.Trainer, net: torch.nn.Module) -> dict[str, Values]:
                 continue
             for kind in ("exp_avg", "exp_avg_sq"):
                 moments[kind][name] = state.get(kind, torch.zeros_like(parameter)).clone()
-            counts = _counts(state.get("step", 0.0), state.get("mu_product", 1.0))
-            moments["counts"][name] = counts
+            product = (
+                state.get("mu_product", 1.0) if "momentum_decay" in optimizer.defaults else 1.0
+            )
+            moments["counts"][name] = _counts(state.get("step", 0.0), product)
     return moments
 
 
@@ -200,47 +204,36 @@ def watch_all(cases: Sequence[Case], **settings: bool) -> dict[str, Seen]:
     return {case.name: watch(case, **settings) for case in cases}
 
 
-def twin_seen(case: Case, *, looking: bool = False) -> list[Seen]:
-    """Train the twin, and return the records of its workers. All have the same global model."""
-    twin = make_twin(case)
-    records = [Seen() for _ in twin.workers]
+def reference_seen(case: Case, *, looking: bool = False) -> list[Seen]:
+    """Train the reference, and return the records of its workers, which have one global model."""
+    training = make_reference(case)
+    records = [Seen() for _ in training.workers]
     for number in range(case.epochs * case.batches):
-        train_batch(case, twin, number)
-        global_model = twin.global_model() if looking else {}
-        for seen, worker in zip(records, twin.workers, strict=True):
-            seen.local[number + 1] = {n: value.clone() for n, value in worker.values().items()}
-            seen.moments[number + 1] = _twin_moments(worker)
+        train_batch(case, training, number)
+        global_model = training.global_model() if looking else {}
+        for seen, worker in zip(records, training.workers, strict=True):
+            seen.local[number + 1] = parameters_of(worker)
+            seen.moments[number + 1] = _moments(worker.optimizers, worker.model)
             seen.validated[number + 1] = global_model
     for seen in records:
-        seen.final = twin.global_model()
+        seen.final = training.global_model()
     return records
 
 
-def assert_like_twin(own: Seen, twin: Seen, *, tolerance: float, rank: int) -> None:
-    """Compare weights and moments after every batch, and the final weights, with those of the twin.
+def assert_like_reference(own: Seen, reference: Seen, *, tolerance: float, rank: int) -> None:
+    """Compare weights and moments after every batch, and the final weights.
 
     Args:
         own: records of a rank.
-        twin: records of the twin's worker.
+        reference: records of the worker of the reference.
         tolerance: largest difference.
         rank: number of the rank, for the message.
 
     """
-    for batch, expected in twin.local.items():
+    for batch, expected in reference.local.items():
         actual = {name: own.local[batch][name] for name in expected}
         assert difference(actual, expected) < tolerance, f"rank {rank}, batch {batch}"
-        for kind, its in twin.moments[batch].items():
-            mine = {name: own.moments[batch][kind][name] for name in its}
+        for kind, its in reference.moments[batch].items():
+            mine = own.moments[batch][kind]
             assert difference(mine, its) < tolerance, f"{kind}, rank {rank}, {batch}"
-    assert difference(own.final, twin.final) < tolerance
-
-
-def _twin_moments(worker: Worker) -> dict[str, Values]:
-    if not isinstance(worker, AdamWorker):
-        return {}
-    memory = worker.memory.items()
-    return {
-        "exp_avg": {name: own.m.clone() for name, own in memory},
-        "exp_avg_sq": {name: own.v.clone() for name, own in memory},
-        "counts": {name: _counts(own.k, own.product) for name, own in memory},
-    }
+    assert difference(own.final, reference.final) < tolerance

@@ -1,4 +1,4 @@
-"""A group dies and returns: the models of all groups equal those of a float64 twin."""
+"""A group dies and returns: the models of all groups follow the reference's outer step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DistributedSampler
 
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.reference import BlockMomentum
 from tests.membership.groups import (
     BATCH,
     SAMPLES,
@@ -55,18 +57,15 @@ def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
     return run
 
 
-class Twin:
-    """BMUF with Nesterov block momentum in float64, from its equations.
-
-    Each block is trained by the groups that are present in it.
-    """
+class Groups:
+    """The groups that are present, with the outer step of the reference (BMUF with Nesterov)."""
 
     def __init__(self) -> None:
         self.net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
-        self.parameters = list(self.net.parameters())
-        self.start = [p.detach().clone() for p in self.parameters]
-        self.model = [p.clone() for p in self.start]
-        self.update = [torch.zeros_like(p) for p in self.start]
+        self.outer = BlockMomentum(self.vector())  # eta for the number of models, with C = 1
+
+    def vector(self) -> Tensor:
+        return parameters_to_vector(self.net.parameters()).detach()
 
     def block(self, batches: Sequence[Sequence[Sequence[int]]], first: int) -> None:
         """Train one block, and apply the outer step.
@@ -77,38 +76,29 @@ class Twin:
             first: position of the group whose integer buffers all groups get.
 
         """
-        locals_, buffers = [], []
+        models, buffers = [], []
         before = [b.clone() for b in self.net.buffers()]  # the same in all groups
         for of_group in batches:
-            for target, value in zip(self.net.buffers(), before, strict=True):
-                target.copy_(value)
-            for parameter, value in zip(self.parameters, self.start, strict=True):
-                parameter.data.copy_(value)
+            for buffer, value in zip(self.net.buffers(), before, strict=True):
+                buffer.copy_(value)
+            vector_to_parameters(self.outer.W_g.clone(), self.net.parameters())
             self._train(of_group)
-            locals_.append([p.detach().clone() for p in self.parameters])
+            models.append(self.vector())
             buffers.append([b.clone() for b in self.net.buffers()])
-        eta = 1.0 - 1.0 / len(batches)  # block_momentum="auto" for this number of models, c = 1
-        for number, parameter in enumerate(self.parameters):
-            mean = torch.stack([model[number] for model in locals_]).mean(0)
-            gradient = mean - self.start[number]
-            self.update[number] = eta * self.update[number] + gradient
-            self.model[number] = self.model[number] + self.update[number]
-            self.start[number] = self.model[number] + eta * self.update[number]
-            parameter.data.copy_(self.start[number])
-        for number, buffer in enumerate(self.net.buffers()):
-            of_groups = torch.stack([values[number] for values in buffers])
-            buffer.copy_(of_groups.mean(0) if buffer.is_floating_point() else of_groups[first])
+        self.outer.step(torch.stack(models).mean(0) - self.outer.W_g, len(models))
+        vector_to_parameters(self.outer.W_g.clone(), self.net.parameters())
+        for buffer, own in zip(self.net.buffers(), zip(*buffers, strict=True), strict=True):
+            mean = buffer.is_floating_point()
+            buffer.copy_(torch.stack(own).mean(0) if mean else own[first])
 
     def _train(self, batches: Sequence[Sequence[int]]) -> None:
         features, targets, _ = data().tensors
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
         for numbers in batches:
-            self.net.zero_grad()
-            loss = (self.net.net(features[numbers]) - targets[numbers]).square().mean()
-            loss.backward()
+            optimizer.zero_grad()
+            (self.net.net(features[numbers]) - targets[numbers]).square().mean().backward()
             self.net.count.add_(1)
-            for parameter in self.parameters:
-                assert parameter.grad is not None
-                parameter.data.sub_(0.05 * parameter.grad)
+            optimizer.step()
 
     @property
     def values(self) -> Tensor:
@@ -116,7 +106,7 @@ class Twin:
         return torch.tensor(weights(self.net), dtype=torch.float64)
 
 
-def test_models_are_those_of_the_twin(tmp_path: Path, address: str) -> None:
+def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None:
     run = _lived(tmp_path, address, lh.BMUF(block_size=TAU))
     logs = [log(run, number) for number in range(len(LIVES))]
     assert_equal_models(logs)
@@ -124,12 +114,12 @@ def test_models_are_those_of_the_twin(tmp_path: Path, address: str) -> None:
     assert present[:2] == [[0, 1, 2]] * 2
     assert present[2] == [0, 2]
     assert present[-1] == [0, 1, 2]
-    twin = Twin()
+    groups = Groups()
     for commit, entry in enumerate(logs[0]):
         batches = [_used(logs, group, commit + 1) for group in entry["present"]]
-        twin.block(batches, first=0)
+        groups.block(batches, first=0)
         torch.testing.assert_close(
-            torch.tensor(entry["model"], dtype=torch.float64), twin.values, rtol=1e-12, atol=1e-12
+            torch.tensor(entry["model"], dtype=torch.float64), groups.values, rtol=1e-12, atol=1e-12
         )
     _assert_data_go_on(logs)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lightning_hier as lh
+from lightning_hier.reference import Server
 from tests.trainer.fitting import Net, fit_on_ranks, loader, weights
 
 RANKS = 4
@@ -35,22 +36,19 @@ def _doubles(ranks: int) -> Any:
     return loader(BATCHES, ranks=ranks, dtype=torch.float64)
 
 
-def _twin(model: Net, rate: float) -> Tensor:
-    """Train in this process, with one optimizer and the mean gradient of all ranks' batches."""
+def _served(model: Net) -> Tensor:
+    """Train in this process, with a server of the reference for which all ranks push."""
     (optimizer,), _ = model.configure_optimizers()
+    server = Server([*model.parameters()], optimizer, c=RANKS)
     inputs, targets = _doubles(RANKS).dataset.tensors
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0)).tolist()
     for step in range(BATCHES):
-        for group in optimizer.param_groups:
-            group["lr"] = model.lr * rate / (1 + step)
-        losses = []
+        optimizer.param_groups[0]["lr"] = model.lr / (1 + step)
         for rank in range(RANKS):
             # The sampler shuffles with seed 0 and gives rows to the ranks in turn.
             rows = [order[rank + RANKS * (2 * step + row)] for row in range(2)]
-            losses.append(F.mse_loss(model(inputs[rows]), targets[rows]))
-        optimizer.zero_grad()
-        (sum(losses) / RANKS).backward()
-        optimizer.step()
+            loss = F.mse_loss(model(inputs[rows]), targets[rows])
+            server.push(torch.autograd.grad(loss, server.w), step)
     return weights(model)
 
 
@@ -58,7 +56,7 @@ def test_all_pushes_and_pulls_equal_synchronous_sgd_at_the_scaled_rate() -> None
     """``tests/equivalence/test_psp.py`` tests other optimizers and the unscaled rate."""
     model = partial(_Net64, lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True)
     env = {"PL_GLOBAL_SEED": "0"}
-    expected = _twin(model(), rate=RANKS)
+    expected = _served(model())
     for result in fit_on_ranks(RANKS, PSP, model, data=_doubles(RANKS), env=env):
         torch.testing.assert_close(result.weights, expected, rtol=0, atol=1e-10)
         assert result.metrics["hier/psp/dropped"] == result.metrics["hier/psp/staleness"] == 0

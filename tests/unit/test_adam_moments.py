@@ -22,6 +22,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
+from lightning_hier.reference.adam import eq_18
 from lightning_hier.strategies.optimizer_checks import log_advice
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
@@ -38,21 +39,13 @@ def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
     return mean, previous
 
 
-def _printed(mean: Tensor, previous: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
-    """The right-hand side of eq. 18, in the order of the paper."""
-    return (
-        beta**tau * (beta**eta_rho - 1) / (1 - beta**tau) * previous
-        + (1 - beta ** (tau + eta_rho)) / (1 - beta**tau) * mean
-    )
-
-
 @given(SEEDS, BETAS, TAUS, ETAS, st.integers(1, 20))
 def test_eq_18_as_printed(seed: int, beta: float, tau: float, eta: float, blocks: int) -> None:
     mean, previous = _normal(seed)
     rho = 0.0
     for _ in range(blocks):
         rho = next_rho(rho, tau, eta)
-    expected = _printed(mean, previous, beta, tau, eta * rho)
+    expected = eq_18(mean, previous, beta, tau, eta * rho)
     advance_moment_(mean, previous, beta=beta, steps=BlockSteps(tau, eta * rho))
     torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,20 +21,11 @@ from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
-from tests.equivalence.two_stage_twins import (
-    FEATURES,
-    MasterTwin,
-    NodeTwin,
-    Rule,
-    adam,
-    batch,
-    sgd,
-)
+from tests.equivalence.two_stage import FEATURES, START, OneDevice, ReferenceMaster, batch
 from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
 ETA = 0.1
-START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
 
 
 class FakeClient:
@@ -119,30 +111,28 @@ class OneNode:
         return self.module.weight.detach().reshape(-1)
 
 
-def _rule(name: str) -> Rule:
-    return {"SGD": sgd, "Adam": adam}[name](ETA)
-
-
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("delay", [0, 1, 3, 7])
-def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
+def test_double_buffering_against_the_reference(name: str, delay: int) -> None:
     """The answer arrives ``delay`` mini-batches after the push. The device continues meanwhile.
 
     The gradients of this time are part of the next push, which has up to 7 of them here.
     """
     ours = OneNode(name, push_period=3)
-    master, node = MasterTwin(START, _rule(name)), NodeTwin(START, _rule(name), rank=0)
+    make = partial(getattr(torch.optim, name), lr=ETA)
+    master, node = ReferenceMaster(make), OneDevice(make)
     answer, due = None, 0
     for step in range(25):
         ours.step()
         node.step()
         torch.testing.assert_close(ours.weights, node.copy, rtol=1e-12, atol=1e-12)
-        if answer is None and node.count >= 3:
+        if answer is None and node.node.n >= 3:
             ours.push_if_due()
-            answer, due = master.take(*node.push()), step + delay
+            answer, due = node.push(master), step + delay
         if answer is not None and step >= due:
             ours.deliver()
-            node.weights, answer = answer, None
+            node.pull(answer)
+            answer = None
         torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
     ours.deliver()
     assert master.pushes == ours.master.parts[0].counts.version >= 3
@@ -150,7 +140,7 @@ def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
 
 def test_refresh_period_is_the_number_of_steps_between_copies_of_the_replica() -> None:
     ours = OneNode(push_period=100, refresh_period=3)
-    node = NodeTwin(START, sgd(ETA), rank=0)
+    node = OneDevice(partial(torch.optim.SGD, lr=ETA))
     for step in range(7):
         ours.step()
         node.step(refresh=step % 3 == 2)

@@ -1,29 +1,32 @@
-"""MA, BMUF, GTC and BMUF-GTC on four ranks under a Trainer: final models equal float64 twins."""
+"""MA, BMUF, GTC and BMUF-GTC on four ranks under a Trainer: final models equal the reference's."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy, ModelAveragingStrategy
+from lightning_hier.reference import BlockMomentum, Method
 from tests.equivalence.cases import (
     Case,
+    Values,
     case,
     changed,
     difference,
     fit_all,
     fit_in_chunks,
     identical,
-    run_twin,
+    run_reference,
 )
-from tests.equivalence.twins import Recipe, Values
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
 MOMENTUM = {"momentum": 0.8, "lr": 0.05}
 THRESHOLD = 0.02
+_AVERAGE = partial(BlockMomentum, eta=0.0)
 
 
 def _ma(tau: int, **more: Any) -> Case:
@@ -165,7 +168,7 @@ def cut_states() -> list[dict[str, Values]]:
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_and_hosts_change_nothing(case: Case, cut_states: list[dict[str, Values]]) -> None:
     """With several groups on a host, the groups of a host are averaged first."""
-    expected = run_twin(case).global_model()
+    expected = run_reference(case).global_model()
     assert difference(cut_states[0][case.name], expected) < TOLERANCE
     for rank in (1, 2, 3):
         assert identical(cut_states[rank][case.name], cut_states[0][case.name]), f"rank {rank}"
@@ -178,26 +181,30 @@ def states() -> list[dict[str, Values]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_final_model_is_that_of_the_twin(case: Case, states: list[dict[str, Values]]) -> None:
-    """All ranks have the model of the twin. A twin without any average would end elsewhere."""
-    expected = run_twin(case).global_model()
+def test_final_model_is_that_of_the_reference(case: Case, states: list[dict[str, Values]]) -> None:
+    """All ranks have its model. Without any average, it would end elsewhere."""
+    expected = run_reference(case).global_model()
     assert difference(states[0][case.name], expected) < TOLERANCE
     for rank in (1, 2, 3):
         assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
-    alone = run_twin(replace(case, recipe=Recipe(group=1, tau=50))).global_model()
-    assert case.recipe == Recipe(tau=50) or difference(alone, expected) > 1e-6
+    alone = run_reference(replace(case, method=Method(tau=50, outer=_AVERAGE))).global_model()
+    assert case.name == "MA tau=50" or difference(alone, expected) > 1e-6
 
 
-def test_recipes_are_those_of_the_settings() -> None:
-    """The expected recipes are written out, because all others are computed from the settings."""
-    recipes = {own.name: own.recipe for own in CASES}
-    assert recipes["MA tau=3"] == Recipe(tau=3)
-    assert recipes["BMUF CBM tau=3"] == Recipe(tau=3, eta=0.6, zeta=0.9, look_ahead=False)
-    assert recipes["BMUF start tau=1"] == Recipe(tau=1, eta=0.6, zeta=0.9, update_from="start")
-    gtc = Recipe(group=2, tau=3, eta=0.5, threshold=THRESHOLD, exact_below=20)
-    assert recipes["BMUF_GTC P=2"] == gtc
-    assert recipes["BMUF_GTC P=2, warm-up 4"] == replace(gtc, warmup=4)
-    assert recipes["BMUF_GTC P=2, overlapping"] == replace(gtc, overlap=True)
-    momentum = replace(gtc, exact_below=0, local_momentum="average")
-    assert recipes["local_momentum=average P=2"] == momentum
-    assert recipes["GTC dense_below=20"] == Recipe(group=4, threshold=THRESHOLD, exact_below=20)
+def test_settings_of_the_reference() -> None:
+    """They are written out here, because all others are computed from those of the strategy."""
+    own = {each.name: each.method for each in CASES}
+    plain, start = own["MA tau=3"], own["BMUF start tau=1"]
+    assert plain == Method(tau=3, momentum="reset", outer=plain.outer)
+    assert plain.outer.keywords == {"eta": 0.0}
+    classical = {"eta": 0.6, "zeta": 0.9, "c": 1.0, "nesterov": False, "literal": False}
+    assert own["BMUF CBM tau=3"].outer.keywords == classical
+    assert start.outer.keywords == {**classical, "nesterov": True, "literal": True}
+    gtc = own["BMUF_GTC P=2"]
+    expected = Method(
+        group=2, tau=3, threshold=THRESHOLD, exact_below=20, momentum="reset", outer=gtc.outer
+    )
+    assert gtc == expected and gtc.outer.keywords["eta"] is None
+    assert own["BMUF_GTC P=2, warm-up 4"] == replace(
+        gtc, warmup=4, outer=own["BMUF_GTC P=2, warm-up 4"].outer
+    )

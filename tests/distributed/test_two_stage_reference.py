@@ -1,28 +1,27 @@
-"""Two-stage ASGD with two nodes on real ranks equals float64 twins.
+"""Two-stage ASGD with two nodes on real ranks equals the reference.
 
 tests/unit/test_two_stage_device.py tests one node of one device.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.distributed.two_stage_world import World, two_stage_world
-from tests.equivalence.two_stage_twins import (
+from tests.equivalence.two_stage import (
     FEATURES,
-    MasterTwin,
-    NodeTwin,
+    START,
+    OneDevice,
+    ReferenceMaster,
     batch,
     plan,
-    sgd,
     train_waiting,
 )
 from tests.ranks import run_ranks
-
-START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
 
 
 def _linear() -> nn.Linear:
@@ -68,11 +67,12 @@ def test_two_nodes_with_order_locking() -> None:
     results = run_ranks(_train, 2, epochs, rates, {"push_period": 4})
     order = results[0]["order"]
     assert sorted(order) == [0, 1]
-    master = MasterTwin(START, sgd(rates[0]))
-    nodes = {rank: NodeTwin(START, sgd(rates[0]), rank=rank) for rank in (0, 1)}
+    sgd = partial(torch.optim.SGD, lr=rates[0])
+    master, nodes = ReferenceMaster(sgd), {rank: OneDevice(sgd, rank) for rank in (0, 1)}
+    optimizers = [master.optimizer, *(own.node.optimizers[0] for own in nodes.values())]
     for number, (epoch, rate) in enumerate(zip(epochs, rates, strict=True)):
-        for twin in (master, *nodes.values()):
-            twin.rule = sgd(rate)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
         train_waiting(master, nodes, order, {rank: plan(n, 4) for rank, n in epoch.items()})
         for ours in results:
             torch.testing.assert_close(ours["ends"][number], master.weights, rtol=1e-12, atol=1e-12)
