@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,13 +41,23 @@ def check_sendable(module: Module, backend: str) -> None:
         )
 
 
-def is_direction(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer is a unit vector whose name ends in ``_u`` or ``_v``.
+def without_mean(buffers: Mapping[Tensor, str]) -> set[str]:
+    """Names of floating-point buffers, before training, that have no mean.
 
-    These are singular vectors of ``spectral_norm``. The mean of unit vectors is shorter.
+    These are buffers with NaN or inf, such as attention masks, and unit vectors whose name ends in
+    ``_u`` or ``_v``, as of ``spectral_norm``: their mean is shorter.
     """
+    return {
+        name
+        for buffer, name in buffers.items()
+        # torch has no isfinite for 8-bit floats, which are not averaged in any case.
+        if is_averaged(buffer) and (not buffer.isfinite().all() or _is_direction(name, buffer))
+    }
+
+
+def _is_direction(name: str, buffer: Tensor) -> bool:
     # By name and length, a rule that users can follow with vectors of their own.
-    if not name.endswith(("_u", "_v")) or buffer.dim() != 1 or not is_averaged(buffer):
+    if not name.endswith(("_u", "_v")) or buffer.dim() != 1:
         return False
     return abs(float(torch.linalg.vector_norm(buffer)) - 1.0) < 0.01
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
@@ -15,17 +15,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.fingerprint import bit_sums
+from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.blocks.trained import KnownParameters, parameters_of
 from lightning_hier.comm.broadcast import (
     average_tensors_,
     broadcast_tensors_,
     is_averaged,
-    is_direction,
+    without_mean,
 )
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.message import Kind, Message
@@ -250,24 +253,44 @@ class _GlobalBuffers:
         self._module = module
         self._world = world
         self._own = SavedTensors()
-        # The mean of unit vectors is shorter (spectral_norm).
-        named = module.named_buffers()
-        self._directions = {name for name, buffer in named if is_direction(name, buffer)}
+        self._without_mean = without_mean({buffer: name for name, buffer in module.named_buffers()})
         self._frozen = {p: name for name, p in module.named_parameters() if not p.requires_grad}
         self._bits = torch.tensor(bit_sums([*self._frozen]), dtype=torch.int64)
         self._written = torch.zeros(len(self._bits), dtype=torch.bool)
 
     @torch.no_grad()
     def swap_in(self) -> None:
-        """Save this rank's values and write the global ones. All ranks must call it."""
-        averaged: list[Tensor] = []
+        """Save this rank's values and write the global ones. All ranks must call it.
+
+        Raises:
+            NonFiniteModelError: on every rank, if a buffer of any rank contains NaN or inf.
+
+        """
+        averaged: dict[Tensor, str] = {}
         equal: list[Tensor] = []
         for name, buffer in chain(self._module.named_buffers(), self._teachers()):
-            has_mean = is_averaged(buffer) and name not in self._directions
-            (averaged if has_mean else equal).append(buffer)
+            if is_averaged(buffer) and name not in self._without_mean:
+                averaged[buffer] = name
+            else:
+                equal.append(buffer)
         with self._own.overwriting([*averaged, *equal], watch=True):
-            average_tensors_(averaged, self._world, "buffers")
+            average_tensors_([*averaged], self._world, "buffers")
             broadcast_tensors_(equal, self._world, "buffers")
+            self._require_finite(averaged)
+
+    def _require_finite(self, averaged: Mapping[Tensor, str]) -> None:
+        """Check the means, which contain every NaN and inf. A collective only if there are any."""
+        if all(map(all_finite, averaged)):
+            return
+        own = {name: self._own.local(buffer) for buffer, name in averaged.items()}
+        names = [name for name, value in own.items() if not all_finite(value)]
+        ranks = ranks_by_value(map(", ".join, gather_json(names, next(iter(averaged)).device)))
+        ranks.pop("", None)
+        found = "; ".join(f"{names} of {named_ranks(of)}" for names, of in ranks.items())
+        raise NonFiniteModelError(
+            f"NaN or inf in averaged buffers: {found}. Lower the learning rate, clip gradients "
+            "(gradient_clip_val), or check the batches there."
+        )
 
     def _teachers(self) -> list[tuple[str, Tensor]]:
         """Frozen parameters that hooks of any rank have written, which are buffers from then on."""

@@ -107,6 +107,15 @@ def test_failed_evaluation_leaves_the_local_model() -> None:
     assert run_ranks(_failing_evaluation, 2) == [(False, True), (False, False)]
 
 
+@pytest.mark.parametrize(
+    "strategy", [lh.PSPStrategy, partial(lh.TwoStageASGDStrategy, group_size=1)]
+)
+def test_buffer_is_not_averaged_by_parameter_servers_either(strategy: Any) -> None:
+    errors = errors_on_ranks(2, strategy, partial(Breaks, 1, (1,), "layers.1.running_var"), 5)
+    found = "NaN or inf in averaged buffers: layers.1.running_var of rank 1. Lower"
+    check_errors(errors, found, kind="NonFiniteModelError")
+
+
 class _Masked(Net):
     """Has a mask of minus infinity, as attention uses it."""
 
@@ -118,9 +127,15 @@ class _Masked(Net):
         return self.loss(batch) + self.get_buffer("mask").exp().sum()
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 2])
-def test_buffer_that_is_infinite_from_the_start_is_no_error(warmup_steps: int) -> None:
-    strategy = partial(BMUF, block_size=2, warmup_steps=warmup_steps)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        partial(BMUF, block_size=2, warmup_steps=0),
+        partial(BMUF, block_size=2, warmup_steps=2),
+        lh.PSPStrategy,
+    ],
+)
+def test_buffer_that_is_infinite_from_the_start_is_no_error(strategy: Any) -> None:
     for result in fit_on_ranks(2, strategy, _Masked, 5):
         assert result.state["mask"].isneginf().all()
         assert result.weights.isfinite().all()

@@ -16,7 +16,7 @@ from lightning_hier.algorithms.fingerprint import bit_sums
 from lightning_hier.comm.agreement import list_difference
 from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.broadcast import is_averaged, is_direction
+from lightning_hier.comm.broadcast import is_averaged, without_mean
 from lightning_hier.comm.sharded_tensors import local_tensor, reshard_
 
 # Integers up to 2**53 are exact in the double precision of health reports. With 48 bits, different
@@ -195,7 +195,7 @@ class TrainedTensors:
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
         # Decided once: a later NaN in a buffer with a mean is an error, and a resume restores
         # buffers whose values say nothing about the start.
-        self.kept_equal: Collection[str] = _without_mean(buffers.names)
+        self.kept_equal: Collection[str] = without_mean(buffers.names)
         self.entries: list[str] = []
         self.found: dict[Tensor, str] = {}
         self._frozen: dict[Parameter, int] = {}
@@ -248,7 +248,7 @@ class TrainedTensors:
         written = [name for tensor, name in self.found.items() if isinstance(tensor, Parameter)]
         new = {t: name for t, name in self.found.items() if not isinstance(t, Parameter)}
         # Which have a mean depends on their values, and must not differ between ranks.
-        kept = _without_mean(new)
+        kept = without_mean(new)
         entries = [
             _described(n, t, f"new buffer{' kept equal' * (n in kept)}") for t, n in new.items()
         ]
@@ -272,7 +272,7 @@ class TrainedTensors:
         """Synchronise the found tensors as buffers from now on. Returns them."""
         found, self.found = self.found, {}
         new = {t: name for t, name in found.items() if not isinstance(t, Parameter)}
-        self.kept_equal = {*self.kept_equal, *_without_mean(new)}
+        self.kept_equal = {*self.kept_equal, *without_mean(new)}
         self.buffers.add(found)
         return [*found]
 
@@ -314,12 +314,3 @@ def _described(name: str, tensor: Tensor, role: str) -> str:
 
 def _bits(tensors: Iterable[Tensor]) -> list[int]:
     return bit_sums([local_tensor(tensor) for tensor in tensors])
-
-
-def _without_mean(buffers: Mapping[Tensor, str]) -> set[str]:
-    return {
-        name
-        for buffer, name in buffers.items()
-        # torch has no isfinite for 8-bit floats, which are not averaged in any case.
-        if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
-    }
