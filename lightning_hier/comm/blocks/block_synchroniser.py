@@ -206,10 +206,10 @@ class BlockSynchroniser:
         if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
             return block.commit(agree)
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        participation = agree(block.read(fragment))
+        averaging = agree(block.read(fragment))
         if self._admit_found():
-            participation = agree(self.blocks[optimizer].read(fragment))
-        return participation
+            averaging = agree(self.blocks[optimizer].read(fragment))
+        return averaging
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""

@@ -179,11 +179,12 @@ class Bucket:
             pieces = [p for p in late.state.split(shard.chunk) if p.numel()]
             sums += [exchange.carried(piece, averaging) for piece in pieces]
             due += exchange.carried_due * len(pieces)
-        self._keep_sent(late, progress=late.merge == "progress", carried=carried)
+        self._keep_sent(late, carried=carried)
         return sums, due
 
-    def _keep_sent(self, late: InFlight, *, progress: bool, carried: bool) -> None:
+    def _keep_sent(self, late: InFlight, *, carried: bool) -> None:
         """Keep the weights and the state that were sent, as far as needed."""
+        progress = late.merge == "progress"
         if not progress and not carried:
             return
         for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
@@ -236,7 +237,7 @@ class Bucket:
         shard, place = self.shard, chunk.parameters
         values, start = shard.read_range(place), late.update[place]
         self._prepare_(values, place)
-        self._keep_(values, place, start)
+        self._reduce_to_kept_(late, values, place, start)
         values.add_(start)
         if not carried:
             return
@@ -248,19 +249,12 @@ class Bucket:
                     tensor, values[inside], late.sent_state[inside], late.state[inside]
                 )
 
-    def _keep_(self, update: Tensor, place: slice, start: Tensor) -> None:
-        """Turn the local update into the part of it that a merge adds to W_g, in place.
-
-        Args:
-            update: local update.
-            place: range of the update.
-            start: W_g.
-
-        """
-        assert self._late is not None, "updates have a delay"
-        if self._late.merge != "progress":
+    @staticmethod
+    def _reduce_to_kept_(late: InFlight, update: Tensor, place: slice, start: Tensor) -> None:
+        """Turn a range of the local update into what a merge adds to ``start``, W_g, in place."""
+        if late.merge != "progress":
             # w - W_g = (w - s) + (s - W_g), with the s that no send has replaced.
-            update.add_(self._late.start[place] - start).mul_(self._late.merge)
+            update.add_(late.start[place] - start).mul_(late.merge)
 
     def begin_block(self, *, carried: bool) -> None:
         """Write tensors that are not contiguous, and count local updates from W_g from now on."""
@@ -285,7 +279,9 @@ class Bucket:
 
         """
         values = self.shard.values[chunk.parameters]
-        arrived = self._with_update(chunk.parameters, values) if self.has_update else None
+        late, arrived = self._late, None
+        if late is not None and late.has_update:
+            arrived = self._with_update(late, chunk.parameters, values)
         if pending:
             yield from self.exchange.chunk(chunk, averaging, keep=False, carried=False)
         else:
@@ -299,12 +295,11 @@ class Bucket:
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=False)
 
-    def _with_update(self, place: slice, values: Tensor) -> OuterStep:
+    def _with_update(self, late: InFlight, place: slice, values: Tensor) -> OuterStep:
         """A preview with the update in flight, which is complete; ``values`` get what is left."""
-        assert self._late is not None, "updates have a delay"
-        ahead, start = self.outer.preview(place), self._late.update[place].clone()
+        ahead, start = self.outer.preview(place), late.update[place].clone()
         ahead.apply_(start, slice(0, len(start)))
-        self._keep_(values, place, start)
+        self._reduce_to_kept_(late, values, place, start)
         return ahead
 
     def continue_(self, older: Bucket) -> None:

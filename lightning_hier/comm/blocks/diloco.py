@@ -93,7 +93,7 @@ class DiLoCo(BlockSync):
             raise ValueError(
                 f"outer_lr={self.outer_lr:g} with outer_momentum='auto' and weighting='samples' or "
                 "membership must be at most 1: the effective number of groups may be 1, and the "
-                "momentum 1 - outer_lr. Lower outer_lr, or set outer_momentum"
+                "momentum would be 1 - outer_lr, below 0. Lower outer_lr, or set outer_momentum"
             )
 
     def momentum(self, num_models: int) -> float:

@@ -150,12 +150,12 @@ class Evaluation:
                 self._local.saved.add(self._admit_found())
                 self._share_buffers()
             for index in range(len(blocks)):
-                participation = self._health.agree(point, index, blocks[index].read())
+                averaging = self._health.agree(point, index, blocks[index].read())
                 if found := self._admit_found():
                     self._local.saved.add(found)
                     blocks = self._blocks() or ()
-                    participation = self._health.agree(point, index, blocks[index].read())
-                blocks[index].write_global_model(participation)
+                    averaging = self._health.agree(point, index, blocks[index].read())
+                blocks[index].write_global_model(averaging)
 
     def _share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 or, of divided ones, those of the first group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,6 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, Stages
 
 Counts = Mapping[Parameter, list[float]]
-
 
 # Chunks in flight at the same time, enough to keep a link busy between two steps.
 _AT_ONCE = 8
@@ -151,8 +150,11 @@ class Fragment:
 
         """
         self._begin(averaging, norms)
-        self._apply_chunks(
-            bucket.exchange.chunk(chunk, averaging, keep=True, carried=self._carried)
+        self._run(
+            chain(
+                bucket.exchange.chunk(chunk, averaging, keep=True, carried=self._carried),
+                bucket.apply(chunk, norms, carried=self._carried),
+            )
             for bucket, chunk in self._chunks()
         )
         self._broadcast_other_buffers()
@@ -193,8 +195,12 @@ class Fragment:
         if self._work is not None:
             self._queue.finish(self._work)
         self.local_state.note()
-        self._apply_chunks(repeat(iter(())))
-        lost = 0.0 if self._merge is None else given_up(self._merge)
+        self._run(
+            bucket.apply(chunk, self._norms, carried=self._carried)
+            for bucket, chunk in self._chunks()
+        )
+        assert self._merge is not None, "updates have a delay"
+        lost = given_up(self._merge)
         self._given_up = lost * self.steps
         self.samples *= 1.0 - lost
         return self._norms
@@ -211,13 +217,10 @@ class Fragment:
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.send(averaging, exchanged=self._carried, kept=kept)
 
-    def _apply_chunks(self, means: Iterable[Stages]) -> None:
-        """Apply all chunks, the mean of each after the stages that compute it."""
+    def _run(self, chunks: Iterable[Stages]) -> None:
+        """Apply all chunks, and begin the next block."""
         with profiler_range("hier/block/models"):
-            Pipeline(
-                chain(mean, bucket.apply(chunk, self._norms, carried=self._carried))
-                for mean, (bucket, chunk) in zip(means, self._chunks(), strict=False)
-            ).run()
+            Pipeline(chunks).run()
         for bucket in self.buckets:
             bucket.begin_block(carried=self._carried)
         self.local_state.finish(exchanged=self._carried)

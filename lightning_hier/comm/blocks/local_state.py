@@ -18,8 +18,8 @@ class LocalState:
 
     A synchronisation calls the methods in this order, on every rank: :meth:`note`, :meth:`send`,
     :meth:`advance_` for each range of a carried tensor in this rank's shard, :meth:`finish`. If
-    steps are made after ``send`` (``overlap``), ``note`` is called again before ``advance_``, and
-    :meth:`merge_` after it for the same range.
+    updates are sent before they are applied (``overlap``, ``membership``), ``note`` is called again
+    before ``advance_``, and :meth:`merge_` after it for the same range.
 
     Attributes:
         carried: tensors that are averaged over the groups together with the model.
