@@ -16,14 +16,15 @@ from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
+    BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
 )
 from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.registry import register as _register
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
-from lightning_hier.strategies.two_tier_presets import BMUFGTCStrategy, DiLoCoStrategy
 from lightning_hier.version import __version__
 
 __all__ = [

@@ -8,7 +8,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from urllib.parse import SplitResult, urlsplit
 
-from lightning_hier.algorithms.arguments import check_whole, is_number
+from lightning_hier.algorithms.arguments import NamedArguments, check_whole, is_number
 from lightning_hier.comm.blocks.block_sync import BlockSync
 
 _INSTALL = "pip install '.[elastic]' in the folder of lightning_hier"
@@ -24,7 +24,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class TorchFT:
+class TorchFT(NamedArguments):
     """Groups that come and go, on torchft's Lighthouse and Manager (``membership`` of a strategy).
 
     Every group is a job of its own, under any launcher, and all ranks of a job are one group. The

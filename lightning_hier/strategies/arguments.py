@@ -61,14 +61,21 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     """
     # With _TAKEN, because the error below names the alternative, and "unknown argument" does not.
     known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
+    kinds = [kind for kind in strategy.__mro__ if kind.__module__.startswith("lightning_hier.")]
+    inherited = dict.fromkeys(name for kind in kinds for name in signature(kind).parameters)
     names = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            hint = did_you_mean(name, [*names, *known])
+            others = ""
+            if {"block_size", "block_sync"} & {*names}:
+                others = (
+                    " Others of a synchronisation are set as in "
+                    "HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
+                )
+            hint = did_you_mean(name, [*inherited, *known])
             raise TypeError(
                 f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(names)}, "
-                "and those of DDPStrategy and DistributedDataParallel. Others of a synchronisation "
-                "are set as in HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
+                f"and those of DDPStrategy and DistributedDataParallel.{others}"
             )
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
@@ -76,6 +83,16 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
         if value is not None and value is not False:
             raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def check_preset(preset: object, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments that a preset passes on, and that it sets itself."""
+    for name in ("group_size", "gradient_sync", "block_sync"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{type(preset).__name__} sets {name} itself, got {name}={arguments[name]!r}: use "
+                "HierarchicalStrategy(group_size=..., gradient_sync=..., block_sync=...)"
+            )
 
 
 def for_ranks_of_a_device(ranks_per_device: int, kwargs: dict[str, Any]) -> dict[str, Any]:

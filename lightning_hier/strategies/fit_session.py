@@ -52,14 +52,15 @@ class FitSession:
         position: position in the training data.
         settings: settings of the synchronisation in this run. Set by :meth:`set_reduction`.
         reduction: averages gradients. Set by :meth:`set_reduction`.
+        elastic: see above.
+        begun: whether :meth:`begin` has been called.
+        closed: whether :meth:`close` has been called.
+        accumulated_gradients: gradients of a resumed step by name, for the first step.
         synchroniser: synchronises the models at the end of each block. Set by :meth:`begin`, like
             all following attributes.
         state: state of this rank in a checkpoint.
         averages: averages of WeightAveraging callbacks.
         raw_steps: check that no step bypasses the strategy.
-        begun: whether :meth:`begin` has been called.
-        closed: whether training has ended.
-        accumulated_gradients: gradients of a resumed step by name, for the first step.
 
     """
 

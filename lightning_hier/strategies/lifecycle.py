@@ -1,4 +1,4 @@
-"""Callbacks that precede those of the user: end of data, and evaluation of the global model."""
+"""Callbacks that precede those of the user: end of data, own error, and the global model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class EndOfData(Callback):
-    """Records the end of this rank's batches for errors that other ranks have batches left.
+    """Records that this rank has no batch left, which an error of ranks out of step then says.
 
-    It is the first of all callbacks, because those that follow may synchronise all ranks.
+    It precedes all callbacks that may synchronise ranks.
 
     Args:
         health: exchange of health reports.
@@ -44,7 +44,7 @@ class EndOfData(Callback):
             self._health.batches = _batches(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Record the end of an epoch without batches, or that a hook of the user has ended."""
+        """Record the end of an epoch that has no batches, or that a hook has ended early."""
         self._health.batches = _batches(trainer)
 
 

@@ -9,14 +9,15 @@ from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
+    BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
 )
 from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
-from lightning_hier.strategies.two_tier_presets import BMUFGTCStrategy, DiLoCoStrategy
 
 Preset = (
     type[HierarchicalStrategy]

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+import lightning_hier as lh
 from lightning_hier import QSR, DiLoCo
 from lightning_hier.cli import training
 from lightning_hier.cli.lightning_cli import TrainingCLI
@@ -155,6 +156,9 @@ def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> 
     assert written["class_path"] == f"lightning_hier.{strategy.__name__}"
     parameters = list(inspect.signature(strategy.__init__).parameters.values())[1:]
     defaults = {each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD}
+    # Presets pass these on.
+    of_all = inspect.signature(lh.HierarchicalStrategy).parameters
+    defaults |= {name: of_all[name].default for name in ("ranks_per_device", "timeout")}
     shown = {k: str(v) if isinstance(v, timedelta) else v for k, v in defaults.items()}
     assert written["init_args"] == shown
 

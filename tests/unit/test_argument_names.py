@@ -33,6 +33,9 @@ ELSEWHERE: list[tuple[Any, str, str]] = [
     (lh.BMUF, "group_size", "'group_size': it is an argument of the strategy\\. It takes "),
     (lh.HierarchicalModelParallelStrategy, "gradient_sync", "of HierarchicalStrategy.*across_dtyp"),
     (lh.DiLoCo, "sync_every", "'sync_every'\\. It takes block_size"),
+    (lh.DiLoCoStrategy, "membrship", "'membrship': did you mean 'membership'"),
+    (lh.PSPStrategy, "membership", r"It takes .*DistributedDataParallel\.$"),
+    (lh.TorchFT, "min_group", "'min_group': did you mean 'min_groups'"),
 ]
 
 
@@ -67,3 +70,15 @@ def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
         preset(warm_up_steps=3)
     with pytest.raises(TypeError, match="did you mean 'find_unused_parameters'"):
         preset(find_unused_parameter=True)
+
+
+@pytest.mark.parametrize("preset", [lh.BMUFAdamStrategy, lh.GTCStrategy, lh.BMUFGTCStrategy])
+def test_synchronisation_that_a_preset_sets_is_refused(preset: Any) -> None:
+    for name, value in (("gradient_sync", lh.GTC()), ("block_sync", lh.BMUF())):
+        with pytest.raises(ValueError, match=f"{preset.__name__} sets {name} itself.*Hierarchical"):
+            preset(**{name: value})
+
+
+def test_groups_that_a_preset_sets_are_refused() -> None:
+    with pytest.raises(ValueError, match="BMUFStrategy sets group_size itself, got group_size=2"):
+        lh.BMUFStrategy(group_size=2)
