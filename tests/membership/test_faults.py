@@ -101,12 +101,18 @@ def test_a_group_that_was_stopped_must_restart(tmp_path: Path) -> None:
     assert outcomes[0].result == outcomes[2].result
 
 
+def _steps(run: Run, group: int) -> int:
+    entries = log(run, group)
+    return entries[-1]["step"] if entries else 0
+
+
 def _wake(run: Run) -> None:
     """Resume a stopped group after three synchronisations of the others without it."""
     folder = Path(run.folder)
     wait_for_marks(folder, "stopped")
     number = int((folder / "stopped").read_text())
-    wait_until(lambda: len(log(run, 0)) >= 5 and len(log(run, 2)) >= 5, "the other groups")
+    # By steps: a group that has joined late has logged fewer synchronisations.
+    wait_until(lambda: min(_steps(run, 0), _steps(run, 2)) >= 5 * TAU, "the other groups")
     os.kill(number, signal.SIGCONT)
     leave_mark(folder, "woken")
 
