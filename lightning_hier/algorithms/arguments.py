@@ -18,7 +18,7 @@ def counted(number: float, noun: str) -> str:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """End of a sentence about a mistyped name, with similar known names if there are any."""
-    near = get_close_matches(name, known)
+    near = get_close_matches(name, dict.fromkeys(known))  # each name once
     return f": did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 

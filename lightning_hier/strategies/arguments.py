@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -61,28 +61,33 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     """
     # With _TAKEN, because the error below names the alternative, and "unknown argument" does not.
     known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
-    kinds = [kind for kind in strategy.__mro__ if kind.__module__.startswith("lightning_hier.")]
-    inherited = dict.fromkeys(name for kind in kinds for name in signature(kind).parameters)
-    names = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            others = ""
-            if {"block_size", "block_sync"} & {*names}:
-                others = (
-                    " Others of a synchronisation are set as in "
-                    "HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
-                )
-            hint = did_you_mean(name, [*inherited, *known])
-            raise TypeError(
-                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(names)}, "
-                f"and those of DDPStrategy and DistributedDataParallel.{others}"
-            )
+            raise TypeError(_unknown(strategy, name, known))
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
         # 0 and empty values are refused too: a user has set them.
         if value is not None and value is not False:
             raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def _unknown(strategy: type, name: str, of_ddp: Sequence[str]) -> str:
+    """The error of an argument that neither a strategy nor DDP has."""
+    kinds = [kind for kind in strategy.__mro__ if kind.__module__.startswith("lightning_hier.")]
+    inherited = [own for kind in kinds for own in signature(kind).parameters]
+    names = [own for own in signature(strategy).parameters if own != "ddp_kwargs"]
+    others = ""
+    if {"block_size", "block_sync"} & {*names}:
+        others = (
+            " Others of a synchronisation are set as in "
+            "HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
+        )
+    return (
+        f"{strategy.__name__} has no argument {name!r}{did_you_mean(name, [*inherited, *of_ddp])} "
+        f"It takes {', '.join(names)}, and those of DDPStrategy and "
+        f"DistributedDataParallel.{others}"
+    )
 
 
 def check_preset(preset: object, arguments: Mapping[str, Any]) -> None:

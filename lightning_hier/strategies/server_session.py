@@ -284,7 +284,9 @@ class _GlobalBuffers:
             return
         own = {name: self._own.local(buffer) for buffer, name in averaged.items()}
         names = [name for name, value in own.items() if not all_finite(value)]
-        ranks = ranks_by_value(map(", ".join, gather_json(names, next(iter(averaged)).device)))
+        device = next(iter(averaged)).device
+        rows = gather_json(names, device, place="the check of averaged buffers")
+        ranks = ranks_by_value(map(", ".join, rows))
         ranks.pop("", None)
         found = "; ".join(f"{names} of {named_ranks(of)}" for names, of in ranks.items())
         raise NonFiniteModelError(

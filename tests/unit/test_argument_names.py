@@ -35,6 +35,7 @@ ELSEWHERE: list[tuple[Any, str, str]] = [
     (lh.DiLoCo, "sync_every", "'sync_every'\\. It takes block_size"),
     (lh.DiLoCoStrategy, "membrship", "'membrship': did you mean 'membership'"),
     (lh.PSPStrategy, "membership", r"It takes .*DistributedDataParallel\.$"),
+    (lh.BMUFStrategy, "proces_group", r"did you mean 'process_group'( or '(?!process_group')|\?)"),
     (lh.TorchFT, "min_group", "'min_group': did you mean 'min_groups'"),
 ]
 
