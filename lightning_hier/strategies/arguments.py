@@ -79,10 +79,7 @@ def _unknown(strategy: type, name: str, of_ddp: Sequence[str]) -> str:
     names = [own for own in signature(strategy).parameters if own != "ddp_kwargs"]
     others = ""
     if {"block_size", "block_sync"} & {*names}:
-        others = (
-            " Others of a synchronisation are set as in "
-            "HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
-        )
+        others = " Set others as in HierarchicalStrategy(block_sync=DiLoCo(merge=0.5))"
     return (
         f"{strategy.__name__} has no argument {name!r}{did_you_mean(name, [*inherited, *of_ddp])} "
         f"It takes {', '.join(names)}, and those of DDPStrategy and "

@@ -282,8 +282,7 @@ class _GlobalBuffers:
         """Check the means, which contain every NaN and inf. A collective only if there are any."""
         if all(map(all_finite, averaged)):
             return
-        own = {name: self._own.local(buffer) for buffer, name in averaged.items()}
-        names = [name for name, value in own.items() if not all_finite(value)]
+        names = [name for b, name in averaged.items() if not all_finite(self._own.local(b))]
         device = next(iter(averaged)).device
         rows = gather_json(names, device, place="the check of averaged buffers")
         ranks = ranks_by_value(map(", ".join, rows))
