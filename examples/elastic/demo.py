@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from examples.elastic.jobs import Job, LighthouseJob, end_of
@@ -21,6 +22,7 @@ from examples.elastic.step_log import Line, read_log
 
 PLOT = Path("outputs/elastic/loss.png")
 GROUPS, KILLED = 3, 1
+MOST_STEPS = 100_000
 _POLL_S = 0.02
 
 
@@ -29,7 +31,7 @@ class Settings:
     """Settings of a demo.
 
     Attributes:
-        steps: number of steps of the run.
+        steps_after: steps of the run after the return of the group, at least.
         kill_step: step after which a group is killed.
         downtime_s: seconds until it is started again.
         step_s: minimum duration of a step.
@@ -38,7 +40,7 @@ class Settings:
 
     """
 
-    steps: int
+    steps_after: int
     kill_step: int
     downtime_s: float
     step_s: float = 0.05
@@ -46,8 +48,8 @@ class Settings:
     limit_s: float = 120.0
 
 
-FULL = Settings(steps=1600, kill_step=310, downtime_s=5.0)
-SHORT = Settings(steps=320, kill_step=50, downtime_s=1.0)
+FULL = Settings(steps_after=1000, kill_step=310, downtime_s=5.0)
+SHORT = Settings(steps_after=100, kill_step=50, downtime_s=1.0)
 
 
 class Demo:
@@ -62,6 +64,7 @@ class Demo:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = settings
         self._folder = folder
+        self._last_step = folder / "last_step.txt"
         self._stack = ExitStack()
         self._start_s = time.monotonic()
         self._lighthouse = self._stack.enter_context(LighthouseJob(folder / "lighthouse.txt"))
@@ -105,8 +108,9 @@ class Demo:
             f"group {KILLED} trains again, {downtime_s:.1f} s after it was killed, from step "
             f"{first.step} with the model of the others"
         )
+        last_step = self._end_at(first.step + settings.steps_after)
         self._wait(lambda: all(job.code == 0 for job in self._jobs.values()), "the end")
-        self._print(f"all groups have reached step {settings.steps}")
+        self._print(f"all groups have reached step {last_step}")
         return killed_step, first.step
 
     def log(self, group: int) -> list[Line]:
@@ -123,7 +127,8 @@ class Demo:
             "lighthouse": self._lighthouse.address,
             "group": group,
             "groups": GROUPS,
-            "steps": settings.steps,
+            "steps": MOST_STEPS,
+            "last_step": self._last_step,
             "block_size": settings.block_size,
             "step_s": settings.step_s,
             "log": self._folder / f"group_{group}.jsonl",
@@ -149,6 +154,16 @@ class Demo:
         self._print(f"group {KILLED} is killed at step {step}, {block_step} steps into a block")
         return step, killed_s
 
+    def _end_at(self, step: int) -> int:
+        """End the run of all groups at the end of the block after ``step``. Returns its step."""
+        # The end of a block, so that all groups end with the same model.
+        blocks = ceil(step / self._settings.block_size) + 1
+        last_step = blocks * self._settings.block_size
+        partial = self._last_step.with_suffix(".partial")
+        partial.write_text(str(last_step))
+        partial.replace(self._last_step)
+        return last_step
+
     def _blocks_after(self, time_s: float) -> list[bool]:
         """Return, for each of the other groups, whether it has ended a block after ``time_s``."""
         logs = [self.log(group) for group in self._others]
@@ -158,11 +173,6 @@ class Demo:
 
     def _has_rejoined(self) -> bool:
         lines, pid = self.log(KILLED), self._jobs[KILLED].pid
-        if all(self._jobs[group].code == 0 for group in self._others):
-            raise RuntimeError(
-                f"group {KILLED} did not rejoin before the others ended: the machine is too slow "
-                "for so few steps"
-            )
         return any(line.pid == pid for line in lines)
 
     def _wait(self, done: Callable[[], bool], event: str) -> None:

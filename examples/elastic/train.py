@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -59,6 +60,22 @@ class DigitClassifier(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=5e-4)
 
 
+class LastStep(Callback):
+    """End the training at a step that somebody writes to a file while the group trains.
+
+    Args:
+        file: file of the step, complete or absent. It must be an end of a block.
+
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._file.exists() and trainer.global_step >= int(self._file.read_text()):
+            trainer.should_stop = True
+
+
 def digits() -> TensorDataset:
     """Return scikit-learn's digits: images (1797, 1, 8, 8) with values in [-1, 1], and labels."""
     from sklearn.datasets import load_digits
@@ -81,6 +98,8 @@ def main() -> None:
         timeout=timedelta(minutes=2),
     )
     callbacks: list[Any] = [Pace(options.step_s)]
+    if options.last_step is not None:
+        callbacks.append(LastStep(options.last_step))
     if options.log is not None:
         callbacks.append(StepLog(options.log, block_size=options.block_size))
     trainer = pl.Trainer(
@@ -105,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--groups", type=int, required=True, help="maximum number of groups")
     parser.add_argument(
         "--steps", type=int, default=2000, help="steps of the run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--last_step", type=Path, help="file in which an earlier last step may appear"
     )
     parser.add_argument(
         "--block_size", type=int, default=20, help="steps of a block (default: %(default)s)"
