@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from inspect import signature
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lightning_hier.algorithms.arguments import check_whole, did_you_mean, is_number
-from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+from lightning_hier.algorithms.arguments import check_whole, did_you_mean
 
 # Arguments of DDPStrategy that the strategies set themselves, and of components that the presets
 # do not have, with the alternative.
@@ -115,59 +112,3 @@ def for_ranks_of_a_device(ranks_per_device: int, kwargs: dict[str, Any]) -> dict
             "communicate by gloo"
         )
     return {**kwargs, "process_group_backend": backend}
-
-
-def check_synchronisations(
-    gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
-) -> None:
-    """Raise ValueError for synchronisations of a wrong type, or that cannot be combined."""
-    if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
-        raise ValueError(
-            f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
-        )
-    views = ddp_kwargs.get("gradient_as_bucket_view") and ddp_kwargs.get("find_unused_parameters")
-    if views and isinstance(gradient_sync, GTC):
-        raise ValueError(
-            "gradient_as_bucket_view=True can't be combined with GTC and "
-            "find_unused_parameters=True: GTC overwrites DDP's buckets, which would contain the "
-            "gradients of another optimizer. Leave out gradient_as_bucket_view."
-        )
-    if block_sync is not None and not isinstance(block_sync, BlockSync):
-        raise ValueError(
-            "block_sync must be None, ModelAveraging(...), BMUF(...), BMUFAdam(...) or "
-            f"DiLoCo(...), one for all optimizers, got {block_sync!r}"
-        )
-
-
-def check_groups(block_sync: BlockSync | None, group_size: int, groups: int) -> None:
-    """Raise ValueError for several groups that ``block_sync`` does not or cannot average."""
-    if block_sync is not None:
-        block_sync.check_models(groups)
-    elif groups > 1:
-        raise ValueError(
-            f"block_sync=None needs one group of all ranks, but group_size={group_size} makes "
-            f"{groups} groups that would never be synchronised: pass block_sync=BMUF(...) or "
-            "ModelAveraging(...), or group_size='world'"
-        )
-
-
-def check_group_size(group_size: object) -> None:
-    """Raise ValueError unless ``group_size`` is a :data:`GroupSize`."""
-    sizes = ("node", "world")
-    # is_number refuses True, which is an int and would be a group of one rank.
-    if group_size not in sizes and not (
-        is_number(group_size) and isinstance(group_size, int) and group_size >= 1
-    ):
-        raise ValueError(
-            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
-            f"{group_size!r}"
-        )
-
-
-def check_timeout(timeout: object) -> None:
-    """Raise ValueError unless ``timeout`` is a timedelta above 0 or None."""
-    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
-        raise ValueError(
-            "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
-            f"torch's default, got {timeout!r}"
-        )

@@ -17,6 +17,7 @@ from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction, Wrap
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.worker import Worker
+from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
@@ -25,7 +26,6 @@ from lightning_hier.strategies.elastic import ElasticFit, StateServer
 from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle, OwnError
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.rank_groups import RankGroups
-from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 

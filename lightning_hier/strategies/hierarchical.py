@@ -21,16 +21,16 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.loop.initial_model import share_initial_model
+from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
 from lightning_hier.membership.torchft import TorchFT, check_membership
 from lightning_hier.strategies import (
-    arguments,
     module_setup,
     optimizer_checks,
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
-from lightning_hier.strategies.settings import Synchronisation, described
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
 
@@ -87,7 +87,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             **ddp_kwargs,
         )
         self._checkpoints = RunCheckpoints(self)
-        arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
+        check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         if membership is not None and warmup_steps == "auto":
             warmup_steps = 0  # jobs exchange no gradients
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
@@ -157,7 +157,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         self.gradient_sync, session = used.gradient_sync, self._fit_session
         session.reduce_by_ddp(used, partial(module_setup.wrap_by_ddp, self))
         # DDP would copy the model of the first rank of each group only.
-        module_setup.share_initial_model(self._module, self.communicators)
+        share_initial_model(self._module, self.communicators)
         if self._elastic is not None:
             self._elastic.share_initial_model(self._module)  # with the other jobs
         session.wrap()

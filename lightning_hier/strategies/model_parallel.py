@@ -33,6 +33,8 @@ from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.loop.initial_model import share_initial_model
+from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
 from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
@@ -41,7 +43,6 @@ from lightning_hier.strategies.checkpoints.sharded_folder import (
     local_path,
     save_folder,
 )
-from lightning_hier.strategies.settings import Synchronisation, automatic_values
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
 
@@ -101,7 +102,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             tensor_parallel_size=tensor_parallel_size,
             save_distributed_checkpoint=save_distributed_checkpoint,
         )
-        arguments.check_synchronisations(None, block_sync, {})
+        check_synchronisations(None, block_sync, {})
         if block_sync is not None and block_sync.across == "leader":
             raise ValueError(
                 "across='leader' can't be combined with a divided module, of which no rank holds "
@@ -178,7 +179,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         self._fit_session.set_reduction(used, self._gradients)
         # First inside each group: then the ranks of the first group send consistent values.
         module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
-        module_setup.share_initial_model(self._module, self.communicators)
+        share_initial_model(self._module, self.communicators)
         super().setup_optimizers(trainer)
 
     @override

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module, SyncBatchNorm
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import require_same_list
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
@@ -24,28 +23,6 @@ from lightning_hier.comm.sharded_tensors import is_sharded
 
 # Names of the layer in the modules of torch.compile and of activation checkpointing.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
-
-
-def share_initial_model(module: Module, communicators: Communicators) -> None:
-    """Copy the model of rank 0 to every rank, in place. A collective of the world.
-
-    If ranks hold shards, those of the first group are copied to the others.
-
-    Raises:
-        ValueError: on every rank, if the models of the ranks have different tensors.
-
-    """
-    # First, because a broadcast goes by position: it may hang, or write into other tensors.
-    require_same_list(
-        described_tensors(module),
-        communicators.device,
-        "the module must have the same tensors in the same order on all ranks",
-        "Layers, parameters and buffers must be created and frozen in the same order on all ranks.",
-    )
-    place = communicators.progress.at("the broadcast of the initial model")
-    with place, torch.no_grad():
-        tensors = [*module.parameters(), *module.buffers()]
-        broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
 
 
 def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
@@ -77,16 +54,6 @@ def _mesh_ranks(tensor: Tensor) -> set[int]:
     if not isinstance(tensor, DTensor):
         return set()
     return set(tensor.device_mesh.mesh.flatten().tolist())
-
-
-def described_tensors(module: Module) -> list[str]:
-    """Name, shape and dtype of each parameter and buffer, in order."""
-    tensors: list[tuple[str, str, Tensor]] = []
-    for name, parameter in module.named_parameters():
-        kind = "parameter" if parameter.requires_grad else "frozen parameter"
-        tensors.append((kind, name, parameter))
-    tensors += [("buffer", name, buffer) for name, buffer in module.named_buffers()]
-    return [f"{kind} {name} {tuple(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
 
 def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies import module_setup, optimizer_checks, trainer_checks
+from lightning_hier.loop.initial_model import share_initial_model
+from lightning_hier.strategies import optimizer_checks, trainer_checks
 from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     @override
     def configure_ddp(self) -> None:
         """Give every rank the model of rank 0. The module is not wrapped."""
-        module_setup.share_initial_model(self._module, self.communicators)
+        share_initial_model(self._module, self.communicators)
 
     @override
     def on_train_start(self) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.strategies.arguments import check_groups
+from lightning_hier.loop.optimizer_checks import check_averaged
+from lightning_hier.loop.settings import Synchronisation, check_groups, resolved_for_run
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.loop_position import check_after_step
-from lightning_hier.strategies.optimizer_checks import check_averaged
-from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
 
 
@@ -45,7 +49,11 @@ class SynchronousStrategy(TieredStrategy, ABC):
         self._session = session = FitSession(self._module.trainer, self.groups, self._elastic)
         self._ended = None
         resumed = self._checkpoints.automatic_values
-        used = resolved_for_run(self._asked, resumed, session)
+        used, chosen = resolved_for_run(
+            self._asked, resumed, partial(run_steps, session.trainer), self.communicators
+        )
+        if chosen is not None:
+            rank_zero_info(chosen)
         self.warmup_steps, self.block_sync = int(used.warmup_steps), used.block_sync
         return used
 
@@ -140,3 +148,18 @@ class SynchronousStrategy(TieredStrategy, ABC):
         if self._session is None:
             raise RuntimeError("the strategy has a session only while the Trainer fits")
         return self._session
+
+
+def run_steps(trainer: pl.Trainer) -> float:
+    """Number of steps of every rank in the run, or infinity if it is unknown.
+
+    With manual optimization, it is the number of batches. The module may make fewer or more steps.
+    A collective of the world: every rank must call it.
+    """
+    estimated = trainer.estimated_stepping_batches
+    # Lightning returns max_steps, which is -1 by default, for data without a length.
+    known = -1 if estimated in (-1, math.inf) else int(estimated)
+    place = "the comparison of the length of the run"
+    counts = gather_json(known, trainer.strategy.root_device, place=place)
+    # The smallest, because blocks and warm-up must suit the rank with the fewest batches too.
+    return float(min((count for count in counts if count >= 0), default=math.inf))

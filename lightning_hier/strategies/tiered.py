@@ -33,6 +33,8 @@ from lightning_hier.comm.progress_record import (
 )
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
+from lightning_hier.loop.optimizer_checks import require_same_optimizers
+from lightning_hier.loop.settings import check_group_size, check_timeout, described
 from lightning_hier.strategies import (
     arguments,
     data_checks,
@@ -41,9 +43,7 @@ from lightning_hier.strategies import (
 )
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.saved_run import read_same
-from lightning_hier.strategies.optimizer_checks import require_same_optimizers
 from lightning_hier.strategies.rank_groups import RankGroups
-from lightning_hier.strategies.settings import described
 
 
 class TieredStrategy(ParallelStrategy, ABC):
@@ -82,10 +82,10 @@ class TieredStrategy(ParallelStrategy, ABC):
         if isinstance(self, DDPStrategy):
             kwargs = arguments.without_taken(type(self), kwargs)
         kwargs = arguments.for_ranks_of_a_device(ranks_per_device, kwargs)
-        arguments.check_timeout(timeout)
+        check_timeout(timeout)
         self.ranks_per_device = ranks_per_device  # before the devices are set
         super().__init__(timeout=timeout, **kwargs)  # type: ignore[call-arg]
-        arguments.check_group_size(group_size)
+        check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps

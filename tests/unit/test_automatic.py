@@ -14,7 +14,7 @@ from lightning_hier.algorithms.automatic import (
     auto_density,
     auto_warmup_steps,
 )
-from lightning_hier.strategies.settings import Synchronisation, automatic_values, described
+from lightning_hier.loop.settings import Synchronisation, automatic_values, described
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.comm.worker import StepCount
+from lightning_hier.loop.settings import automatic_values
 from lightning_hier.strategies.checkpoints.rank_files import State
-from lightning_hier.strategies.settings import automatic_values
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession

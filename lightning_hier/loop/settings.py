@@ -1,23 +1,18 @@
-"""Settings of a strategy: values of ``"auto"``, and their form in files and messages."""
+"""Settings of a synchronisation: checks, values of ``"auto"``, and their form in messages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
-import lightning.pytorch as pl
-from lightning_utilities.core.rank_zero import rank_zero_info
-
-from lightning_hier.algorithms.arguments import counted
+from lightning_hier.algorithms.arguments import counted, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
-from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
-
-if TYPE_CHECKING:
-    from lightning_hier.strategies.fit_session import FitSession
 
 
 @dataclass(frozen=True)
@@ -92,51 +87,42 @@ def automatic_values(
 
 
 def resolved_for_run(
-    asked: Synchronisation, resumed: Mapping[str, Any], session: FitSession
-) -> Synchronisation:
-    """Choose a number for each ``"auto"`` and log the choice. A collective of the world.
+    asked: Synchronisation,
+    resumed: Mapping[str, Any],
+    run_steps: Callable[[], float],
+    communicators: Communicators,
+) -> tuple[Synchronisation, str | None]:
+    """Choose a number for each ``"auto"``.
 
     A resumed run keeps its original values, even if it is longer now.
 
     Args:
         asked: settings of the user. Without ``"auto"``, they are returned unchanged.
         resumed: :func:`automatic_values` of the resumed run, if there is one.
-        session: session of the run. Its Trainer determines the length of the run, which loads the
-            training data.
+        run_steps: returns the steps of one optimizer in the run, or infinity if unknown. It is
+            called only if a value depends on it, on all ranks or on none.
+        communicators: channels of this rank.
+
+    Returns:
+        The settings, and a line that announces the chosen values, or None.
 
     """
     names = asked.automatic
     if not names:
-        return asked
+        return asked, None
     used, why = asked.with_values(resumed), "as in the resumed run"
     if used.automatic:
-        steps = run_steps(session.trainer)
-        size, groups = session.communicators.layout.sizes
+        steps = run_steps()
+        size, groups = communicators.layout.sizes
         # One group without GTC averages gradients exactly over all ranks in any case.
         warms_up = groups > 1 or (size > 1 and isinstance(asked.gradient_sync, GTC))
-        num_models = session.communicators.models
+        num_models = communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = counted(steps, "step") if steps < math.inf else "an unknown number of steps"
         why = f"because the run has {length} and {counted(num_models, 'group')}"
     values = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {values[name]:.3g}" for name in names)
-    rank_zero_info(f"{chosen}, {why}.")
-    return used
-
-
-def run_steps(trainer: pl.Trainer) -> float:
-    """Number of steps of every rank in the run, or infinity if it is unknown.
-
-    With manual optimization, it is the number of batches. The module may make fewer or more steps.
-    A collective of the world: every rank must call it.
-    """
-    estimated = trainer.estimated_stepping_batches
-    # Lightning returns max_steps, which is -1 by default, for data without a length.
-    known = -1 if estimated in (-1, math.inf) else int(estimated)
-    place = "the comparison of the length of the run"
-    counts = gather_json(known, trainer.strategy.root_device, place=place)
-    # The smallest, because blocks and warm-up must suit the rank with the fewest batches too.
-    return min((count for count in counts if count >= 0), default=math.inf)
+    return used, f"{chosen}, {why}."
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,3 +144,59 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             values[name] = repr(value)
     return values
+
+
+def check_synchronisations(
+    gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for synchronisations of a wrong type, or that cannot be combined."""
+    if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
+        raise ValueError(
+            f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
+        )
+    views = ddp_kwargs.get("gradient_as_bucket_view") and ddp_kwargs.get("find_unused_parameters")
+    if views and isinstance(gradient_sync, GTC):
+        raise ValueError(
+            "gradient_as_bucket_view=True can't be combined with GTC and "
+            "find_unused_parameters=True: GTC overwrites DDP's buckets, which would contain the "
+            "gradients of another optimizer. Leave out gradient_as_bucket_view."
+        )
+    if block_sync is not None and not isinstance(block_sync, BlockSync):
+        raise ValueError(
+            "block_sync must be None, ModelAveraging(...), BMUF(...), BMUFAdam(...) or "
+            f"DiLoCo(...), one for all optimizers, got {block_sync!r}"
+        )
+
+
+def check_groups(block_sync: BlockSync | None, group_size: int, groups: int) -> None:
+    """Raise ValueError for several groups that ``block_sync`` does not or cannot average."""
+    if block_sync is not None:
+        block_sync.check_models(groups)
+    elif groups > 1:
+        raise ValueError(
+            f"block_sync=None needs one group of all ranks, but group_size={group_size} makes "
+            f"{groups} groups that would never be synchronised: pass block_sync=BMUF(...) or "
+            "ModelAveraging(...), or group_size='world'"
+        )
+
+
+def check_group_size(group_size: object) -> None:
+    """Raise ValueError unless ``group_size`` is a :data:`GroupSize`."""
+    sizes = ("node", "world")
+    # is_number refuses True, which is an int and would be a group of one rank.
+    if group_size not in sizes and not (
+        is_number(group_size) and isinstance(group_size, int) and group_size >= 1
+    ):
+        raise ValueError(
+            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
+            f"{group_size!r}"
+        )
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise ValueError unless ``timeout`` is a timedelta above 0 or None."""
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
+        raise ValueError(
+            "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
+            f"torch's default, got {timeout!r}"
+        )

@@ -1,0 +1,1 @@
+"""The plain loop: groups, attached optimizers and blocks, for every PyTorch loop."""
