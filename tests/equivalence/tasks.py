@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -160,11 +159,6 @@ def make_net(name: str, seed: int = 0) -> nn.Module:
 def loss_of(net: nn.Module, batch: Batch) -> Tensor:
     """Mean squared error."""
     return nn.functional.mse_loss(net(batch.x), batch.y)
-
-
-def loss_on(batch: Batch) -> Callable[[nn.Module], Tensor]:
-    """The loss as a function of the network alone."""
-    return partial(loss_of, batch=batch)
 
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]

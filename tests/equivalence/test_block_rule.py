@@ -53,15 +53,13 @@ def _run(sync: Any, rates: list[float], **strategy: Any) -> tuple[list[tuple[int
     return model.places, weights(model)
 
 
-def _expected(least: int, coefficient: float, longest: int) -> list[tuple[int, int]]:
-    places, blocks, step = [], 0, 0
-    while step < len(RATES):
-        size = min(max(least, int((coefficient / RATES[step]) ** 2 + 1e-9)), longest)
-        for place in range(1, size + 1):
-            end = place == size
-            places.append((blocks + end, 0 if end else place))
-        blocks, step = blocks + 1, step + size
-    return places[: len(RATES)]
+# Two steps, the minimum, at 0.4 and 0.3, four at 0.2, then five, the maximum.
+SIZES = [2, 2, 4, 5, 5]
+PLACES = [
+    (number + (place == size), place % size)
+    for number, size in enumerate(SIZES)
+    for place in range(1, size + 1)
+]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +67,10 @@ def _expected(least: int, coefficient: float, longest: int) -> list[tuple[int, i
     [{}, {"fragments": 2}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}],
 )
 def test_blocks_have_the_length_of_the_rule_on_all_ranks(settings: dict[str, Any]) -> None:
-    """Blocks have two steps, the minimum, at 0.4 and 0.3, four at 0.2, then five, the maximum."""
     rule = QSR(coefficient=0.4, max_block_size=5)
     sync = lh.DiLoCo(block_size=2, block_rule=rule, **settings)
     first, second = run_ranks(_run, 2, sync, RATES)
-    assert first[0] == second[0] == _expected(2, 0.4, 5)
+    assert first[0] == second[0] == PLACES[: len(RATES)]
     assert len({size for size, _ in first[0]}) == 5
     assert torch.equal(first[1], second[1])
 

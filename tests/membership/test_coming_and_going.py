@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DistributedSampler
 
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.reference import BlockMomentum
+from lightning_hier.reference import BlockMomentum, Method, Training, Worker
 from tests.membership.groups import (
     BATCH,
     SAMPLES,
@@ -57,53 +55,26 @@ def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
     return run
 
 
-class Groups:
-    """The groups that are present, with the outer step of the reference (BMUF with Nesterov)."""
+def _reference() -> Training:
+    """Three groups, with eta for the number of groups that take part."""
+    workers = []
+    for _ in range(3):
+        net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
+        workers.append(Worker(net, [torch.optim.SGD(net.parameters(), lr=0.05)]))
+    return Training(workers, Method(tau=TAU, outer=BlockMomentum))
 
-    def __init__(self) -> None:
-        self.net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
-        self.outer = BlockMomentum(self.vector())  # eta for the number of models, with C = 1
 
-    def vector(self) -> Tensor:
-        return parameters_to_vector(self.net.parameters()).detach()
-
-    def block(self, batches: Sequence[Sequence[Sequence[int]]], first: int) -> None:
-        """Train one block, and apply the outer step.
-
-        Args:
-            batches: sample numbers of the batches of each group that takes part, in order of the
-                group numbers.
-            first: position of the group whose integer buffers all groups get.
-
-        """
-        models, buffers = [], []
-        before = [b.clone() for b in self.net.buffers()]  # the same in all groups
-        for of_group in batches:
-            for buffer, value in zip(self.net.buffers(), before, strict=True):
-                buffer.copy_(value)
-            vector_to_parameters(self.outer.W_g.clone(), self.net.parameters())
-            self._train(of_group)
-            models.append(self.vector())
-            buffers.append([b.clone() for b in self.net.buffers()])
-        self.outer.step(torch.stack(models).mean(0) - self.outer.W_g, len(models))
-        vector_to_parameters(self.outer.W_g.clone(), self.net.parameters())
-        for buffer, own in zip(self.net.buffers(), zip(*buffers, strict=True), strict=True):
-            mean = buffer.is_floating_point()
-            buffer.copy_(torch.stack(own).mean(0) if mean else own[first])
-
-    def _train(self, batches: Sequence[Sequence[int]]) -> None:
-        features, targets, _ = data().tensors
-        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
-        for numbers in batches:
-            optimizer.zero_grad()
-            (self.net.net(features[numbers]) - targets[numbers]).square().mean().backward()
-            self.net.count.add_(1)
-            optimizer.step()
-
-    @property
-    def values(self) -> Tensor:
-        """All parameters and buffers from which the next block starts."""
-        return torch.tensor(weights(self.net), dtype=torch.float64)
+def _train(training: Training, batches: dict[int, list[list[int]]]) -> None:
+    """Train one block with the sample numbers of each group that takes part."""
+    features, targets, _ = data().tensors
+    for step in range(TAU):
+        for group, worker in enumerate(training.workers):
+            if group in batches:
+                numbers = batches[group][step]
+                net: Any = worker.model
+                (net.net(features[numbers]) - targets[numbers]).square().mean().backward()
+                net.count.add_(1)
+        training.step(samples=[float(group in batches) for group in range(3)])
 
 
 def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None:
@@ -114,13 +85,11 @@ def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None
     assert present[:2] == [[0, 1, 2]] * 2
     assert present[2] == [0, 2]
     assert present[-1] == [0, 1, 2]
-    groups = Groups()
+    training = _reference()
     for commit, entry in enumerate(logs[0]):
-        batches = [_used(logs, group, commit + 1) for group in entry["present"]]
-        groups.block(batches, first=0)
-        torch.testing.assert_close(
-            torch.tensor(entry["model"], dtype=torch.float64), groups.values, rtol=1e-12, atol=1e-12
-        )
+        _train(training, {group: _used(logs, group, commit + 1) for group in entry["present"]})
+        model, expected = entry["model"], weights(training.workers[0].model)
+        torch.testing.assert_close(model, expected, rtol=1e-12, atol=1e-12)
     _assert_data_go_on(logs)
 
 

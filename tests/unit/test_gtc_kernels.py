@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_hier.algorithms import chunks, kernels
 from lightning_hier.algorithms.kernels import kernels_for, native
 from lightning_hier.algorithms.kernels.payload import SIGN_BIT, words_to_bitmap
+from lightning_hier.reference.workers import send
 
 SMALL_CHUNK = 64
 
@@ -66,16 +67,14 @@ def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tens
     return values.to(dtype)
 
 
-def _naive(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[list[int], Tensor]:
-    """Words and next residual by the equations, in the dtype of the gradient."""
-    quantum = torch.tensor(threshold, dtype=gradient.dtype)
-    values = gradient + residual
-    above, below = values > quantum, values < -quantum
-    words = [i - SIGN_BIT if below[i] else i for i in (above | below).nonzero().view(-1).tolist()]
-    next_residual = torch.where(
-        above, values - quantum, torch.where(below, values + quantum, values)
-    )
-    return words, next_residual
+def _expected(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[list[int], Tensor]:
+    """Words and next residual of the reference, with the threshold in the dtype of the gradient."""
+    rounded = float(torch.tensor(threshold, dtype=gradient.dtype))
+    quantum = min(rounded, torch.finfo(gradient.dtype).max)
+    total, next_residual = gradient + residual, residual.clone()
+    send(next_residual, gradient, quantum)
+    sent = (total.abs() > quantum).nonzero().view(-1).tolist()
+    return [i - SIGN_BIT if total[i] < 0 else i for i in sent], next_residual
 
 
 def _bits(values: Tensor) -> list[int]:
@@ -99,7 +98,7 @@ def test_words_residual_and_mean_are_those_of_the_equations(
     residual = _gradient(seed + 1, numel, dtype, special / 2)
     nonfinite = ~(gradient + residual).isfinite()
     gradient[nonfinite], residual[nonfinite] = 0.0, 0.0
-    expected, next_residual = _naive(gradient, residual, threshold)
+    expected, next_residual = _expected(gradient, residual, threshold)
     values, before = gradient.clone(), residual.clone()
     words, finite = _encode_(values, residual, threshold)
     assert finite
