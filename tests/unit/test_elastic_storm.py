@@ -1,4 +1,4 @@
-"""The elastic benchmark: random kills, and measures from the logs of the groups."""
+"""The elastic benchmark: measures from the logs of the groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.elastic.measures import Measures, measure
 from benchmarks.elastic.report import problems
-from benchmarks.elastic.schedule import Kill, draw_kills
+from benchmarks.elastic.schedule import Kill
 from benchmarks.elastic.supervised import RunRecord, Setup
 from examples.elastic.step_log import Line
 
@@ -34,14 +34,6 @@ def record(*kills: Kill, killed: list[Line] = KILLED) -> RunRecord:
     return RunRecord(0.0, 11.0, list(kills), [], [SURVIVOR, killed])
 
 
-def test_kills_are_the_same_for_a_seed_and_one_in_each_interval() -> None:
-    kills = draw_kills(3, seconds=100.0, every_s=30.0, groups=4)
-    assert kills == draw_kills(3, seconds=100.0, every_s=30.0, groups=4)
-    assert kills != draw_kills(4, seconds=100.0, every_s=30.0, groups=4)
-    assert [int(kill.time_s // 30) for kill in kills] == [0, 1, 2]
-    assert all(0 <= kill.group < 4 for kill in kills)
-
-
 def test_measures_of_a_run_with_a_kill() -> None:
     measures = measure(record(Kill(4.0, 1, pid=11)), SETUP)
     assert (measures.seconds, measures.synchronisations, measures.loss) == (11.0, 4, 0.25)
@@ -52,27 +44,6 @@ def test_measures_of_a_run_with_a_kill() -> None:
     assert measures.longest_pause_s == 3.0
     assert measures.longest_stop_s == pytest.approx(2.9)
     assert (measures.different, measures.not_back, measures.exits) == (0, 0, [])
-
-
-@pytest.mark.parametrize(
-    ("kill", "kind"),
-    [
-        (Kill(3.3, 1, pid=11), "block"),  # during a step
-        (Kill(2.2, 1, pid=11), "block"),
-        (Kill(5.0, 1, pid=99), "start"),  # before the first step of a process
-    ],
-)
-def test_kinds_of_kills(kill: Kill, kind: str) -> None:
-    assert measure(record(kill), SETUP).kills == {kind: 1}
-
-
-def test_a_group_that_is_not_back_and_models_that_differ() -> None:
-    measures = measure(record(Kill(10.5, 1, pid=12)), SETUP)
-    assert (measures.back_s, measures.not_back) == ([], 1)
-    other = [*KILLED[:3], *lines(12, 3, [4.0, 5.0], digest="x"), *KILLED[3:]]
-    assert measure(record(killed=other), SETUP).different == 1
-    whole = measure(record(killed=other), SETUP, independent=False)
-    assert (whole.different, whole.longest_pause_s) == (None, None)
 
 
 def test_problems_of_a_storm() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.planner.__main__ import REPORT, report, sections
-from benchmarks.planner.block_costs import BlockCosts, SpeedupReading, fit_block_costs
-from benchmarks.planner.comparison import Comparison, Section
+from benchmarks.planner.comparison import Section
 
 LIMITS = {
     "BMUF on 128 GPUs": 0.01,
@@ -33,31 +32,3 @@ def test_every_limit_belongs_to_a_section() -> None:
 
 def test_the_committed_report_is_the_one_that_the_command_writes() -> None:
     assert REPORT.read_text() == report(), "run python -m benchmarks.planner"
-
-
-def test_row_beyond_its_limit_is_reported() -> None:
-    rows = [Comparison(name=str(n), predicted=n, reference=100) for n in (90, 100, 121)]
-    section = Section(title="t", unit="s", source="f", given="g", rows=rows, limit=0.2)
-    assert [row.name for row in section.missed] == ["121"]
-    assert section.verdict == "1 of 3 exceed it"
-    assert "+21.0%" in section.text()
-
-
-def test_fitting_finds_the_parameters_of_exact_readings() -> None:
-    own = BlockCosts(efficiency=0.9, synchronisation_steps=5)
-    readings = [
-        SpeedupReading(ranks=ranks, block_size=size, speedup=own.speedup(ranks, size))
-        for ranks, size in ((8, 10), (8, 50), (64, 20))
-    ]
-    fitted = fit_block_costs(readings)
-    assert fitted.efficiency == pytest.approx(0.9)
-    assert fitted.synchronisation_steps == pytest.approx(5)
-
-
-def test_fitting_refuses_readings_without_a_solution() -> None:
-    one = SpeedupReading(ranks=8, block_size=10, speedup=7)
-    with pytest.raises(ValueError, match="at least two block sizes"):
-        fit_block_costs([one, one])
-    slower = SpeedupReading(ranks=8, block_size=100, speedup=3)
-    with pytest.raises(ValueError, match="must grow with the block size"):
-        fit_block_costs([one, slower])

@@ -109,34 +109,6 @@ def test_moments_are_sent_with_their_fragment() -> None:
     assert prediction.step_s == pytest.approx(0.1 + 4 * 0.98 / 120, rel=CLOSE)
 
 
-MODELS: dict[str, dict[str, Any]] = {
-    "buffer, W": {"block_sync": "model_averaging"},
-    "and Delta": {"block_sync": "bmuf"},
-    "and the outer momentum": {"block_sync": "diloco"},
-    "and block-start weights and update in flight": {"block_sync": "diloco", "overlap": 5},
-    "and errors of values and sums": {"block_sync": "diloco", "across_dtype": "int4"},
-    "and errors of values": {"block_sync": "diloco", "across_density": 0.02},
-    "and moments, in buffer and at the start": {"block_sync": "bmuf_adam", "moments_every": 3},
-    "and moments that were sent and are in flight": {"block_sync": "bmuf_adam", "overlap": 5},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "models"), [*zip(MODELS, (2, 3, 3, 5, 4.25, 4, 7, 13), strict=True)]
-)
-def test_memory_in_models(name: str, models: float) -> None:
-    for fragments in (1, 4):
-        settings: Any = {"fragments": fragments, **MODELS[name]}
-        memory_bytes = synchronisation_memory_bytes(WORK, FOUR, Settings(**settings))
-        assert memory_bytes == models * MODEL
-
-
-def test_errors_of_16_bit_models_are_stored_in_32_bits() -> None:
-    half = replace(WORK, element_bytes=2)
-    settings = Settings(across_density=0.02)
-    assert synchronisation_memory_bytes(half, FOUR, settings) == (3 + 2) * MODEL / 2
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

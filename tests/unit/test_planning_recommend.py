@@ -132,13 +132,6 @@ def test_sparse_updates_are_recommended_up_to_the_break_even(hosts: int, sparse:
     assert (recommended.settings.across_density < 1) == sparse
 
 
-def test_sparse_updates_are_recommended_where_every_strategy_is_slow() -> None:
-    """Sparse updates send the least on four hosts."""
-    recommended = recommend(LSTM, cluster(0.001, hosts=4, devices=1))
-    assert recommended.settings.block_size == 400
-    assert recommended.settings.across_density == 0.02
-
-
 def test_the_push_period_makes_computing_as_long_as_sending() -> None:
     """T_calc of eq. 7 is N mini-batches on two devices, T_trans of eq. 6 is 2 N_e M / B."""
     network = replace(
@@ -172,13 +165,6 @@ def test_moments_overlap_only_on_request() -> None:
         recommend(LSTM, cluster(10), {"moments_every": 5})
     with pytest.raises(ValueError, match="block_sync=bmuf_adam needs optimizer='adam'"):
         recommend(LSTM, cluster(10), {"block_sync": "bmuf_adam"})
-
-
-def test_a_block_synchronisation_that_is_set_is_kept() -> None:
-    recommended = recommend(LSTM, cluster(100, devices=1), {"block_sync": "diloco", "fragments": 3})
-    assert recommended.strategy == "DiLoCoStrategy"
-    assert recommended.arguments["fragments"] == 3
-    assert {own.settings.block_sync for own in recommended.candidates} == {"diloco"}
 
 
 def test_a_density_across_is_an_argument_of_the_component() -> None:

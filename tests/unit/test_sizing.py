@@ -44,18 +44,6 @@ def test_table_2(devices: int, push_period: int) -> None:
     assert waiting / 1000 == pytest.approx(without, rel=0.07)
 
 
-def test_computation_time_of_the_paper() -> None:
-    assert PAPER.computation_seconds(2) == pytest.approx(8192 / 9400)
-    assert PAPER.transmission_seconds() == pytest.approx(2 * 4 * 118e6 / 787.5e6)
-
-
-@given(CLUSTERS, st.integers(1, 1000))
-def test_double_buffering_gains_at_most_a_factor_of_two(cluster: Cluster, period: int) -> None:
-    speed = cluster.samples_per_second(period)
-    waiting = cluster.samples_per_second(period, double_buffering=False)
-    assert waiting < speed <= 2 * waiting * (1 + 1e-12)
-
-
 # The quotient of its two times is exactly 143, and larger in floating point.
 ROUNDED = Cluster(
     nodes=1,
@@ -75,11 +63,3 @@ def test_best_push_period_is_the_smallest_that_hides_communication(cluster: Clus
     assert cluster.samples_per_second(best) == pytest.approx(peak, rel=1e-9)
     if best > 1:
         assert cluster.computation_seconds(best - 1) < cluster.transmission_seconds()
-
-
-@pytest.mark.parametrize("name", list(vars(PAPER)))
-def test_values_are_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
-        replace(PAPER, **{name: 0})
-    with pytest.raises(ValueError, match="push_period must be at least 1, got 0"):
-        PAPER.computation_seconds(0)
