@@ -24,7 +24,6 @@ class Harness:
     def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0) -> None:
         self.own = [Parameter(torch.zeros(2)) for _ in range(ranks)]
         self.sent: list[tuple[int, Message]] = []
-        self.closed: set[int] = set()
         self.now = 0.0
         optimizer = optim.SGD(self.own, lr=1.0)
         blocks = plan_shards([optimizer], ranks)
@@ -41,12 +40,10 @@ class Harness:
         self.worker.push()
         return self.said()
 
-    def block(
-        self, number: int, timestamp: int, value: float = 0.0, *, sender: int | None = None
-    ) -> bool:
+    def block(self, number: int, timestamp: int, value: float = 0.0) -> bool:
         """Receive a BLOCK message, and return whether the worker may continue."""
         message = Message(Kind.BLOCK, number, timestamp, {}, torch.full((2,), value))
-        self.hear(number if sender is None else sender, message)
+        self.hear(number, message)
         return self.worker.is_pulled(self.now)
 
     def final(self, number: int, timestamp: int, value: float, *, rendezvous: int = 1) -> None:
@@ -56,12 +53,6 @@ class Harness:
     def hear(self, sender: int, message: Message) -> None:
         self.channel.receive(Received(sender, b"", message), self.now)
 
-    def tick(self, now: float) -> list[Sent]:
-        self.now = self.channel.time = now
-        self.sent.clear()
-        self.channel.tick(now)
-        return self.said()
-
     def said(self) -> list[Sent]:
         return [(rank, m.kind, m.block, m.timestamp) for rank, m in self.sent]
 
@@ -69,8 +60,6 @@ class Harness:
         return [float(one.detach()[0]) for one in self.own]
 
     def _send(self, rank: int, message: Message) -> bool:
-        if rank in self.closed:
-            return False
         self.sent.append((rank, message))
         return True
 

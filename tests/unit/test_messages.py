@@ -115,12 +115,6 @@ def test_unaligned_payload_is_copied_to_aligned_memory() -> None:
     assert torch.equal(message.payload, values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_empty_payload_keeps_its_dtype(dtype: torch.dtype) -> None:
-    message = _read(_frames(Message(Kind.BLOCK, payload=torch.empty(0, dtype=dtype))))
-    assert message.payload.dtype == dtype and message.payload.shape == (0,)
-
-
 def test_memory_of_a_message_is_reused_after_its_last_view() -> None:
     memory = BufferPool(kept_bytes=2048)
 

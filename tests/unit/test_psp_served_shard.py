@@ -24,17 +24,6 @@ def test_c_counts_workers_and_d_counts_gradients() -> None:
     assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_same_push_twice_is_used_once(first: int) -> None:
-    served = Served(2)
-    served.push(0, first)
-    assert served.push(0, first) == []
-    assert served.push(0, 0) == []
-    assert served.counts.dropped == 2
-    served.push(1, first)
-    assert torch.equal(served.values, torch.full((5,), 2.0, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nonfinite_gradients_count_as_abstaining(value: float) -> None:
     served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, momentum=0.9))
@@ -57,14 +46,6 @@ def test_update_that_overflows_is_undone_with_its_state() -> None:
     served.push(0, 2, -1.0)
     torch.testing.assert_close(served.values, good + 10.0)
     assert served.counts.nonfinite == 1
-
-
-def test_sum_that_overflows_is_left_out() -> None:
-    served = Served(2, dtype=torch.float32)
-    served.push(0, 0, -3e38)
-    served.push(1, 0, -3e38)
-    assert served.t == 1
-    assert torch.equal(served.values, torch.zeros(5))
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -103,14 +84,6 @@ def test_parameter_without_gradient_on_any_worker_does_not_change() -> None:
     served.push(1, 1, absent=[0, 1])
     assert torch.equal(served.values[3:], start[3:])
     assert not torch.equal(served.values[:3], start[:3])
-
-
-def test_staleness_is_the_number_of_versions_since_the_pull() -> None:
-    served = Served(2, c=1)
-    for t in range(3):
-        served.push(0, t)
-    served.push(1, 3, version=1)
-    assert served.counts.metrics()["hier/psp/staleness"] == (0 + 0 + 0 + 2) / 4
 
 
 def test_wait_that_is_too_long_names_the_missing_workers() -> None:

@@ -52,18 +52,6 @@ def test_late_shard_does_not_count_and_is_written_at_the_next_pull() -> None:
     assert h.values() == [2.0, 2.0, 5.0, 0.0]
 
 
-def test_older_version_is_dropped() -> None:
-    h = Harness(b=0.25)
-    h.push()
-    h.block(0, 3, 3.0)
-    h.worker.pull()
-    h.push()
-    h.block(0, 2, 2.0)
-    h.block(1, 4, 4.0)
-    h.worker.pull()
-    assert h.values() == [3.0, 4.0, 0.0, 0.0]
-
-
 def test_fast_forward() -> None:
     h = Harness(b=0.5)
     h.push()
@@ -96,37 +84,6 @@ def test_nonfinite_gradient_is_not_pushed(value: float) -> None:
     h.own[2].grad = torch.tensor([1.0, value])
     h.worker.push()
     assert h.said() == every(Kind.ABSTAIN, 0)
-
-
-def test_pushed_gradient_is_a_copy() -> None:
-    h = Harness()
-    h.push(1.0)
-    payload = h.sent[0][1].payload
-    for parameter in h.own:
-        parameter.grad.zero_()
-    assert torch.equal(payload, torch.ones(2))
-
-
-def test_rendezvous() -> None:
-    h = Harness(b=0.5)
-    h.push()
-    h.block(0, 1, 1.0)
-    h.block(1, 1, 1.0)
-    h.worker.pull()
-    h.sent.clear()
-    h.worker.arrive()
-    assert h.said() == every(Kind.ARRIVE, 1)
-    h.block(3, 9, 9.0)  # an answer to the last push; the final values replace it
-    for number in range(4):
-        assert not h.worker.has_global_model(0.0)
-        h.final(number, 2 + number, 5.0, rendezvous=7)
-        h.final(number, 2 + number, 6.0 + number)
-    h.block(0, 9, 9.0)
-    assert h.worker.has_global_model(0.0)
-    h.worker.take_global_model()
-    assert h.values() == [6.0, 7.0, 8.0, 9.0]
-    assert h.worker.behind == 0
-    assert h.push() == every(Kind.PUSH, 5)
 
 
 def test_fewer_parameters_than_ranks() -> None:

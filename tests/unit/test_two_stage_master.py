@@ -20,15 +20,6 @@ def test_without_hierarchical_rate_gamma_is_eta() -> None:
     torch.testing.assert_close(answer.payload, -ETA * ones(3.0), rtol=1e-12, atol=0.0)
 
 
-def test_staleness_counts_the_versions_since_the_pull() -> None:
-    talk = Talk(order_locking=False)
-    talk.push(2, ones(1.0), 1, version=0)
-    [(_, answer)] = talk.push(0, ones(1.0), 1, version=0)
-    assert answer.facts["staleness"] == 1
-    talk.push(2, ones(1.0), 1, version=1)
-    assert (talk.counts.staleness_sum, talk.counts.staleness_max) == (2, 1)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_nonfinite_sum_is_dropped(bad: float) -> None:
     talk = Talk((0,))
@@ -52,13 +43,6 @@ def test_malformed_push_is_dropped(total: Tensor, facts: dict[str, Any]) -> None
     assert (talk.counts.version, talk.counts.malformed) == (0, 1)
 
 
-def test_ranks_that_are_no_nodes_are_ignored() -> None:
-    talk = Talk((0, 2))
-    talk._numbers[1] = 0
-    assert talk.push(1, ones(1.0), 1) == []
-    assert talk.counts.version == 0
-
-
 def test_answer_that_is_still_queued_is_not_sent_again() -> None:
     talk = Talk()
     talk.push(0, ones(1.0), 1)
@@ -69,13 +53,6 @@ def test_answer_that_is_still_queued_is_not_sent_again() -> None:
     [(to, again)] = talk.say(0, Message(Kind.PUSH, 0, 0, facts, ones(1.0)))
     assert (to, again.kind, again.facts["number"]) == (0, Kind.BLOCK, 1)
     assert talk.counts.pushes == 1
-
-
-@pytest.mark.parametrize(("rank", "number"), [(1, 1), (0, 2), (0, 0), (0, -1)])
-def test_invalid_arrival_is_ignored(rank: int, number: int) -> None:
-    talk = Talk()
-    assert talk.arrive(rank, number) == []
-    assert talk.arrive(0) == [] and len(talk.arrive(2)) == 2
 
 
 def test_wait_at_the_end_of_an_epoch_that_is_too_long_names_the_missing_nodes() -> None:

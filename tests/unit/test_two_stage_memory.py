@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from lightning_hier.parameter_server.two_stage.replica import (
     Shape,
     file_size,
     open_replicas,
-    shared_dtype,
 )
 from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
 from tests.waiting import nothing_stays_in
@@ -111,42 +108,12 @@ def test_lock_of_a_killed_process_is_released_although_its_child_still_runs(path
         os.kill(replica.node.finals, signal.SIGKILL)
 
 
-def test_threads_of_one_process_exclude_each_other(path: Path) -> None:
-    lock = _open(path).accumulators[0]._lock
-    inside = threading.Event()
-    done = threading.Event()
-
-    def hold() -> None:
-        with lock.locked(LIMIT_S):
-            inside.set()
-            done.wait(10)
-
-    with ThreadPoolExecutor() as pool:
-        holding = pool.submit(hold)
-        inside.wait(10)
-        with lock.locked(0.02) as locked:
-            assert not locked
-        done.set()
-        holding.result()
-    with lock.locked(LIMIT_S) as locked:
-        assert locked
-
-
 def test_error_of_a_group_on_several_hosts_names_them() -> None:
     def two_hosts(value: Any) -> list[Any]:
         return [value, {"result": value["result"] | {"memory": "elsewhere", "host": "far-away"}}]
 
     with pytest.raises(RuntimeError, match=r"rank 0 on .*, rank 1 on far-away; set group_size"):
         open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
-
-
-def test_groups_may_be_on_different_hosts() -> None:
-    def two_hosts(value: Any) -> list[Any]:
-        if value["result"] is None:
-            return [value, value]
-        return [value, {"result": value["result"] | {"memory": "elsewhere"}}]
-
-    assert len(open_replicas([[torch.zeros(3)]], group_size=1, rank=0, exchange=two_hosts)) == 1
 
 
 def test_too_little_shared_memory_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,16 +135,3 @@ def test_rank_that_cannot_open_the_file_is_named() -> None:
 
     with pytest.raises(RuntimeError, match="rank 1: .*No such file"):
         open_replicas([[torch.zeros(3)]], group_size=2, rank=1, exchange=gone)
-
-
-def test_memory_id_depends_on_kernel_and_file_system(tmp_path: Path) -> None:
-    ours = shared_memory.memory_id()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_memory, "FOLDER", Path("/proc"))
-        assert shared_memory.memory_id() != ours
-    assert shared_memory.memory_id() == ours
-
-
-def test_half_precision_is_shared_in_float32() -> None:
-    assert shared_dtype([torch.zeros(1, dtype=torch.bfloat16)]) == torch.float32
-    assert shared_dtype([torch.zeros(1), torch.zeros(1, dtype=torch.float64)]) == torch.float64

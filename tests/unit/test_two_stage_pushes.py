@@ -51,12 +51,3 @@ def test_node_that_left_is_skipped_and_keeps_its_place() -> None:
     assert lock.waited_for() == []
     lock.reopen([0, 1, 2])
     assert lock.order == [2, 1, 0] and lock.waited_for() == [2]
-
-
-def test_node_that_died_before_its_first_push_does_not_block_others() -> None:
-    lock = OrderLock([0, 1, 2])
-    for node in (0, 2):
-        lock.pushed(node)
-    assert lock.waited_for() == [1]
-    lock.leave(1)
-    assert lock.waited_for() == [0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters, objection
@@ -95,12 +95,6 @@ def test_schedulers_act_on_a_server_through_its_hyperparameters(factors: list[fl
     optimizer = optim.SGD(groups(own), lr=0.5, momentum=0.9)
     scheduler = LambdaLR(optimizer, lambda step: factors[min(step, 3)])
     _follows(optimizer, own, scheduler, steps=4)
-
-
-def test_a_cycled_momentum_is_followed() -> None:
-    own = parameters()
-    optimizer = optim.Adam(own, lr=0.01)
-    _follows(optimizer, own, OneCycleLR(optimizer, max_lr=0.1, total_steps=8), steps=6)
 
 
 def _follows(
