@@ -169,32 +169,6 @@ def test_threshold_under_which_residuals_grow_for_ever_is_warned_of_once() -> No
         assert "Raise the threshold, or use threshold='auto'" in messages[0]
 
 
-def _large_tensor() -> list[torch.Tensor]:
-    """Gradients and residuals of a tensor of several chunks, coded as words and as bitmaps."""
-    tensors = []
-    torch.manual_seed(2)
-    run = start(lh.GTC(density=0.02, dense_below=0), torch.nn.Linear(520, 520, bias=False))
-    memory = run.worker.memory.tensors
-    for step, threshold in enumerate([None, None, 1.0, 0.1, 1e-3]):
-        if threshold is not None:
-            memory[run.model.module.weight].threshold = threshold
-        run.step(inputs(step, width=520).float())
-        tensors += [run.model.module.weight.grad.clone(), run.residual("weight").clone()]
-    return tensors
-
-
-def test_large_tensor_has_the_same_bits_with_and_without_a_compiler() -> None:
-    forbidden = run_ranks(_large_tensor, 2, env={"LIGHTNING_HIER_COMPILE": "0"})
-    allowed = run_ranks(_large_tensor, 2, env={"LIGHTNING_HIER_COMPILE": "1"})
-    for own, other in zip(allowed, forbidden, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
-    for (one, _), (two, _) in zip(
-        *(zip(r[::2], r[1::2], strict=True) for r in allowed), strict=True
-    ):
-        assert torch.equal(one, two)
-        assert one.any()
-
-
 def _run(scales: list[float]) -> tuple[list[Tensor], list[Tensor], list[float | None]]:
     """Unscaled gradients of the last step, residuals and thresholds."""
     scale = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lightning_hier import (
+    BMUF,
     BMUFGTCStrategy,
     BMUFStrategy,
     GTCStrategy,
@@ -42,11 +44,14 @@ _MA = partial(_case, strategy=ModelAveragingStrategy, block_size=3)
 _BMUF = partial(_case, strategy=BMUFStrategy, block_size=3)
 _BMUF_GTC = partial(_case, strategy=BMUFGTCStrategy, block_size=3)
 _ONE_GROUP = partial(HierarchicalStrategy, group_size="world", warmup_steps=0)
+_EXACT = Case(name="AllReduce in one group", strategy=_ONE_GROUP, epochs=2, **MOMENTUM)
+_INT8 = BMUF(block_size=3, across_dtype="int8")
+_DDP = _plain("DDP, momentum")
 
 # Pairs whose models are bit-equal.
 IDENTICAL: list[tuple[Case, Case]] = [
     (_BMUF("BMUF, eta = 0", block_momentum=0.0), _MA("MA")),
-    (_BMUF("BMUF-CBM, eta = 0", block_momentum=0.0, nesterov=False), _MA("MA again")),
+    (_BMUF("BMUF-CBM, eta = 0", block_momentum=0.0, nesterov=False), _MA("MA")),
     (_BMUF_GTC("BMUF_GTC, P = 1", group_size=1, **_GTC), _BMUF("BMUF")),
     (_BMUF_GTC("BMUF_GTC, M = 1", group_size=4, **_GTC), _case("GTC", GTCStrategy, **_GTC)),
     (
@@ -55,8 +60,10 @@ IDENTICAL: list[tuple[Case, Case]] = [
     ),
     (
         _case("GTC, everything exact", GTCStrategy, dense_below=10_000, density=0.01),
-        Case(name="AllReduce in one group", strategy=_ONE_GROUP, epochs=2, **MOMENTUM),
+        _EXACT,
     ),
+    # A single group has no exchange, so nothing is quantised.
+    (replace(_EXACT, name="int8, M = 1", strategy=partial(_ONE_GROUP, block_sync=_INT8)), _EXACT),
 ]
 
 # Pairs whose models are equal up to the order of additions.
@@ -64,16 +71,13 @@ CLOSE: list[tuple[Case, Case]] = [
     (_MA("MA, tau = 1", block_size=1, momentum=0.0), _plain("DDP", momentum=0.0)),
     (
         _MA("MA, tau = 1, average momentum", block_size=1, local_momentum="average"),
-        _plain("DDP, momentum"),
+        _DDP,
     ),
-    (
-        Case(name="AllReduce, one group", strategy=_ONE_GROUP, epochs=2, **MOMENTUM),
-        _plain("DDP again"),
-    ),
-    (_case("warm-up only", BMUFStrategy, warmup_steps=14), _plain("DDP once more")),
+    (_EXACT, _DDP),
+    (_case("warm-up only", BMUFStrategy, warmup_steps=14), _DDP),
     (_across("leader, P = 2", 2, "leader"), _across("sharded, P = 2", 2, "sharded")),
     (_across("leader, P = 4", 4, "leader"), _across("sharded, P = 4", 4, "sharded")),
-    (_across("auto, P = 2", 2, "auto"), _across("sharded again, P = 2", 2, "sharded")),
+    (_across("auto, P = 2", 2, "auto"), _across("sharded, P = 2", 2, "sharded")),
 ]
 
 # Pairs on one rank, with automatic settings.
@@ -94,7 +98,8 @@ def _name_of(pair: tuple[Case, Case]) -> str:
 @pytest.fixture(scope="module")
 def states() -> dict[str, Values]:
     """Final states of rank 0 in the runs on four ranks."""
-    return run_ranks(fit_all, 4, [own for pair in [*IDENTICAL, *CLOSE] for own in pair])[0]
+    cases = {own.name: own for pair in [*IDENTICAL, *CLOSE] for own in pair}
+    return run_ranks(fit_all, 4, list(cases.values()))[0]
 
 
 @pytest.fixture(scope="module")

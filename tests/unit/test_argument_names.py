@@ -52,27 +52,6 @@ def test_settings_without_arguments_take_none() -> None:
             cast(Any, settings)(block=3)
 
 
-@pytest.mark.parametrize(
-    "preset",
-    [
-        lh.GTCStrategy,
-        lh.ModelAveragingStrategy,
-        lh.BMUFStrategy,
-        lh.BMUFAdamStrategy,
-        lh.BMUFGTCStrategy,
-        lh.TwoStageASGDStrategy,
-        lh.PSPStrategy,
-    ],
-)
-def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
-    with pytest.raises(TypeError, match="no argument 'dens.*[?.] It takes .*warmup_steps"):
-        preset(denses_below=3)
-    with pytest.raises(TypeError, match="'warm_up_steps': did you mean 'warmup_steps'[?] It takes"):
-        preset(warm_up_steps=3)
-    with pytest.raises(TypeError, match="did you mean 'find_unused_parameters'"):
-        preset(find_unused_parameter=True)
-
-
 @pytest.mark.parametrize("preset", [lh.BMUFAdamStrategy, lh.GTCStrategy, lh.BMUFGTCStrategy])
 def test_synchronisation_that_a_preset_sets_is_refused(preset: Any) -> None:
     for name, value in (("gradient_sync", lh.GTC()), ("block_sync", lh.BMUF())):

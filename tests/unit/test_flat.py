@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement, count_nics, make_placement
-from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 
@@ -87,17 +86,6 @@ def test_shards_of_a_group_contain_each_element_once(numel: int, size: int) -> N
         assert placements[0].padded(numel) >= numel
 
 
-@given(numel=st.integers(0, 100), size=st.integers(1, 12))
-def test_sharded_buffer_is_divided_into_equal_ranges(numel: int, size: int) -> None:
-    placements = [ShardPlacement(_at(position, size), sharded=True) for position in range(size)]
-    padded = placements[0].padded(numel)
-    assert padded % size == 0 and padded - numel < size
-    for position, placement in enumerate(placements):
-        shard = placement.shard(numel)
-        own_place = range(position * padded // size, (position + 1) * padded // size)
-        assert all(index in own_place for index in range(shard.start, shard.stop))
-
-
 def test_placement_follows_the_nics() -> None:
     group = _at(0, 4)
     assert make_placement("auto", group, nics=None).sharded
@@ -105,11 +93,6 @@ def test_placement_follows_the_nics() -> None:
     assert not make_placement("auto", group, nics=1).sharded
     assert make_placement("sharded", group, nics=1).sharded
     assert not make_placement("leader", group, nics=None).sharded
-
-
-def test_order_of_dtypes_does_not_depend_on_the_order_of_tensors() -> None:
-    tensors = [torch.zeros(1, dtype=d) for d in (torch.int64, torch.float32, torch.bool)]
-    assert list(by_dtype(tensors)) == list(by_dtype(tensors[::-1]))
 
 
 @pytest.fixture

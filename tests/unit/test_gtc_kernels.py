@@ -159,16 +159,6 @@ def test_mean_is_that_of_the_signs_in_both_encodings(
     assert _bits(values) == _bits(expected + 0.0)
 
 
-@given(numel=st.integers(1, 200), seed=st.integers(0, 99), scale=st.sampled_from([1.0, 3.0, 65536]))
-def test_scale_of_the_gradient_is_divided_out_first(numel: int, seed: int, scale: float) -> None:
-    gradient, residual = (_gradient(s, numel, torch.float32, 0.0) for s in (seed, seed + 1))
-    scaled, unscaled = gradient.clone(), gradient / scale
-    words, _ = _encode_(scaled, residual, 0.7, scale)
-    expected, _ = _encode_(unscaled, residual, 0.7)
-    assert torch.equal(words, expected)
-    assert _bits(scaled) == _bits(unscaled)
-
-
 class _Allocations(TorchDispatchMode):
     """Records the size of the largest tensor that an operation returns in new memory."""
 

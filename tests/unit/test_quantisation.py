@@ -102,17 +102,6 @@ def test_error_of_bfloat16_is_at_most_a_256th(number: int, seed: int) -> None:
 
 
 @CODECS
-def test_decoding_can_add(codec: Codec) -> None:
-    values = _values(3, 1)
-    data = torch.empty(codec.bytes_for(values.numel()), dtype=torch.uint8)
-    codec.encode_(values.clone(), data)
-    decoded, total = torch.empty_like(values), torch.ones_like(values)
-    codec.decode(data, decoded)
-    codec.decode(data, total, add=True)
-    torch.testing.assert_close(total, 1 + decoded, rtol=1e-15, atol=0.0)
-
-
-@CODECS
 def test_long_tensors_are_quantised_like_short_ones(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,16 +146,6 @@ def test_a_sparse_codec_sends_the_largest_of_each_block(numel: int, seed: int) -
     ):
         largest = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
         assert torch.equal(sent, torch.where(block.abs() >= largest[-1], block, 0.0))
-
-
-def test_error_of_a_sparse_value_is_at_most_half_a_step() -> None:
-    """An element is sent with the error of its codec, or not at all."""
-    values = _values(16, 4)
-    decoded, errors = _code(SparseCodec(Int8Codec(), 0.2), values)
-    sent = decoded != 0
-    assert 0 < sent.sum() <= math.ceil(0.2 * SELECTION_BLOCK) * 2
-    assert torch.equal(errors[~sent], values[~sent])
-    assert (errors[sent].abs() <= values.abs().max() / 127 * 0.5001).all()
 
 
 _NUMEL = 700

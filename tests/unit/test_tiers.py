@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.across import AcrossRoute, build_route, by_host
+from lightning_hier.comm.across import build_route, by_host
 from lightning_hier.comm.tiers import RankLayout
 
 two_tiers = st.tuples(st.integers(1, 5), st.integers(1, 5))
@@ -23,14 +23,6 @@ def test_ranks_of_a_group_differ_only_in_the_coordinate_of_its_tier(sizes: tuple
             coordinates = [layout.coordinates(rank) for rank in group]
             assert [own[tier] for own in coordinates] == list(range(size))
             assert len({own[1 - tier] for own in coordinates}) == 1
-
-
-@given(sizes=two_tiers)
-def test_coordinates_are_those_of_the_grid(sizes: tuple[int, int]) -> None:
-    layout = RankLayout(sizes)
-    for rank in range(layout.world_size):
-        position, group = layout.coordinates(rank)
-        assert layout.grid()[group, position] == rank
 
 
 @given(sizes=two_tiers)
@@ -64,21 +56,6 @@ def test_ranks_are_divided_by_host(
     ranks: list[int], host_of: list[int], hosts: list[list[int]]
 ) -> None:
     assert by_host(ranks, host_of) == hosts
-
-
-def test_single_model_needs_no_route() -> None:
-    def make(ranks: Sequence[int], name: str) -> Any:
-        raise AssertionError("no process group is needed")
-
-    assert build_route(RankLayout.two_tiers(4, 4), [0, 0, 1, 1], make) == AcrossRoute(None, None, 1)
-
-
-def test_route_of_ranks_on_one_host() -> None:
-    def make(ranks: Sequence[int], name: str) -> Any:
-        return tuple(ranks)
-
-    route: Any = build_route(RankLayout.two_tiers(1, 4), [0, 0, 0, 0], make)
-    assert (route.between, route.host, route.one_host) == ((0, 1, 2, 3), None, True)
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
