@@ -22,7 +22,7 @@ class Method:
     momentum: Literal["keep", "reset", "average"] = "keep"  # of SGD, across groups (bmuf eq. 8)
     fragments: int = 1  # n
     delay: int = 0  # steps from sending a fragment to applying it
-    merge: float | Literal["progress"] = "progress"  # alpha, or keep the steps in flight
+    merge: float | Literal["progress"] = "progress"  # alpha, or keep the steps made in flight
     codec: Callable[[Tensor], Tensor] = torch.clone  # what arrives; the rest is sent later
     groups_per_host: int = 1  # groups whose sum is sent as one vector
     warmup: int = 0  # first steps, with the mean gradient of all workers

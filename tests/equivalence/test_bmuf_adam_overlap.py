@@ -61,6 +61,7 @@ CASES = [
     _case("three fragments, a block, merged", ADAM, overlap=4, fragments=3, merge=0.5),
     _case("three fragments, sharded", ADAM, group=2, fragments=3, overlap=3, across="sharded"),
     _case("given up", ADAM, overlap=2, merge=0.0),
+    _case("merged without a delay", ADAM, fragments=2, merge=0.3),
     _case("NAdam, every second block", NADAM, fragments=2, overlap=4, moments_every=2),
     _case("averages", NADAM, overlap=3, moments="average"),
     _case("partly used", NADAM, overlap=3, net="partly_used", batches=27),

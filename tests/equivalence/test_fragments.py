@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+import lightning_hier as lh
 from lightning_hier import BMUF, ModelAveraging
 from lightning_hier.comm.blocks.schedule import Schedule
+from lightning_hier.reference import DiLoCo, Method, Training, Worker
 from tests.equivalence.cases import (
     Values,
     difference,
@@ -17,8 +24,23 @@ from tests.equivalence.cases import (
     run_reference,
 )
 from tests.ranks import run_ranks
+from tests.trainer import fitting
 
 _SEEN: dict[str, Any] = {"trainer": {"val_check_interval": 1}}
+
+# Stored results of torchft's regression test of DiLoCo (`test_fixtures`, mocked updates 0 to 5):
+# two groups, two fragments of one parameter that starts at 1, gradient 2 at every step, SGD with
+# rate 1 inside and 2 outside, blocks of 6 steps. By delay and alpha: local values of the first
+# fragment after steps 3, 9 and 15, and of the second after 6 and 12. At every other step, each
+# falls by 2.
+_TORCHFT = {
+    (0, 0.0): ((-11.0, -35.0, -59.0), (-23.0, -47.0)),
+    (0, 0.5): ((-8.0, -24.5, -40.25), (-17.0, -32.0)),
+    (0, 1.0): ((-5.0, -17.0, -29.0), (-11.0, -23.0)),
+    (1, 0.0): ((-7.0, -27.0, -47.0), (-19.0, -39.0)),
+    (1, 0.5): ((-6.0, -21.5, -35.75), (-15.0, -29.0)),
+    (1, 1.0): ((-5.0, -17.0, -29.0), (-11.0, -23.0)),
+}
 
 CASES: list[Any] = [
     fragment_case("two fragments", fragments=2),
@@ -43,11 +65,14 @@ CASES: list[Any] = [
     *(
         fragment_case(f"merge {merge}, delay {delay}", overlap=delay, merge=merge, **_SEEN)
         for merge in (0.0, 0.5, 1.0)
-        for delay in (1, 2, 4)
+        for delay in (0, 1, 2, 4)
         if merge or delay < 4
     ),
     fragment_case("Streaming DiLoCo", block_size=5, fragments=2, overlap=2, merge=0.5),
     fragment_case("merge with look-ahead", BMUF, fragments=2, overlap=3, merge=0.3, **_SEEN),
+    fragment_case("a number without a delay", BMUF, group=2, across="sharded", merge=0.3, **_SEEN),
+    fragment_case("a number, BatchNorm", BMUF, fragments=2, merge=0.5, net="batch_norm"),
+    fragment_case("a number in one group", group=4, fragments=2, merge=0.5),
     fragment_case("blocks across epochs", fragments=2, overlap=3, batches=5, epochs=3),
     fragment_case("accumulation", fragments=2, overlap=1, accumulate=2, batches=22),
 ]
@@ -74,6 +99,66 @@ def test_merge_matters(merge: Any) -> None:
     for other in {0.0, 0.5, 1.0, "progress"} - {merge}:
         other_model = run_reference(fragment_case("", overlap=2, merge=other)).global_model()
         assert difference(model, other_model) > 1e-6
+
+
+class _Falling(pl.LightningModule):
+    """Two parameters, whose gradient is 2. `seen` holds their values after every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.ParameterList([torch.ones(1), torch.ones(1)])
+        self.seen: list[list[float]] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return 2.0 * torch.stack(list(self.net)).sum()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append([p.item() for p in self.net])
+
+    def configure_optimizers(self) -> Any:
+        return _sgd(self.net.parameters())
+
+
+_sgd = partial(torch.optim.SGD, lr=1.0)
+_OUTER = partial(torch.optim.SGD, lr=2.0)
+
+
+def _local_models() -> list[Any]:
+    """Local models of all steps, and the final model, by delay and alpha."""
+    results = []
+    for delay, alpha in _TORCHFT:
+        own = {"block_size": 6, "fragments": 2, "outer_optimizer": _OUTER}
+        sync = lh.DiLoCo(overlap=delay, merge=alpha, **own)
+        module, strategy = _Falling(), fitting.HIERARCHICAL(group_size=1, block_sync=sync)
+        trainer = fitting.make_trainer(strategy, max_epochs=1, use_distributed_sampler=False)
+        trainer.fit(module, DataLoader(range(15)))
+        results.append((module.seen, [p.item() for p in module.net]))
+    return results
+
+
+def test_local_models_are_those_that_torchft_has_stored() -> None:
+    for results in run_ranks(_local_models, 2):
+        for (setting, own), (seen, final) in zip(_TORCHFT.items(), results, strict=True):
+            stored: list[list[float]] = []
+            for i, at in enumerate(((3, 9, 15), (6, 12))):
+                values = [1.0]
+                for step in range(1, 16):
+                    values.append(own[i][at.index(step)] if step in at else values[-1] - 2.0)
+                stored.append(values[1:])
+            assert [list(values) for values in zip(*seen, strict=True)] == stored, setting
+            assert final == _final_of_reference(*setting), setting
+
+
+def _final_of_reference(delay: int, alpha: float) -> list[float]:
+    nets = [nn.ParameterList([torch.ones(1), torch.ones(1)]) for _ in range(2)]
+    outer = partial(DiLoCo, optimizer=_OUTER)
+    method = Method(tau=6, fragments=2, delay=delay, merge=alpha, outer=outer)
+    training = Training([Worker(net, [_sgd(net.parameters())]) for net in nets], method)
+    for _ in range(15):
+        for parameter in [p for net in nets for p in net]:
+            parameter.grad = torch.full((1,), 2.0)
+        training.step()
+    return [value.item() for value in training.global_model().values()]
 
 
 def test_schedule_of_a_block() -> None:

@@ -42,6 +42,7 @@ _adam: Any = partial(
 CASES: list[Case] = [
     _weighted("fragments", fragments=2, outer_lr=1.0, **SEEN, **AUTO),
     _weighted("fragments, delay, merge", fragments=2, overlap=3, merge=0.5, **SEEN, **AUTO),
+    _weighted("merge without a delay", merge=0.5, **SEEN, **AUTO),
     _weighted("a merge that gives up steps", ModelAveraging, overlap=2, merge=0.0, **SEEN),
     _weighted("a delay of a block, groups", overlap=True, group=2, across="sharded", **AUTO),
     _weighted("averages in fragments", ModelAveraging, local_momentum="keep", fragments=3),

@@ -51,7 +51,11 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf_gtc": (4, BMUF_GTC, "SGD"),
     "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
     "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_QUANTISED), "SGD"),
-    "bmuf_int4": (2, partial(BMUF, across_dtype="int4"), "SGD"),
+    "merged_int4": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=lh.DiLoCo(block_size=4, merge=0.5, across_dtype="int4")),
+        "SGD",
+    ),
     "sparse": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE)), "SGD"),
     "sparse_overlap": (
         2,

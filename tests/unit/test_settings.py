@@ -154,11 +154,6 @@ def test_merge_of_zero_with_overlap_of_a_whole_block_is_refused(overlap: Any) ->
         lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
 
 
-def test_merge_needs_overlap() -> None:
-    with pytest.raises(ValueError, match=r"merge has no effect without overlap, got merge=0.5"):
-        lh.DiLoCo(merge=0.5)
-
-
 def test_merge_of_zero_with_a_shorter_overlap_is_allowed() -> None:
     assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay(4) == 1
 

@@ -61,17 +61,18 @@ class BlockContext:
         return self.communicators.models > 1
 
     @cached_property
-    def merge(self) -> Merge | None:
-        """What becomes of the steps between sending and applying parameters. None: no delay.
+    def delayed(self) -> bool:
+        """Whether means are applied some time after updates are sent: after steps, or a vote."""
+        return self.averages and (self.membership is not None or bool(self.config.overlap))
 
-        With membership it is 0: a mean is applied after a vote and before the next step, so there
-        are none, and the local model becomes the start model.
+    @cached_property
+    def merge(self) -> Merge:
+        """What becomes of a local model when the start model arrives.
+
+        ``"progress"`` is a number where there are no steps between sending and applying: 0.
         """
-        if not self.averages:
-            return None
-        if self.membership is not None:
-            return 0.0
-        return self.config.merge if self.config.overlap else None
+        steps_between = self.averages and self.config.overlap
+        return self.config.merge if steps_between or self.config.merge != "progress" else 0.0
 
     @cached_property
     def eta_of(self) -> EtaOf | None:

@@ -61,10 +61,10 @@ class BlockSync(NamedArguments):
             synchronisation, and its mean is computed during these steps. True is tau. Averaged
             buffers are not delayed. The equations are those of
             :class:`~lightning_hier.comm.blocks.bucket.Bucket`.
-        merge: what becomes of the steps that a group makes while a fragment is in flight:
-            ``"progress"`` adds their update to the new start model; a number alpha in [0, 1] makes
-            ``alpha * (local model) + (1 - alpha) * (start model)``. It has an effect with
-            ``overlap`` only.
+        merge: what becomes of a group's local model when a new start model arrives. A number alpha
+            in [0, 1] makes ``alpha * (local model) + (1 - alpha) * (start model)``, also without
+            ``overlap``. ``"progress"`` keeps the steps made while the fragment was in flight, and
+            adds their update to the start model; without ``overlap`` it is an alpha of 0.
         block_rule: computes the steps of each block from the learning rate of its first step, with
             ``block_size`` as the least, see :class:`~lightning_hier.QSR`. None: all have
             ``block_size`` steps. With several parameter groups, the largest learning rate counts.
@@ -99,16 +99,8 @@ class BlockSync(NamedArguments):
         check_whole("fragments", self.fragments)
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
-        if self.merge != "progress":
-            if not is_number(self.merge) or not 0.0 <= self.merge <= 1.0:
-                raise ValueError(
-                    f"merge must be 'progress' or a number in [0, 1], got {self.merge!r}"
-                )
-            if not self.overlap:
-                raise ValueError(
-                    f"merge has no effect without overlap, got merge={self.merge!r}: pass overlap, "
-                    "or leave merge out"
-                )
+        if self.merge != "progress" and (not is_number(self.merge) or not 0.0 <= self.merge <= 1.0):
+            raise ValueError(f"merge must be 'progress' or a number in [0, 1], got {self.merge!r}")
         if self.block_rule is not None:
             if not isinstance(self.block_rule, QSR):
                 raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")

@@ -22,7 +22,7 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Stages
 
 Merge = float | Literal["progress"]
-"""What becomes of the steps that a rank makes while an update is in flight."""
+"""What becomes of a local model when the start model arrives."""
 
 
 def given_up(merge: Merge) -> float:
@@ -37,7 +37,6 @@ class InFlight:
     Vectors have a value for each element of this rank's shard of the parameters, or of the state.
 
     Attributes:
-        merge: ``"progress"`` or alpha in [0, 1].
         start: s_k, from which the next local update is counted.
         update: the local update that was sent, then the mean over the groups, then W_g.
         sent_state: state of the local optimizer when it was sent.
@@ -46,7 +45,6 @@ class InFlight:
 
     """
 
-    merge: Merge
     start: Tensor
     update: Tensor
     sent_state: Tensor
@@ -54,10 +52,10 @@ class InFlight:
     has_update: bool = False
 
     @classmethod
-    def of(cls, shard: Shard, merge: Merge) -> InFlight:
+    def of(cls, shard: Shard) -> InFlight:
         """Start from the model and the state in the transfer buffer, with nothing in flight."""
         model, state = shard.values[shard.parameters], shard.values[shard.carried]
-        return cls(merge, model.clone(), torch.zeros_like(model), state.clone(), state.clone())
+        return cls(model.clone(), torch.zeros_like(model), state.clone(), state.clone())
 
 
 class Bucket:
@@ -79,8 +77,9 @@ class Bucket:
     in flight that stays in w_k is part of the next u_k. State of the local optimizer is sent with
     the update and merged where it is applied, if its ``local_state`` carries any.
 
-    Without a delay, w_k = s_k = W_g, so nothing is kept from the send. The mean is then computed in
-    the transfer buffer, and is that of the models if the outer step takes it from models.
+    Without a delay, nothing is kept from the send, ``"progress"`` has no steps to add, and w_k =
+    s_k = W_g, as with alpha = 0. The mean is then computed in the transfer buffer, and is that of
+    the models if the outer step takes it from models.
 
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
@@ -93,7 +92,9 @@ class Bucket:
         exchange: exchange of the shard.
         outer: outer step, which computes the next W from the mean of the groups.
         local_state: state of the local optimizer.
-        merge: ``"progress"`` or alpha, for a shard without buffers. None: there is no delay.
+        merge: ``"progress"``, which requires a delay, or alpha.
+        delayed: whether updates are applied some time after they were sent, for a shard without
+            buffers.
 
     Attributes:
         kind: kind of all tensors.
@@ -110,7 +111,8 @@ class Bucket:
         outer: OuterStep,
         local_state: LocalState,
         *,
-        merge: Merge | None = None,
+        merge: Merge,
+        delayed: bool,
     ) -> None:
         self.shard = shard
         self.exchange = exchange
@@ -120,7 +122,8 @@ class Bucket:
         # In the memory of W: on the host if outer steps are offloaded.
         keeps = local_state.keeps_previous
         self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
-        self._late = None if merge is None else InFlight.of(shard, merge)
+        self._merge = merge
+        self._late = InFlight.of(shard) if delayed else None
 
     @property
     def has_update(self) -> bool:
@@ -184,7 +187,7 @@ class Bucket:
 
     def _keep_sent(self, late: InFlight, *, carried: bool) -> None:
         """Keep the weights and the state that were sent, as far as needed."""
-        progress = late.merge == "progress"
+        progress = self._merge == "progress"
         if not progress and not carried:
             return
         for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
@@ -215,8 +218,10 @@ class Bucket:
         # The squares of local models include their buffers, and so must those of the mean.
         if chunk.buffers.start < chunk.buffers.stop:
             norms.add(sum_of_squares(shard.values[chunk.buffers]), 0.0, holders=shard.holders)
-        if late is not None:
-            self._merge(late, chunk, carried=carried)
+        if late is not None or self._merge:
+            self._merge_parameters(chunk)
+        if late is not None and carried:
+            self._merge_carried(late, chunk)
         yield shard.distribute(chunk.start, chunk.stop)
         shard.write_chunk(chunk, carried=carried)
 
@@ -232,15 +237,22 @@ class Bucket:
             if previous is not None:  # the next block starts from the advanced means
                 previous.copy_(means[inside])
 
-    def _merge(self, late: InFlight, chunk: Chunk, *, carried: bool) -> None:
+    def _merge_parameters(self, chunk: Chunk) -> None:
         """Merge a chunk of the local model with W_g, in the transfer buffer."""
-        shard, place = self.shard, chunk.parameters
-        values, start = shard.read_range(place), late.update[place]
-        self._prepare_(values, place)
-        self._reduce_to_kept_(late, values, place, start)
+        shard, place, late = self.shard, chunk.parameters, self._late
+        # Without a delay, W_g is in the transfer buffer, where the mean was.
+        start = shard.values[place].clone() if late is None else late.update[place]
+        values = shard.read_range(place)
+        if self._merge == "progress":
+            assert late is not None, "only a delay has steps to keep"
+            values.sub_(late.start[place])
+        else:
+            values.sub_(start).mul_(self._merge)
         values.add_(start)
-        if not carried:
-            return
+
+    def _merge_carried(self, late: InFlight, chunk: Chunk) -> None:
+        """Merge a chunk of the state of the local optimizer with that of W_g."""
+        shard = self.shard
         shard.read_range(chunk.carried)
         values = shard.values[shard.carried]
         for tensor, inside in shard.carried_pieces(chunk.carried):
@@ -248,13 +260,6 @@ class Bucket:
                 self._local_state.merge_(
                     tensor, values[inside], late.sent_state[inside], late.state[inside]
                 )
-
-    @staticmethod
-    def _reduce_to_kept_(late: InFlight, update: Tensor, place: slice, start: Tensor) -> None:
-        """Turn a range of the local update into what a merge adds to ``start``, W_g, in place."""
-        if late.merge != "progress":
-            # w - W_g = (w - s) + (s - W_g), with the s that no send has replaced.
-            update.add_(late.start[place] - start).mul_(late.merge)
 
     def begin_block(self, *, carried: bool) -> None:
         """Write tensors that are not contiguous, and count local updates from W_g from now on."""
@@ -299,7 +304,9 @@ class Bucket:
         """A preview with the update in flight, which is complete; ``values`` get what is left."""
         ahead, start = self.outer.preview(place), late.update[place].clone()
         ahead.apply_(start, slice(0, len(start)))
-        self._reduce_to_kept_(late, values, place, start)
+        if self._merge != "progress":
+            # w - W_g = (w - s) + (s - W_g), with the s that no send has replaced.
+            values.add_(late.start[place] - start).mul_(self._merge)
         return ahead
 
     def continue_(self, older: Bucket) -> None:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from lightning_hier.algorithms.exchange_chunks import chunk_elements
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
-from lightning_hier.comm.blocks.bucket import Bucket, Merge, given_up
+from lightning_hier.comm.blocks.bucket import Bucket, given_up
 from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
@@ -42,11 +42,10 @@ class Fragment:
     same step.
 
     Args:
-        members: tensors of the fragment; with ``merge``, parameters only. Their current values,
+        members: tensors of the fragment; if it is delayed, parameters only. Their current values,
             equal on all ranks, are the start model.
         context: optimizer, settings and channels.
-        merge: what becomes of the steps between :meth:`send` and :meth:`apply`. None: there is no
-            delay.
+        delayed: whether :meth:`apply` follows some time after :meth:`send`.
 
     Attributes:
         members: see above.
@@ -58,12 +57,10 @@ class Fragment:
 
     """
 
-    def __init__(
-        self, members: Members, context: BlockContext, *, merge: Merge | None = None
-    ) -> None:
+    def __init__(self, members: Members, context: BlockContext, *, delayed: bool = False) -> None:
         self.members = members
         self._context = context
-        self._merge = merge
+        self._delayed = delayed
         self._queue = context.communicators.route.in_flight
         self._work: Pipeline | None = None
         self.steps = 0
@@ -107,10 +104,12 @@ class Fragment:
             one_host=route.one_host,
         )
         shard = Shard(parameters, buffers, carried, context.placement, chunk=chunk)
-        model, updates = shard.read()[shard.parameters], self._merge is not None
-        outer = context.outer_step(model, from_updates=updates or codec is not None)
+        model, delayed = shard.read()[shard.parameters], self._delayed
+        outer = context.outer_step(model, from_updates=delayed or codec is not None)
         exchange = Exchange(shard, codec, route)
-        return Bucket(shard, exchange, outer, self.local_state, merge=self._merge)
+        # Averaged buffers are not merged, and have no delay.
+        merge = context.merge if parameters else 0.0
+        return Bucket(shard, exchange, outer, self.local_state, merge=merge, delayed=delayed)
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard into the transfer buffers. Returns the health of the fragment.
@@ -199,8 +198,7 @@ class Fragment:
             bucket.apply(chunk, self._norms, carried=self._carried)
             for bucket, chunk in self._chunks()
         )
-        assert self._merge is not None, "updates have a delay"
-        lost = given_up(self._merge)
+        lost = given_up(self._context.merge)
         self._given_up = lost * self.steps
         self.samples *= 1.0 - lost
         return self._norms
@@ -256,7 +254,7 @@ class Fragment:
     def has_pending(self) -> bool:
         """Whether a synchronisation now would have a local update to send."""
         # With ``merge=0``, steps in flight are given up.
-        gives_up = self.has_update and self._merge == 0.0
+        gives_up = self.has_update and self._context.merge == 0.0
         return self.steps > self._given_up and not gives_up
 
     def finish_global(self) -> None:

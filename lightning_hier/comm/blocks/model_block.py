@@ -45,13 +45,13 @@ class ModelBlock:
         parts = divide_parameters(members.parameters, context.config.fragments)
         divided = [Members(part) for part in parts]
         self._buffers: list[Fragment] = []
-        if context.merge is None:
+        if not context.delayed:
             # Buffers are in the last fragment, which is synchronised at the end of the block.
             divided[-1] = replace(members, parameters=parts[-1])
         else:
             # Buffers are averaged without delay, when the last fragment is sent.
             self._buffers = [Fragment(replace(members, parameters=[]), context)]
-        self._fragments = [Fragment(part, context, merge=context.merge) for part in divided]
+        self._fragments = [Fragment(part, context, delayed=context.delayed) for part in divided]
         self._all = [*self._fragments, *self._buffers]
         self._release_buffers()  # the start model was read through them
 
@@ -107,7 +107,7 @@ class ModelBlock:
 
         """
         norms: Norms | None
-        if self._context.merge is None:
+        if not self._context.delayed:
             assert due.sends is not None and averaging is not None
             norms = Norms(averaging.mean_squares)
             self._fragments[due.sends].synchronise(averaging.of(0), norms)
