@@ -9,6 +9,9 @@ from lightning_hier.comm.blocks.health import NonFiniteModelError, OutOfStepErro
 from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.loop.attach import attach
+from lightning_hier.loop.blocks import Blocks
+from lightning_hier.loop.groups import Groups
 from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
 from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
@@ -38,12 +41,14 @@ __all__ = [
     "BMUFGTCStrategy",
     "BMUFStrategy",
     "BlockSync",
+    "Blocks",
     "CommHook",
     "DiLoCo",
     "DiLoCoFSDPStrategy",
     "DiLoCoStrategy",
     "GTCStrategy",
     "GradientSync",
+    "Groups",
     "HierarchicalModelParallelStrategy",
     "HierarchicalStrategy",
     "ModelAveraging",
@@ -55,6 +60,7 @@ __all__ = [
     "TorchFT",
     "TwoStageASGDStrategy",
     "__version__",
+    "attach",
     "newest_checkpoint",
 ]
 

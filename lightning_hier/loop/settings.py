@@ -11,8 +11,12 @@ from typing import Any
 from lightning_hier.algorithms.arguments import counted, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+
+# Settings of a BlockSync on which the state of its exchange depends.
+_OF_EXCHANGE = ("fragments", "overlap", "merge", "across_dtype", "across_density")
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,28 @@ def resolved_for_run(
     values = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {values[name]:.3g}" for name in names)
     return used, f"{chosen}, {why}."
+
+
+def kinds(
+    settings: Synchronisation, communicators: Communicators, placement: ShardPlacement
+) -> dict[str, Any]:
+    """The settings that must equal those of a saved run to continue it exactly."""
+    sync = settings.block_sync
+    has_errors = sync is not None and sync.has_error_feedback
+    # With groups that come and go, it may change.
+    ranks = 0 if communicators.most_groups else communicators.route.inter_host_ranks
+    return {
+        "gradient_sync": type(settings.gradient_sync).__name__,
+        "block_sync": type(sync).__name__,
+        **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
+        # The ranks that exchange between hosts hold the error feedback.
+        "inter_host_ranks": ranks if has_errors else None,
+        # Averaged optimizer state is divided into the same shards as the model.
+        "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
+        # Each rank, or the first one, holds the part of the model that it exchanges.
+        "across": "sharded" if placement.sharded else "leader",
+        "warmup_steps": settings.warmup_steps,
+    }
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class BlockSynchroniser:
             local=self.local,
             health=self.health,
             # Between the warm-up and the first step: the blocks that this step will start.
-            blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
+            blocks=lambda: None if self.warming else self.present_blocks(),
             finish_blocks=self.finish_blocks,
             admit_found=self._admit_found,
         )
@@ -240,6 +240,13 @@ class BlockSynchroniser:
         self.trained.parameters |= set(trainable)
         self.blocks = self._new_blocks()
         return self.blocks or ()
+
+    def present_blocks(self) -> Sequence[ModelBlock]:
+        """The blocks or, before the first step after the warm-up, those that it will start.
+
+        A collective of the group. Without a synchronisation of models, there are none.
+        """
+        return self.blocks or self._new_blocks() or ()
 
     def rewind(self) -> None:
         """Discard blocks and saved values before an older state is loaded."""

@@ -204,22 +204,28 @@ class ModelBlock:
         """
         return [fragment.state() for fragment in self._all]
 
-    def outer_states(self) -> Iterator[tuple[Sequence[Parameter], dict[str, Any]]]:
+    def outer_states(self) -> Iterator[tuple[Sequence[Parameter], int, dict[str, Any]]]:
         """The part of :meth:`state` from which runs with other shards or settings start.
 
         Nothing may be in flight: call it after :meth:`state`.
 
         Yields:
-            Parameters of one fragment and kind, and the state of their outer step, whose vectors
-            have a value for each element that this rank holds of them.
+            Parameters of one fragment and kind, the first of their elements that this rank holds,
+            and the state of their outer step, whose vectors have a value for each of these
+            elements. With a delay, ``"in_flight"`` is zero without an update, for which
+            ``"has_update"`` is False.
 
         """
         for fragment in self._all:
             by_kind = self._context.placement.by_kind(fragment.members.parameters)
             for bucket in fragment.buckets:
-                if bucket.kind in by_kind:  # others contain only buffers or optimizer state
-                    state = {**bucket.outer_state(), "pending": fragment.has_pending}
-                    yield by_kind[bucket.kind], state
+                if bucket.kind not in by_kind:
+                    continue  # others contain only buffers or optimizer state
+                state = bucket.outer_state() | {"pending": fragment.has_pending}
+                state["has_update"] = state["in_flight"] is not None
+                if not state["has_update"] and self._context.merge is not None:
+                    state["in_flight"] = torch.zeros_like(state["global_model"])
+                yield by_kind[bucket.kind], bucket.shard.start, state
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue in the middle of a block of the same groups. Does not communicate."""

@@ -83,6 +83,7 @@ def reach(parameters: Iterable[Parameter]) -> None:
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
 
 
+@torch.enable_grad()
 def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None:
     """Make DDP form its buckets as after a step with gradients in this ``order``.
 

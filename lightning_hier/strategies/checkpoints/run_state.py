@@ -16,14 +16,12 @@ from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.comm.worker import StepCount
-from lightning_hier.loop.settings import automatic_values
+from lightning_hier.loop.optimizer_state import load_optimizer, local_state_dict
+from lightning_hier.loop.settings import automatic_values, kinds
 from lightning_hier.strategies.checkpoints.rank_files import State
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
-
-# Settings of a BlockSync on which the state of its exchange depends.
-_OF_EXCHANGE = ("fragments", "overlap", "merge", "across_dtype", "across_density")
 
 
 class RunState:
@@ -55,24 +53,9 @@ class RunState:
     def kinds(self) -> State:
         """Return the settings that must equal those of a saved run to resume exactly."""
         session = self._session
-        settings, communicators = session.settings, session.communicators
-        sync = settings.block_sync
-        has_errors = sync is not None and sync.has_error_feedback
-        ranks = 0 if session.elastic else communicators.route.inter_host_ranks  # it may change
-        return {
-            "gradient_sync": type(settings.gradient_sync).__name__,
-            "block_sync": type(sync).__name__,
-            **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
-            # The ranks that exchange between hosts hold the error feedback.
-            "inter_host_ranks": ranks if has_errors else None,
-            # Averaged optimizer state is divided into the same shards as the model.
-            "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            # Each rank, or the first one, holds the part of the model that it exchanges.
-            "across": "sharded" if self._synchroniser.placement.sharded else "leader",
-            # Data-parallel and tensor-parallel ranks of a group, which hold parts of the module.
-            "mesh": self._mesh,
-            "warmup_steps": settings.warmup_steps,
-        }
+        common = kinds(session.settings, session.communicators, self._synchroniser.placement)
+        # Data-parallel and tensor-parallel ranks of a group, which hold parts of the module.
+        return {**common, "mesh": self._mesh}
 
     def shared(self) -> State:
         """Return the small state that is equal on all ranks, for the checkpoint itself."""
@@ -214,35 +197,3 @@ class RunState:
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
         return {self.names[parameter]: values for parameter, values in counts.items()}
-
-
-def local_state_dict(optimizer: Optimizer) -> State:
-    """The state of ``optimizer`` with the local part of each tensor, not copied."""
-    state = optimizer.state_dict()
-    local = {
-        index: {
-            name: local_tensor(value) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-        for index, values in state["state"].items()
-    }
-    return {**state, "state": local}
-
-
-def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load ``state`` bit for bit.
-
-    torch converts a state to the dtype of its parameter, which rounds counts in double precision.
-    """
-    optimizer.load_state_dict(dict(state))
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, saved in state["state"].items():
-        parameter = parameters[index]
-        loaded = optimizer.state[parameter]
-        for name, value in saved.items():
-            if not isinstance(value, Tensor):
-                continue
-            if loaded[name].dtype != value.dtype:
-                loaded[name] = value.to(loaded[name].device, copy=True)
-            if value.dim():  # counts are not divided
-                loaded[name] = sharded_like(loaded[name], parameter)

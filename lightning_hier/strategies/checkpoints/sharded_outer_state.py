@@ -40,7 +40,7 @@ def outer_tensors(
     for index, block in enumerate(blocks):
         by_vector = tensors[_key(index)] = {}
         rest.append([])
-        for parameters, state in block.outer_states():
+        for parameters, _, state in block.outer_states():
             vectors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             for name, vector in vectors.items():
                 by_vector.setdefault(name, {}).update(_by_parameter(vector, parameters, names))
@@ -129,6 +129,8 @@ def _state(
 ) -> State:
     """State of a fragment that consists of one parameter."""
     vectors = {
-        vector: local_tensor(tensors[vector][name]).reshape(-1) for vector in bucket["vectors"]
+        vector: local_tensor(tensors[vector][name]).reshape(-1)
+        for vector in bucket["vectors"]
+        if vector != "in_flight" or bucket["has_update"]
     }
     return {"pending": bucket["pending"], "buckets": [{**bucket, **vectors, "kind": kind}]}

@@ -1,0 +1,235 @@
+"""The blocks of a plain loop: counts its steps, and synchronises its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.blocks.trained import optimizer_parameters, parameters_of
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+from lightning_hier.loop.gradients import AttachedGradients
+from lightning_hier.loop.settings import Synchronisation
+from lightning_hier.loop.state import LoopState
+
+
+class Blocks(Stateful):
+    """The synchronisation of a plain loop. :func:`lightning_hier.attach` makes it.
+
+    It is a ``Stateful`` of ``torch.distributed.checkpoint`` and holds everything of the run, the
+    local model and optimizer state of every rank included::
+
+        dcp.save({"blocks": blocks}, checkpoint_id=folder)
+        dcp.load({"blocks": blocks}, checkpoint_id=folder)   # into newly attached blocks
+
+    A run of the same groups continues bit for bit on the CPU, also in the middle of a block. One
+    with other groups starts from the global model. The state of a learning rate scheduler, a
+    GradScaler, the data and the random numbers belongs to the loop.
+
+    Args:
+        module: module inside all wrappers.
+        optimizers: optimizers of the loop, which are never wrapped or replaced.
+        settings: settings, with numbers instead of ``"auto"``.
+        communicators: channels of this rank.
+        worker: step counts of this rank.
+        gradients: averages gradients.
+        synchroniser: synchronises models.
+
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        settings: Synchronisation,
+        communicators: Communicators,
+        worker: Worker,
+        gradients: AttachedGradients,
+        synchroniser: BlockSynchroniser,
+    ) -> None:
+        self._module = module
+        self._optimizers = list(optimizers)
+        self._communicators = communicators
+        self._worker = worker
+        self._gradients = gradients
+        self._synchroniser = synchroniser
+        self._by_samples = settings.block_sync is not None and (
+            settings.block_sync.weighting == "samples"
+        )
+        self._state = LoopState(
+            module, self._optimizers, settings, communicators, worker, gradients, synchroniser
+        )
+        self._ended = False
+        self._in_step: dict[int, AbstractContextManager[None]] = {}
+        synchroniser.on_warm = gradients.end_warm_up
+        self._hooks: list[Any] = []
+        for index, optimizer in enumerate(self._optimizers):
+            begin, end = partial(self._begin_step, index), partial(self._end_step, index)
+            self._hooks.append(optimizer.register_step_pre_hook(begin))
+            self._hooks.append(optimizer.register_step_post_hook(end))
+        # Of all optimizers of the process: one that replaces an attached one has no hook of its
+        # own. The reference is weak, because torch keeps the hook.
+        self._hooks.append(register_optimizer_step_pre_hook(partial(_refuse_others, ref(self))))
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and seconds of this rank by tier, such as ``traffic.total("across")``."""
+        return self._communicators.traffic
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of gradients, blocks and traffic by name. Does not communicate."""
+        blocks = self._synchroniser.log.metrics(self._worker.steps)
+        return self._gradients.metrics() | blocks | self.traffic.metrics()
+
+    def step(self, *, samples: float | None = None) -> None:
+        """Count a step of every attached optimizer, and synchronise what is due after it.
+
+        Every rank must call it in every iteration, behind the steps of the optimizers, also where a
+        GradScaler has skipped the update, and before learning-rate schedulers. With gradient
+        accumulation, call it where the optimizer steps. A collective of the world at the end of a
+        block. Parameters and buffers change in place.
+
+        Args:
+            samples: samples of this rank in this step, for ``weighting="samples"``.
+
+        Raises:
+            OutOfStepError: on every rank, if ranks have counted different steps.
+            NonFiniteModelError: on every rank, if a local model contains NaN or inf.
+            PeerError: a rank is lost or late.
+            RuntimeError: the module's parameters have changed, or :meth:`finish` was called.
+
+        """
+        self._require_running("step()")
+        if self._by_samples != (samples is not None):
+            raise ValueError(
+                "blocks.step(samples=...) needs the samples of this rank with weighting='samples', "
+                f"and only then, got samples={samples!r}"
+            )
+        self._check_parameters()
+        self._worker.count_samples(samples or 0.0)
+        synchroniser = self._synchroniser
+        synchroniser.before_step()  # if a GradScaler has skipped the first step
+        for index in range(len(self._optimizers)):
+            synchroniser.after_step(index)
+
+    @contextmanager
+    def global_model(self) -> Iterator[None]:
+        """Context in which the module contains the global model W.
+
+        A collective of the world at its entry. Afterwards the module has its local model again, and
+        training continues bit for bit as without it. Buffers keep what is written to them.
+
+        Raises:
+            RuntimeError: a trained parameter was written in the context.
+
+        """
+        evaluation = self._synchroniser.evaluation
+        evaluation.swap_in_global_model()
+        try:
+            yield
+        finally:
+            evaluation.swap_back()
+
+    def finish(self) -> None:
+        """Synchronise the last, short block. The module keeps W. Training has then ended.
+
+        A collective of the world. All hooks are removed.
+        """
+        if not self._ended:
+            self._synchroniser.evaluation.end_training()
+            self._ended = True
+            self.detach()
+
+    def detach(self) -> None:
+        """Remove all hooks of optimizers and parameters. Does not communicate.
+
+        After an error, another module can be attached to the same optimizers.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._gradients.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the run on this rank, for ``torch.distributed.checkpoint``.
+
+        A collective of the world: it computes the global model.
+        """
+        return self._state.save()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the run of a state that ``torch.distributed.checkpoint`` has loaded.
+
+        A collective of the world. Model and optimizers change in place.
+        """
+        self._require_running("load_state_dict()")
+        self._state.load(state_dict)
+
+    def _require_running(self, what: str) -> None:
+        if self._ended:
+            raise RuntimeError(
+                f"blocks.{what} was called after finish(), which ended the training of these "
+                "blocks: attach anew to train on"
+            )
+
+    def _check_parameters(self) -> None:
+        """Raise RuntimeError for parameters that have come, gone or been unfrozen."""
+        present, trained = parameters_of(self._module), self._synchroniser.trained
+        trained.known.require_kept(present)
+        new = [p for p in present if p.requires_grad and p not in trained.parameters]
+        if new:
+            names = sorted(trained.known.names[p] for p in new)
+            raise RuntimeError(
+                f"{len(new)} parameters were unfrozen after attach(), among them {names[0]!r}, and "
+                "would not be synchronised: have them trainable before, in a parameter group with "
+                "lr=0, or call blocks.finish(), wrap the module anew and attach again"
+            )
+
+    def _begin_step(self, index: int, *_: Any) -> None:
+        if self._synchroniser.evaluation.active:
+            raise RuntimeError(
+                "an optimizer steps while the module contains the global model: end the context "
+                "global_model() first"
+            )
+        self._end_step(index)  # a step that has failed
+        self._synchroniser.before_step()
+        blocks = self._synchroniser.blocks
+        if blocks is not None:
+            self._in_step[index] = stepping = blocks[index].stepping()
+            stepping.__enter__()
+
+    def _end_step(self, index: int, *_: Any) -> None:
+        if index in self._in_step:
+            self._in_step.pop(index).__exit__(None, None, None)
+
+    def _refuse(self, optimizer: Optimizer) -> None:
+        """Raise RuntimeError for an optimizer of the module that is not attached."""
+        if any(optimizer is attached for attached in self._optimizers):
+            return
+        trained = self._synchroniser.trained.parameters
+        if self._synchroniser.evaluation.active or trained.isdisjoint(
+            optimizer_parameters(optimizer)
+        ):
+            return
+        raise RuntimeError(
+            f"{type(optimizer).__name__} steps parameters of the attached module, but was not "
+            "passed to attach(): its steps would not be counted. Pass all optimizers of the "
+            "module, and attach again after replacing one"
+        )
+
+
+def _refuse_others(blocks: ref[Blocks], optimizer: Optimizer, *_: Any) -> None:
+    alive = blocks()
+    if alive is not None:
+        alive._refuse(optimizer)

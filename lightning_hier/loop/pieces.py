@@ -1,0 +1,186 @@
+"""Values of a state whose parts lie on several ranks, for ``torch.distributed.checkpoint``.
+
+Its own kinds of tensors need a global size that is equal when a state is saved and loaded. The
+number of ranks may differ between both, and the state of a rank has any length. These values write
+what a rank has, and read what there is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+# Bytes of one piece of a row, and the most pieces of a row: 256 GiB.
+_PIECE = 4 << 20
+_MOST_PIECES = 1 << 16
+# Bytes in front of a row that contain its length.
+_HEADER = 8
+
+
+class _AnySize(list[int]):
+    """A size that equals every other, for the comparison of a value with that of a file."""
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    def __ne__(self, _: object) -> bool:
+        return False
+
+    __hash__ = None
+
+
+class _Part(Tensor):
+    """A tensor without elements, whose attributes have the values. DCP takes tensors only."""
+
+    @staticmethod
+    def __new__(cls, *_: Any) -> Any:
+        """An empty tensor."""
+        return torch.empty(0, dtype=torch.uint8).as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Keep the attributes in a copy, as of ``dcp.async_save``. The values do not change."""
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if isinstance(result, cls) and isinstance(args[0], cls):
+            result.__dict__.update(args[0].__dict__)
+        return result
+
+
+class Row(_Part):
+    """State of any type as a row of bytes, of which each rank reads its own.
+
+    Args:
+        number: number of the row that this rank writes and reads.
+        rows: number of rows.
+        state: state that is saved, or None if another rank writes it.
+        length: length of the rows in bytes, the same on all ranks.
+
+    """
+
+    def __init__(self, number: int, rows: int, state: Tensor | None, length: int) -> None:
+        super().__init__()
+        self._number, self._rows, self._length = number, rows, length
+        self._state = state
+        self._read: dict[int, Tensor] | None = None
+
+    def size(self, *_: Any) -> Any:
+        """A size that equals that of every file, whose number and length of rows may differ."""
+        return _AnySize([0])
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        """Items that save this rank's row."""
+        if self._state is None:
+            return []
+        sizes = [min(_PIECE, self._length - start) for start in range(0, self._length, _PIECE)]
+        return [
+            _written(name, self._state, (self._rows, self._length), self._at(piece), (1, size))
+            for piece, size in enumerate(sizes)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """The places of all pieces that this rank's row may have."""
+        self._read = {}
+        return [
+            ChunkStorageMetadata(self._at(piece), torch.Size((1, _PIECE)))
+            for piece in range(_MOST_PIECES)
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """The piece at ``index`` to save, or memory for one that is loaded."""
+        assert index.offset is not None
+        start = index.offset[1]
+        if self._read is not None:
+            return self._read.setdefault(start, torch.zeros(1, _PIECE, dtype=torch.uint8))
+        assert self._state is not None
+        return self._state[start : start + _PIECE].unsqueeze(0)
+
+    def loaded(self) -> Any:
+        """The state that was read, or None if the saved run has no such row."""
+        if not self._read:
+            return None
+        row = torch.cat([piece[0] for _, piece in sorted(self._read.items())])
+        size = int(row[:_HEADER].view(torch.int64))
+        content = io.BytesIO(row[_HEADER : _HEADER + size].numpy().tobytes())
+        return torch.load(content, weights_only=True)
+
+    def _at(self, piece: int) -> torch.Size:
+        return torch.Size((self._number, piece * _PIECE))
+
+
+class FlatPart(_Part):
+    """The part of a flat tensor that a rank has. When it is loaded, the rank reads all of it.
+
+    Args:
+        elements: number of all elements.
+        start: first element of the part.
+        part: the part, flat, perhaps empty.
+
+    """
+
+    def __init__(self, elements: int, start: int, part: Tensor) -> None:
+        super().__init__()
+        self._elements, self._start, self._part = elements, start, part
+        self._read: Tensor | None = None
+
+    def size(self, *_: Any) -> Any:
+        """The size of the whole tensor."""
+        return torch.Size((self._elements,))
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        """The item that saves the part."""
+        if not len(self._part) and self._elements:
+            return []
+        return [_written(name, self._part, (self._elements,), (self._start,), self._part.shape)]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """The place of all elements."""
+        self._read = torch.zeros(self._elements, dtype=self._part.dtype)
+        return [ChunkStorageMetadata(torch.Size((0,)), torch.Size((self._elements,)))]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """The part to save, or memory for all elements that are loaded."""
+        return self._part if self._read is None else self._read
+
+    def loaded(self) -> Tensor:
+        """All elements, after they were read."""
+        assert self._read is not None, "the state has not been loaded"
+        return self._read
+
+
+def as_bytes(state: Any) -> Tensor:
+    """A state as bytes, in front of which is their number."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    size = torch.tensor([content.tell()]).view(torch.uint8)
+    return torch.cat([size, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)])
+
+
+def padded(content: Tensor | None, length: int) -> Tensor | None:
+    """Bytes with zeros behind them, up to ``length``."""
+    if content is None:
+        return None
+    return torch.nn.functional.pad(content, (0, length - len(content)))
+
+
+def _written(
+    name: str, tensor: Tensor, whole: Sequence[int], at: Sequence[int], sizes: Sequence[int]
+) -> WriteItem:
+    return WriteItem(
+        MetadataIndex(name, torch.Size(at)),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)),
+            properties=TensorProperties.create_from_tensor(tensor),
+            size=torch.Size(whole),
+        ),
+    )

@@ -1,0 +1,279 @@
+"""The state of a plain loop: saved on every rank, and loaded on the same or other ranks.
+
+A state has the sections
+
+- ``"model"``: the global model, by the names of its tensors,
+- ``"outer"``: the vectors of outer steps, by optimizer, vector and parameter,
+- ``"run"``: step counts and settings, equal on all ranks,
+- ``"group"``: local model and optimizers of a group, a row for each group,
+- ``"rank"``: what each rank has for itself, a row for each rank.
+
+The last two continue a run of the same groups bit for bit. The others start one with other groups.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
+from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.loop.gradients import AttachedGradients
+from lightning_hier.loop.optimizer_state import (
+    broadcast_optimizer_,
+    load_optimizer,
+    local_state_dict,
+)
+from lightning_hier.loop.pieces import FlatPart, Row, as_bytes, padded
+from lightning_hier.loop.settings import Synchronisation, kinds
+
+# By optimizer, vector and parameter.
+_Outer = dict[str, dict[str, dict[str, Any]]]
+
+
+class LoopState:
+    """Reads and writes the state of a rank. Methods are collectives of the world.
+
+    Args:
+        module: module inside all wrappers.
+        optimizers: optimizers of the loop.
+        settings: settings of the run.
+        communicators: channels of this rank.
+        worker: step counts and residuals of this rank.
+        gradients: averages gradients.
+        synchroniser: synchronises models.
+
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        settings: Synchronisation,
+        communicators: Communicators,
+        worker: Worker,
+        gradients: AttachedGradients,
+        synchroniser: BlockSynchroniser,
+    ) -> None:
+        self._module = module
+        self._optimizers = optimizers
+        self._settings = settings
+        self._communicators = communicators
+        self._worker = worker
+        self._gradients = gradients
+        self._synchroniser = synchroniser
+        self._divided = is_sharded(module)
+        self._parameters: dict[str, Parameter] = dict(module.named_parameters())
+        self._names = {parameter: name for name, parameter in self._parameters.items()}
+
+    def save(self) -> dict[str, Any]:
+        """State of this rank, with copies of what training changes in place."""
+        model = self._synchroniser.evaluation.state(self._module.state_dict)
+        outer, rest = self._outer_state()
+        run, group, own = self._run(rest), None, self._of_rank()
+        communicators = self._communicators
+        if self._divided:
+            own |= self._of_group()
+        elif communicators.group.position == 0:
+            group = as_bytes(self._of_group())
+        rows = {"run": as_bytes(run), "group": group, "rank": as_bytes(own)}
+        lengths = {name: 0 if row is None else len(row) for name, row in rows.items()}
+        every = gather_json(lengths, communicators.device, place="the state of a checkpoint")
+        longest = {name: max(of_rank[name] for of_rank in every) for name in rows}
+        rank, (ranks, groups) = dist.get_rank(), communicators.layout.sizes
+        number = {"run": 0, "group": rank // ranks, "rank": rank}
+        count = {"run": 1, "group": groups, "rank": ranks * groups}
+        if rank != 0:
+            rows["run"] = None
+        return {
+            "model": model,
+            "outer": outer,
+            **{
+                name: Row(number[name], count[name], padded(row, longest[name]), longest[name])
+                for name, row in rows.items()
+                if longest[name]
+            },
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue the run of a state that was read into the values of :meth:`save`."""
+        run = state["run"].loaded()
+        synchroniser, trained = self._synchroniser, self._synchroniser.trained
+        synchroniser.rewind()
+        self._worker.memory.tensors.clear()
+        self._module.load_state_dict(state["model"])
+        trained.note_frozen()
+        trained.buffers.add({self._parameters[name]: name for name in run["written"]})
+        trained.kept_equal = set(run["kept_equal"])
+        for count, saved in zip(self._worker.steps, run["steps"], strict=True):
+            vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
+        if not synchroniser.warming:
+            self._gradients.end_warm_up()
+        now = self._like(run)
+        if now == {name: run[name] for name in now}:
+            self._load_exactly(state, run)
+        else:
+            self._load_elsewhere(state, run)
+
+    @torch.no_grad()
+    def _load_exactly(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        own = state["rank"].loaded()
+        model = own if self._divided else state["group"].loaded()
+        self._gradients.rehearse([self._parameters[name] for name in run["ready_order"]])
+        for optimizer, saved in zip(self._optimizers, model["optimizers"], strict=True):
+            load_optimizer(optimizer, saved)
+        if own["blocks"] is not None:
+            for block, saved in zip(self._open_blocks(run), own["blocks"], strict=True):
+                block.load(saved)
+        self._synchroniser.trained.mark_written(own["buffers"].keys())
+        tensors: dict[str, Tensor] = {**dict(self._module.named_buffers()), **self._parameters}
+        for name, value in {**model["parameters"], **own["buffers"]}.items():
+            local_tensor(tensors[name]).copy_(value)
+        self._worker.memory.load(own["memory"], self._parameters)
+
+    @torch.no_grad()
+    def _load_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        """Start from the global model of a run with other groups or settings."""
+        lost = ["residuals and error feedback"] if run["had_residuals"] else []
+        for count in self._worker.steps:
+            count.in_block = 0
+        world, device = self._communicators.world, self._communicators.device
+        if self._divided or "group" not in state:
+            lost.append("the state of local optimizers")
+        else:
+            saved = state["group"].loaded() if world.position == 0 else None
+            for index, optimizer in enumerate(self._optimizers):
+                if saved is not None:
+                    load_optimizer(optimizer, saved["optimizers"][index])
+                broadcast_optimizer_(optimizer, world, device)
+        if run["counts"] is not None and not self._synchroniser.warming:
+            for index, block in enumerate(self._open_blocks(run)):
+                counts = {self._parameters[n]: v for n, v in run["counts"][index].items()}
+                block.restart(self._restored(index, state["outer"], run), counts)
+        if world.position == 0:
+            was, now = run["sizes"], self._like(run)["sizes"]
+            warnings.warn(
+                f"the checkpoint was saved by {was[1]} groups of {was[0]} ranks, with "
+                f"{run['kinds']}, and is loaded by {now[1]} of {now[0]}: training continues from "
+                "the global model, the current block has ended, local optimizers start from those "
+                f"of rank 0{''.join(f', and {what} are lost' for what in lost)}",
+                stacklevel=4,
+            )
+
+    def _like(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """What must equal the entries of ``run`` to continue it exactly."""
+        return {
+            "sizes": list(self._communicators.layout.sizes),
+            "kinds": kinds(self._settings, self._communicators, self._synchroniser.placement),
+            "divided": self._divided,
+        }
+
+    def _run(self, outer: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """State that is equal on all ranks."""
+        synchroniser, blocks = self._synchroniser, self._synchroniser.blocks
+        trained = synchroniser.trained
+        sync = self._settings.block_sync
+        counts = None
+        if blocks is not None:
+            counts = [
+                {self._names[p]: values for p, values in block.counts().items()} for block in blocks
+            ]
+        return {
+            **self._like({}),
+            "steps": [asdict(count) for count in self._worker.steps],
+            "trainable": [self._names[p] for p in synchroniser.local.parameters()],
+            "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
+            "kept_equal": sorted(trained.kept_equal),
+            "counts": counts,
+            "ready_order": [self._names[p] for p in self._gradients.ready_order],
+            "had_residuals": bool(self._worker.memory.tensors)
+            or (sync is not None and sync.has_error_feedback),
+            "outer": outer,
+        }
+
+    def _of_group(self) -> dict[str, Any]:
+        """Local model and optimizers, which all ranks of a group have, or the parts of a rank."""
+        local = self._synchroniser.local.parameters()
+        return {
+            "parameters": {self._names[p]: value for p, value in local.items()},
+            "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
+        }
+
+    def _of_rank(self) -> dict[str, Any]:
+        blocks = self._synchroniser.blocks
+        return {
+            "blocks": None if blocks is None else [block.state() for block in blocks],
+            "memory": self._worker.memory.state(self._names),
+            "buffers": self._synchroniser.local.buffers(),
+        }
+
+    def _open_blocks(self, run: Mapping[str, Any]) -> Sequence[ModelBlock]:
+        return self._synchroniser.open_blocks([self._parameters[n] for n in run["trainable"]])
+
+    def _outer_state(self) -> tuple[_Outer, list[list[dict[str, Any]]]]:
+        """Vectors of the outer steps by parameter, and the rest of their state."""
+        tensors: _Outer = {}
+        rest: list[list[dict[str, Any]]] = []
+        # In the warm-up those with which it will end, so that every state has the same entries.
+        for index, block in enumerate(self._synchroniser.present_blocks()):
+            block.state()  # finishes what is in flight
+            by_vector = tensors[str(index)] = {}
+            rest.append([])
+            for parameters, start, state in block.outer_states():
+                vectors = {n: v.clone() for n, v in state.items() if isinstance(v, Tensor)}
+                for name, vector in vectors.items():
+                    by_vector.setdefault(name, {}).update(self._parts(parameters, start, vector))
+                others = {n: v for n, v in state.items() if n not in vectors}
+                others["parameters"] = [self._names[p] for p in parameters]
+                rest[-1].append(others)
+        return tensors, rest
+
+    def _parts(
+        self, parameters: Sequence[Parameter], start: int, vector: Tensor
+    ) -> Iterator[tuple[str, Any]]:
+        """The elements of each parameter in a vector that begins at ``start`` of all of them."""
+        first = 0
+        for parameter in parameters:
+            local = local_tensor(parameter)
+            low, high = max(first, start), min(first + local.numel(), start + len(vector))
+            part = vector[low - start : max(high, low) - start]
+            if self._divided:
+                yield self._names[parameter], sharded_like(part.view(local.shape), parameter)
+            else:
+                yield self._names[parameter], FlatPart(local.numel(), low - first, part)
+            first += local.numel()
+
+    def _restored(
+        self, index: int, outer: Mapping[str, Any], run: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """State of outer steps in the order of the module, as of fragments of one parameter."""
+        of_name = {name: saved for saved in run["outer"][index] for name in saved["parameters"]}
+        states = []
+        for name, parameter in self._parameters.items():
+            if name not in of_name:
+                continue
+            vectors = {
+                vector: values[name].loaded()
+                if isinstance(values[name], FlatPart)
+                else local_tensor(values[name]).reshape(-1)
+                for vector, values in outer[str(index)].items()
+                if name in values and (vector != "in_flight" or of_name[name]["has_update"])
+            }
+            bucket = {**of_name[name], **vectors, "kind": self._kind(parameter)}
+            states.append({"pending": of_name[name]["pending"], "buckets": [bucket]})
+        return states
+
+    def _kind(self, parameter: Parameter) -> Any:
+        return self._synchroniser.placement.kind(parameter)

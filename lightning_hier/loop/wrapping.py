@@ -1,0 +1,124 @@
+"""What a module of a plain loop may be wrapped in."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
+from lightning_hier.comm.sharded_tensors import is_sharded
+
+_COMPILED = "_orig_mod"
+
+
+def unwrapped_module(model: Module, *, keep_ddp: bool = False) -> Module:
+    """The module inside ``torch.compile`` and DDP.
+
+    Args:
+        model: module of the user.
+        keep_ddp: whether to return a DDP module as it is.
+
+    """
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            if keep_ddp:
+                return model
+            model = model.module
+        elif isinstance(inner := getattr(model, _COMPILED, None), Module):
+            model = inner
+        else:
+            return model
+
+
+def check_wrapping(
+    model: Module,
+    module: Module,
+    communicators: Communicators,
+    gradient_sync: GradientSync,
+    *,
+    warms_up: bool,
+) -> None:
+    """Raise ValueError unless the gradients of ``model`` can be averaged as it is wrapped.
+
+    Args:
+        model: module of the user.
+        module: the same without DDP.
+        communicators: channels of this rank.
+        gradient_sync: gradient synchronisation inside a group.
+        warms_up: whether there is a warm-up.
+
+    """
+    if any(isinstance(child, DistributedDataParallel) for child in module.modules()):
+        raise ValueError(
+            "the module is wrapped by DistributedDataParallel twice, or contains one: wrap it once"
+        )
+    size, groups = communicators.layout.sizes
+    if isinstance(model, DistributedDataParallel):
+        _check_ddp(model, communicators, gradient_sync, warms_up=warms_up and groups > 1)
+        return
+    if not isinstance(gradient_sync, AllReduce):
+        raise ValueError(
+            f"gradient_sync={type(gradient_sync).__name__}(...) needs a module that is wrapped by "
+            "DistributedDataParallel(model, process_group=groups.group)"
+        )
+    if size > 1 and not is_sharded(module):
+        raise ValueError(
+            f"nothing averages the gradients of the {size} ranks of a group: wrap the module by "
+            "DistributedDataParallel(model, process_group=groups.group), divide it by "
+            "fully_shard(model, mesh=groups.mesh['group']), or use groups of one rank"
+        )
+
+
+def _check_ddp(
+    model: DistributedDataParallel,
+    communicators: Communicators,
+    gradient_sync: GradientSync,
+    *,
+    warms_up: bool,
+) -> None:
+    ranks = dist.get_process_group_ranks(model.process_group)
+    group, world = communicators.group.ranks, communicators.world.ranks
+    if ranks != group and ranks != world:
+        raise ValueError(
+            f"DistributedDataParallel spans the ranks {ranks}, which are neither this group, "
+            f"{group}, nor all: wrap the module with process_group=groups.group"
+        )
+    if model._comm_hooks:
+        raise ValueError(
+            "the DistributedDataParallel module has a communication hook already: attach to it "
+            "once, and pass a hook of your own as gradient_sync=CommHook(hook, state)"
+        )
+    if model.static_graph:
+        raise ValueError(
+            "static_graph=True of DistributedDataParallel can't be used, because it reduces the "
+            "first step otherwise: leave it out"
+        )
+    unused = model.find_unused_parameters
+    if ranks != group:
+        # Both would communicate with other groups at every step.
+        if unused:
+            raise ValueError(
+                "find_unused_parameters=True of a DistributedDataParallel module over all ranks "
+                "sends bytes across groups at every step: pass False (in Accelerate by "
+                "DistributedDataParallelKwargs, in transformers by ddp_find_unused_parameters), or "
+                "wrap the module with process_group=groups.group"
+            )
+        if model.broadcast_buffers and any(True for _ in model.module.buffers()):
+            raise ValueError(
+                "broadcast_buffers=True of a DistributedDataParallel module over all ranks sends "
+                "its buffers across groups at every step: pass False (in Accelerate by "
+                "DistributedDataParallelKwargs, in transformers by ddp_broadcast_buffers), or wrap "
+                "the module with process_group=groups.group"
+            )
+    if unused and warms_up:
+        raise ValueError(
+            "find_unused_parameters=True can't be combined with a warm-up, in which the gradients "
+            "of parameters that one group does not use would differ: pass warmup_steps=0"
+        )
+    if unused and model.gradient_as_bucket_view and isinstance(gradient_sync, GTC):
+        raise ValueError(
+            "gradient_as_bucket_view=True can't be combined with GTC and "
+            "find_unused_parameters=True: leave it out"
+        )

@@ -1,0 +1,73 @@
+"""A small plain loop that the tests of this folder run on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import lightning_hier as lh
+
+
+def network() -> nn.Sequential:
+    """A network with the same initial weights on all ranks."""
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Inputs (6, 4) and targets (6, 2) of a step, which differ between ranks."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)
+
+
+def adam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=0.02)
+
+
+class Loop:
+    """Module, optimizer and blocks of this rank."""
+
+    def __init__(
+        self,
+        group_size: int = 1,
+        *,
+        make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
+        make_module: Callable[[], nn.Module] = network,
+        wrap: str = "group",
+        ddp: dict[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        **settings: Any,
+    ) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        self.groups = lh.Groups(group_size)
+        self.module = make_module().to(dtype)
+        self.dtype = dtype
+        self.model: nn.Module = self.module
+        over = {"group": self.groups.group, "world": dist.group.WORLD}
+        if wrap == "world" or (wrap == "group" and group_size > 1):
+            self.model = DistributedDataParallel(
+                self.module, process_group=over[wrap], **(ddp or {})
+            )
+        self.optimizer = make_optimizer(self.module)
+        self.blocks = lh.attach(self.model, self.optimizer, groups=self.groups, **settings)
+        self.done = 0
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            inputs, targets = batch(self.done, dist.get_rank())
+            outputs = self.model(inputs.to(self.dtype))
+            loss = (outputs - targets.to(self.dtype)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.blocks.step()
+            self.done += 1
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
