@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,15 +78,27 @@ def broadcast_tensors_(
 
     A collective of the channel. Tensors that occur twice are sent once.
     """
-    if channel.size == 1 or not tensors:
-        return
+    if channel.size > 1:
+        for view, values in broadcast_copies(tensors, channel, kind, source=source):
+            view.write_from(values)
+
+
+def broadcast_copies(
+    tensors: Sequence[Tensor], channel: Channel, kind: str, *, source: int = 0
+) -> Iterator[tuple[FlatView, Tensor]]:
+    """Broadcast copies of tensors, as :func:`broadcast_tensors_` does, and write nothing.
+
+    Yields:
+        Tensors of one dtype, and the values of the rank at position ``source`` for them.
+
+    """
     distinct = list({id(tensor): tensor.detach() for tensor in tensors}.values())
     for same in by_dtype(distinct).values():
         view = FlatView(same)
         flat = view.copied()
         # As bytes, because no backend supports all dtypes, such as int16, uint16 and float8.
         channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
-        view.write_from(flat)
+        yield view, flat
 
 
 def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:

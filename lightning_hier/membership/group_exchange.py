@@ -16,7 +16,13 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupConnections, GroupLostError
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum
 from lightning_hier.membership.quorums import Quorums
-from lightning_hier.membership.rules import Progress, members_of, named_groups
+from lightning_hier.membership.rules import (
+    Progress,
+    members_of,
+    named_groups,
+    out_of_order,
+    servers_of,
+)
 
 MOST_ATTEMPTS = 10
 """Attempts of one synchronisation, or to join, of groups that may not reach each other."""
@@ -28,7 +34,8 @@ class GroupExchange:
     A synchronisation has two phases. The quorum of the phase ``"block"`` lists the groups that take
     part, and these exchange their updates. The quorum of the phase ``"vote"`` shows whether the
     exchange has succeeded everywhere. It counts in all groups or in none. If it does not count, the
-    groups that are left repeat it. No group writes a result before the vote.
+    groups that are left repeat it. No group writes a result before the vote. If groups joined, one
+    of the phase ``"serve"`` follows at the end of the batch, after all its synchronisations.
 
     Unless stated otherwise, methods are collectives of the group: all its ranks must call them.
 
@@ -41,7 +48,7 @@ class GroupExchange:
     Attributes:
         settings: settings of the user.
         quorums: see above.
-        joiners: groups that wait for the state of this one since the last synchronisation.
+        joined: whether groups have waited for a state at the last synchronisation.
         present: numbers of the groups that have taken part in it.
 
     """
@@ -62,7 +69,7 @@ class GroupExchange:
         self._together: Quorum | None = None
         self._positions: dict[int, Sequence[int]] = {}
         self.present: Sequence[int] = ()
-        self.joiners: Sequence[Entry] = ()
+        self.joined = False
 
     @property
     def across(self) -> Channel:
@@ -110,10 +117,11 @@ class GroupExchange:
             # Nothing to undo: the next attempt overwrites the model again.
             self._exchange("init", lambda: broadcast(self.across), lambda: None, self._together)
 
-    def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
         """Synchronise with the groups that are present. Afterwards the result counts everywhere.
 
         Args:
+            name: name of what is synchronised. Groups that synchronise something else are an error.
             attempt: exchanges with the groups, while :class:`Communicators` has their channels.
             undo: restores the state before ``attempt``, which may not have been called.
 
@@ -122,8 +130,22 @@ class GroupExchange:
                 synchronisation and must restart.
 
         """
-        self._exchange("block", attempt, undo)
+        self._exchange("block", attempt, undo, part=name)
         self.quorums.progress.commits += 1
+
+    def joiners(self) -> tuple[str, Sequence[Entry]]:
+        """Groups to which this one must send its state, and the identifier of what is sent.
+
+        All groups of the last synchronisation must call it, if groups have ``joined``.
+        """
+        self.joined = False
+        quorum = self.quorums.serving()
+        servers = [entry.group for entry in servers_of(quorum)]
+        if self.settings.group not in servers:  # it stood still, and the others have gone on
+            return quorum.identifier, ()
+        # Those that count it as their source, see Quorums.join.
+        place = servers.index(self.settings.group)
+        return quorum.identifier, quorum.within("join")[place :: len(servers)]
 
     def _exchange(
         self,
@@ -131,11 +153,14 @@ class GroupExchange:
         attempt: Callable[[], None],
         undo: Callable[[], None],
         quorum: Quorum | None = None,
+        part: str = "",
     ) -> None:
         progress = self.quorums.progress
         for attempts in count(1):
-            current = quorum or self.quorums.gathered(phase)
+            current = quorum or self.quorums.gathered(phase, part)
             members = members_of(current, progress.last_commit)
+            if self.settings.group not in [entry.group for entry in members]:
+                raise PeerError(out_of_order(self.settings.group, part, members))
             failed = self._attempted(current, members, attempt)
             # A group that has failed votes as well: without its vote, the others would wait.
             if self.quorums.vote(current, members, ok=not failed):
@@ -158,9 +183,7 @@ class GroupExchange:
         progress.last_commit = current.identifier
         self._positions |= {entry.group: entry.position for entry in members}
         groups = [entry.group for entry in members]
-        # Each member has the joiners that count it as their source, see Quorums.join.
-        joiners = current.within("join") if phase == "block" else ()
-        self.joiners = joiners[groups.index(self.settings.group) :: len(members)]
+        self.joined = phase == "block" and bool(current.within("join"))
         self._report(groups)
 
     def _attempted(

@@ -16,8 +16,11 @@ from typing import Any, Literal
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import quiet_torchft
 
-Phase = Literal["start", "init", "join", "block", "vote"]
-"""Why a group requests a quorum: it starts, joins others, exchanges, or votes on an exchange."""
+Phase = Literal["start", "init", "join", "block", "vote", "serve"]
+"""Why a group requests a quorum.
+
+It starts, joins others, exchanges, votes on an exchange, or serves its state to those that join.
+"""
 
 # Seconds between heartbeats, and between two requests after a failure.
 _HEARTBEAT_S = 0.1
@@ -44,6 +47,7 @@ class Entry:
         position: its epoch, and the batches of this epoch that it has used.
         votes_for: identifier of the quorum whose synchronisation has succeeded in this group. Empty
             if it has failed, and outside of votes.
+        part: name of what it exchanges, such as a fragment of the model.
         waited: whether it has waited long enough for other groups at a start.
         settings: settings that must be equal in all groups, and the number of ranks.
 
@@ -57,6 +61,7 @@ class Entry:
     last_commit: str = ""
     position: Sequence[int] = (0, 0)
     votes_for: str = ""
+    part: str = ""
     waited: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 

@@ -28,10 +28,10 @@ from lightning_hier.membership.rules import (
     check_start,
     counts,
     different_settings,
-    members_of,
     missed,
     missing_groups,
     named_groups,
+    servers_of,
     twice_in,
     two_jobs,
 )
@@ -121,7 +121,7 @@ class Quorums:
             quorum = self._request("start", waited=waited > settings.join_timeout_s)
             present, best = len(quorum.entries), newest(quorum.entries)
             is_newest = best is None or best.last_commit == progress.last_commit
-            trains = bool(quorum.within("block", "vote", "init"))
+            trains = bool(quorum.within("block", "vote", "serve", "init"))
             # A group whose model all must take does not join: those that train restart first.
             if trains and not (progress.last_commit and is_newest):
                 return None
@@ -142,25 +142,25 @@ class Quorums:
             self._logged = text
             self._log(text)
 
-    def gathered(self, phase: Phase) -> Quorum:
-        """Wait for the quorum of the groups that exchange.
+    def gathered(self, phase: Phase, part: str = "") -> Quorum:
+        """Wait for the quorum of the groups that exchange a part of the model.
 
         Raises:
             PeerError: too few groups came, or this one has missed synchronisations.
 
         """
-        return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase))))
+        return Quorum.of(self.on_first(lambda: asdict(self._gathered(phase, part))))
 
-    def _gathered(self, phase: Phase) -> Quorum:
+    def _gathered(self, phase: Phase, part: str) -> Quorum:
         progress, settings = self.progress, self.settings
         until = monotonic() + self._limit.total_seconds()
         while True:
-            quorum = self._request(phase)
+            quorum = self._request(phase, part=part)
             best = newest(quorum.within("block", "start", "join"))
             if best is not None and best.last_commit != progress.last_commit:
                 raise PeerError(missed(settings.group, progress, best))
             # Groups in a vote may be about to commit this block. Only the next quorum shows it.
-            undecided = any(e.commits >= progress.commits for e in quorum.within("vote"))
+            undecided = any(e.commits >= progress.commits for e in quorum.within("vote", "serve"))
             if not undecided and len(quorum.entries) >= settings.min_groups:
                 self._logged = ""
                 self._log_refused(quorum)
@@ -189,7 +189,7 @@ class Quorums:
         """Wait until a group has its state ready for this one.
 
         Returns:
-            Identifier of the synchronisation after which it has it, and address of its store.
+            Identifier of the quorum in which it was offered, and address of its store.
 
         Raises:
             PeerError: no group has trained within the limit.
@@ -201,30 +201,32 @@ class Quorums:
     def _join(self) -> list[str]:
         group, begun, limit = self.settings.group, monotonic(), self._limit.total_seconds()
         # A third for the end of a block, and a third until the state is ready (docs/elastic.md).
-        until = begun + 2 * limit
-        while monotonic() < begun + limit:
+        end, until = begun + limit, begun + 2 * limit
+        while monotonic() < end:
+            # In every quorum of those that train, because the Lighthouse waits for all of the last.
             quorum = self._request("join", until)
-            best = newest(quorum.within("block"))
-            if best is None:
+            if servers := servers_of(quorum):
+                joiners = [entry.group for entry in quorum.within("join")]
+                # The servers divide the joiners by the same rule, see GroupExchange.joiners.
+                source = servers[joiners.index(group) % len(servers)]
+                if self._is_ready(quorum.identifier, source.address, until):
+                    return [quorum.identifier, source.address]
+            elif quorum.within("block", "vote"):
+                end = until  # they offer their state soon
+            else:
                 sleep(_POLL_S)
-                continue
-            members = members_of(quorum, best.last_commit)
-            joiners = [entry.group for entry in quorum.within("join")]
-            # The members divide the joiners by the same rule, see GroupExchange._exchange.
-            source = members[joiners.index(group) % len(members)]
-            # Taking part in the vote too: the Lighthouse waits for all groups of the last quorum.
-            vote = self._request("join", until)
-            ready = quorum.identifier, source.address
-            if counts(vote, quorum, members) and self._is_ready(*ready, until):
-                return list(ready)
         raise PeerError(
             f"group {group} has waited {monotonic() - begun:.0f} s for the state of a group that "
             "trains, but none has synchronised and sent it. Restart this group, and it starts from "
             "its own checkpoint if no other group is there"
         )
 
+    def serving(self) -> Quorum:
+        """The quorum of the groups that send their state to those that join."""
+        return Quorum.of(self.on_first(lambda: asdict(self._request("serve"))))
+
     def _is_ready(self, identifier: str, address: str, until: float) -> bool:
-        """Whether the state after a synchronisation can be fetched. Waits until it is ready."""
+        """Whether a state that was offered can be fetched. Waits until it is ready."""
         left = timedelta(seconds=max(until - monotonic(), 0.001))  # a store waits for ever at 0
         try:
             store = open_store(address, min(self._limit, left))

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.addresses import is_loopback
-from lightning_hier.membership.lighthouse import Entry, Quorum
+from lightning_hier.membership.lighthouse import Entry, Quorum, newest
 from lightning_hier.membership.torchft import TorchFT
 
 
@@ -30,10 +30,23 @@ class Progress:
 
 
 def members_of(quorum: Quorum, last_commit: str) -> list[Entry]:
-    """Groups that exchange in a quorum, in order of their numbers: those with this last commit."""
+    """Groups that exchange in a quorum, in order of their numbers: those with this last commit.
+
+    If they exchange different parts of the model, which no group should, it is those of one part.
+    """
     # Groups that start exchange with each other only if none trains. Otherwise they join.
     exchanging = quorum.within("block") or quorum.within("start", "init")
-    return [entry for entry in exchanging if entry.last_commit == last_commit]
+    same = [entry for entry in exchanging if entry.last_commit == last_commit]
+    parts = Counter(entry.part for entry in same)
+    most = max(parts, key=lambda part: (parts[part], part), default="")
+    return [entry for entry in same if entry.part == most]
+
+
+def servers_of(quorum: Quorum) -> list[Entry]:
+    """Groups that serve the newest state in a quorum, in order of their numbers."""
+    best = newest(quorum.within("block", "vote", "serve"))
+    serving = quorum.within("serve")
+    return [entry for entry in serving if best and entry.last_commit == best.last_commit]
 
 
 def counts(vote: Quorum, quorum: Quorum, members: Sequence[Entry]) -> bool:
@@ -114,6 +127,15 @@ def missed(group: int, own: Progress, best: Entry) -> str:
         number = counted(max(best.commits - own.commits, 1), "synchronisation")
         why = f"it has missed {number} of the others, because it was stopped, slow or cut off"
     return f"group {group} must restart: {why}. It then continues from their model"
+
+
+def out_of_order(group: int, part: str, members: Sequence[Entry]) -> str:
+    """Message of a group that exchanges another part of the model than the others."""
+    others = named_groups([entry.group for entry in members])
+    return (
+        f"group {group} must restart: it exchanges {part}, and {others} {members[0].part}. Step "
+        "the optimizers in the same order in all groups. It then continues from their model"
+    )
 
 
 def missing_groups(settings: TorchFT, quorum: Quorum, waited: timedelta) -> str:

@@ -18,8 +18,6 @@ _REASONS = {
     "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
     "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
     "overlap": "agree on every mean before they go on, pass overlap=False",
-    "fragments": "send the whole model at once, pass fragments=1",
-    "local_momentum": "apply a mean after a vote, pass local_momentum='reset' or 'keep'",
 }
 
 
@@ -107,14 +105,12 @@ def check_membership(
         raise ValueError(
             f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
         )
-    overlap, fragments = getattr(sync, "overlap", False), getattr(sync, "fragments", 1)
+    overlap = getattr(sync, "overlap", False)
     # Keys are settings as a user writes them, with their values.
     problems = {
         "block_sync=None": sync is None,
         f"warmup_steps={warmup_steps}": warmup_steps > 0,
         f"overlap={overlap}": bool(overlap),
-        f"fragments={fragments}": fragments > 1,
-        "local_momentum='average'": getattr(sync, "local_momentum", None) == "average",
     }
     for name, is_problem in problems.items():
         if is_problem:

@@ -19,7 +19,6 @@ from torch.nn import Module
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.comm.blocks.committed_block import CommittedBlock
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupLostError
@@ -144,8 +143,7 @@ class ElasticFit:
             self._remove_received()
             session.worker.memory.tensors.clear()
             for block in session.synchroniser.blocks or ():
-                if isinstance(block, CommittedBlock):
-                    block.forget_errors()
+                block.forget_errors()
             # Its own part of the data, from where it stopped. In a later epoch, it is all there.
             last, used = self.exchange.position_of(self.exchange.settings.group)
             self._offset = epoch, (used if last == epoch else 0) - self._ready
@@ -159,7 +157,9 @@ class ElasticFit:
 
     def serve(self) -> None:
         """Send the state to the groups that wait for it, at the end of a batch."""
-        joiners, self.exchange.joiners = self.exchange.joiners, ()
+        if not self.exchange.joined:
+            return
+        identifier, joiners = self.exchange.joiners()
         if not joiners:
             return
         begun, folder = time.monotonic(), self._new_folder()
@@ -168,7 +168,7 @@ class ElasticFit:
                 return
             if self._strategy.global_rank == 0:
                 for joiner in joiners:
-                    self._send(folder, joiner)
+                    self._send(folder, joiner, identifier)
             # No rank may remove files while rank 0 still sends them.
             self._strategy.barrier("the state of this group was sent")
             # Not only the folder below: the strategy also keeps a record of each save by its path.
@@ -201,10 +201,9 @@ class ElasticFit:
             self._share(folder, leader)
         return True
 
-    def _send(self, folder: Path, joiner: Entry) -> None:
+    def _send(self, folder: Path, joiner: Entry, identifier: str) -> None:
         """Send the state to a group. Called by rank 0."""
         quorums, group = self.exchange.quorums, joiner.group
-        identifier = quorums.progress.last_commit
         assert quorums.store is not None, "this is rank 0"
         quorums.mark_ready(identifier, group)
         try:

@@ -119,15 +119,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             trainer_checks.check_compressible(self._module)
 
     @override
-    def _check_optimizers(self) -> None:
-        super()._check_optimizers()
-        if self.membership is not None and len(self.optimizers) > 1:
-            raise ValueError(
-                f"membership=TorchFT(...) supports one optimizer, got {len(self.optimizers)}: give "
-                "it all parameters, in parameter groups"
-            )
-
-    @override
     def setup_environment(self) -> None:
         super().setup_environment()
         if self._layer_sync is not None:  # Lightning's would compute statistics over the world

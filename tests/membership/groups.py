@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.committed_block import CommittedBlock
+from lightning_hier.comm.blocks.fragment import Fragment
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.group_exchange import GroupExchange
@@ -76,6 +76,7 @@ class Run:
     steps: int = 40
     ranks: int = 1
     optimizer: str = "SGD"
+    optimizers: int = 1
     min_groups: int = 1
     join_timeout_s: float = 20.0
 
@@ -91,29 +92,43 @@ class Module(pl.LightningModule):
         self.count: Tensor
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.used: list[list[int]] = []
+        self.automatic_optimization = run.optimizers == 1
+
+    @property
+    def step(self) -> int:
+        """Steps of each optimizer, of which Lightning counts the sum."""
+        return self.global_step // self.run.optimizers
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.global_step == self.life.dies_at:
+        if self.step == self.life.dies_at:
             self.die()
-        if self.global_step == self.life.stands_at and self.life.stops:
+        if self.step == self.life.stands_at and self.life.stops:
             leave_mark(Path(self.run.folder), "stopped", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif self.global_step == self.life.stands_at:
+        elif self.step == self.life.stands_at:
             if self.global_rank == 0:
                 leave_mark(Path(self.run.folder), f"standing-{self.life.group}")
             wait_for_marks(Path(self.run.folder), self.life.until)
         features, targets, numbers = batch
         self.used.append(numbers.tolist())
         self.count.add_(1)
-        factor = torch.nan if self.global_step == self.life.diverges_at else 1.0
-        return factor * (self.net(features) - targets).square().mean()
+        factor = torch.nan if self.step == self.life.diverges_at else 1.0
+        loss: Tensor = factor * (self.net(features) - targets).square().mean()
+        if not self.automatic_optimization:
+            self.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in cast("list[torch.optim.Optimizer]", self.optimizers()):
+                optimizer.step()
+        return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        exchange = self.trainer.strategy._elastic.exchange
-        if self.global_step % self.run.sync.steps == 0:
+        strategy: Any = self.trainer.strategy
+        exchange, fragments = strategy._elastic.exchange, self.run.sync.fragments
+        if self.step % (self.run.sync.steps // fragments) == 0:
+            model = weights(self) if fragments == 1 else global_models(strategy._fit_session)
             self.write(
                 commits=exchange.commits, present=list(exchange.present), used=self.used,
-                epoch=self.trainer.current_epoch, step=self.global_step, model=weights(self),
+                epoch=self.trainer.current_epoch, step=self.step, model=model,
             )  # fmt: skip
             self.used = []
 
@@ -128,10 +143,10 @@ class Module(pl.LightningModule):
         with (Path(self.run.folder) / f"{self.number}.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        kind = getattr(torch.optim, self.run.optimizer)
-        optimizer: torch.optim.Optimizer = kind(self.parameters(), lr=0.05)
-        return optimizer
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        kind, parameters = getattr(torch.optim, self.run.optimizer), [*self.parameters()]
+        parts = [parameters] if self.run.optimizers == 1 else [parameters[:4], parameters[4:]]
+        return [kind(part, lr=0.05) for part in parts]
 
 
 def data() -> TensorDataset:
@@ -146,6 +161,12 @@ def weights(module: nn.Module) -> list[float]:
     """All parameters and buffers as one list."""
     tensors = [*module.parameters(), *module.buffers()]
     return torch.cat([t.detach().double().reshape(-1) for t in tensors]).tolist()
+
+
+def global_models(session: Any) -> list[float]:
+    """W of every fragment on this rank, which groups change at the same synchronisations."""
+    buckets = [b for own in session.synchroniser.blocks for f in own._fragments for b in f.buckets]
+    return torch.cat([bucket.outer.vectors["global_model"] for bucket in buckets]).tolist()
 
 
 def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
@@ -187,9 +208,9 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
         **life.settings,
     )
     trainer = pl.Trainer(
-        accelerator="cpu", devices=run.ranks, max_steps=run.steps, strategy=strategy, logger=False,
-        precision="64-true", enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False,
+        accelerator="cpu", devices=run.ranks, max_steps=run.steps * run.optimizers,
+        strategy=strategy, logger=False, precision="64-true", enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     path = Path(run.folder) / life.resumes if life.resumes else None
     try:
@@ -203,13 +224,13 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
 
 
 def _die_in(module: Module, place: str, commits: int) -> None:
-    """End the process before the groups connect, or in a method of `CommittedBlock`."""
+    """End the process before the groups connect, or in a method of `Fragment`."""
     # Groups connect once and stay connected. GroupExchange calls this method at every attempt.
-    owner, name = (GroupExchange, "_attempted") if place == "connect" else (CommittedBlock, place)
+    owner, name = (GroupExchange, "_attempted") if place == "connect" else (Fragment, place)
     method: Callable[..., Any] = getattr(owner, name)
 
     def dying(*args: Any, **kwargs: Any) -> Any:
-        if module.global_step // module.run.sync.steps == commits:
+        if module.step // module.run.sync.steps == commits:
             # In `send`, the other groups wait for data that this process does not send any more.
             module.die()
         return method(*args, **kwargs)

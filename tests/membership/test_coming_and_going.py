@@ -55,26 +55,26 @@ def _lived(folder: Path, address: str, sync: BlockSync, **settings: Any) -> Run:
     return run
 
 
-def _reference() -> Training:
-    """Three groups, with eta for the number of groups that take part."""
+def _reference(groups: int, **settings: Any) -> Training:
+    """Groups, with eta for the number of those that take part."""
     workers = []
-    for _ in range(3):
+    for _ in range(groups):
         net = Module(Run("", "", lh.BMUF(block_size=TAU)), Life(0), 0).double()
         workers.append(Worker(net, [torch.optim.SGD(net.parameters(), lr=0.05)]))
-    return Training(workers, Method(tau=TAU, outer=BlockMomentum))
+    return Training(workers, Method(tau=TAU, outer=BlockMomentum, **settings))
 
 
 def _train(training: Training, batches: dict[int, list[list[int]]]) -> None:
-    """Train one block with the sample numbers of each group that takes part."""
+    """Train with the sample numbers of each group that takes part, for every step."""
     features, targets, _ = data().tensors
-    for step in range(TAU):
+    for step in range(len(next(iter(batches.values())))):
         for group, worker in enumerate(training.workers):
             if group in batches:
                 numbers = batches[group][step]
                 net: Any = worker.model
                 (net.net(features[numbers]) - targets[numbers]).square().mean().backward()
                 net.count.add_(1)
-        training.step(samples=[float(group in batches) for group in range(3)])
+        training.step(samples=[float(group in batches) for group in range(len(training.workers))])
 
 
 def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None:
@@ -85,7 +85,7 @@ def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None
     assert present[:2] == [[0, 1, 2]] * 2
     assert present[2] == [0, 2]
     assert present[-1] == [0, 1, 2]
-    training = _reference()
+    training = _reference(3)
     for commit, entry in enumerate(logs[0]):
         _train(training, {group: _used(logs, group, commit + 1) for group in entry["present"]})
         model, expected = entry["model"], weights(training.workers[0].model)
@@ -130,6 +130,16 @@ def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
         pytest.param(
             lh.DiLoCo(block_size=TAU, across_dtype="int8"), {"optimizer": "AdamW"}, id="diloco-int8"
         ),
+        pytest.param(
+            lh.DiLoCo(block_size=TAU, fragments=2, merge=0.3, across_dtype="int8"),
+            {"optimizer": "AdamW"},
+            id="fragments",
+        ),
+        pytest.param(
+            lh.BMUF(block_size=TAU, local_momentum="average"),
+            {"optimizers": 2, "ranks": 2},
+            id="two-optimizers",
+        ),
     ],
 )
 def test_groups_stay_equal(
@@ -139,6 +149,22 @@ def test_groups_stay_equal(
     logs = [log(run, number) for number in range(len(LIVES) * run.ranks)]
     assert_equal_models(logs)
     assert logs[-1][-1]["present"] == [0, 1, 2]
+
+
+def test_fragments_are_those_of_the_reference(tmp_path: Path, address: str) -> None:
+    """Training ends in the middle of a block."""
+    sync = lh.BMUF(block_size=TAU, fragments=2)
+    run = Run(str(tmp_path), address, sync, groups=2, steps=10)
+    outcomes = live_all(run, [Life(0), Life(1)])
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    training = _reference(2, fragments=2)
+    logs = [log(run, group) for group in range(2)]
+    _train(training, {g: [b for entry in logs[g] for b in entry["used"]] for g in range(2)})
+    final = training.global_model()
+    net = training.workers[0].model
+    net.load_state_dict(final)
+    for outcome in outcomes:
+        torch.testing.assert_close(outcome.result, weights(net), rtol=1e-12, atol=1e-12)
 
 
 def test_a_trained_model_is_not_replaced_by_a_run_that_was_started_anew(

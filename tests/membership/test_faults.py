@@ -22,7 +22,7 @@ from tests.waiting import leave_mark, wait_for_marks, wait_until
 TAU = 4
 
 
-@pytest.mark.parametrize("place", ["begin", "send", "synchronise"])
+@pytest.mark.parametrize("place", ["exchange", "send", "commit"])
 def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
     """If the group dies before the vote, the others repeat the synchronisation without it.
 
@@ -38,7 +38,7 @@ def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
     assert outcomes[0].result == outcomes[2].result
     logs = [log(run, number) for number in range(3)]
     assert_equal_models(logs)
-    with_all = 3 if place == "synchronise" else 2
+    with_all = 3 if place == "commit" else 2
     assert [entry["present"] for entry in logs[0]] == [[0, 1, 2]] * with_all + [[0, 2]] * (
         5 - with_all
     )

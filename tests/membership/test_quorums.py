@@ -147,16 +147,16 @@ def test_two_jobs_with_one_number() -> None:
 def test_a_group_that_joins_waits_less_than_its_other_ranks(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The waits for a quorum, for the vote and for the state each take their whole limit."""
-    begun = clock.now
+    """The waits for a quorum, for the offer and for the state each take their whole limit."""
+    begun, offers = clock.now, list[Entry]()
 
     def answer(own: Entry, until: float) -> Quorum:
         if clock.now == begun:  # no group trains yet
             clock.wait(2.0)
             return Quorum("7.1", 98.0, [own])
         clock.now = until
-        votes = replace(own, group=1, phase="block", last_commit="7.1", votes_for="7.2")
-        return Quorum("7.2", 100.0, [own, votes])
+        offers.append(replace(own, group=1, phase="serve" if offers else "block", last_commit="1"))
+        return Quorum("7.2", 100.0, [own, offers[-1]])
 
     def open_store(address: str, timeout: timedelta) -> Store:
         clock.wait(timeout.total_seconds())

@@ -19,6 +19,7 @@ from lightning_hier.membership.rules import (
     members_of,
     missed,
     missing_groups,
+    out_of_order,
 )
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -58,8 +59,6 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
         ({"block_sync": None}, "block_sync=None can't be combined with membership"),
         ({"warmup_steps": 10}, "warmup_steps=10 can't .* pass warmup_steps=0"),
         ({"block_sync": lh.BMUF(overlap=True)}, "overlap=True can't .* pass overlap=False"),
-        ({"block_sync": lh.DiLoCo(fragments=2)}, "fragments=2 can't .* pass fragments=1"),
-        ({"block_sync": lh.BMUF(local_momentum="average")}, "local_momentum='average'"),
         ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
         ({"timeout": timedelta(seconds=60)}, "timeout must be at least three times join"),
         ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),
@@ -92,6 +91,11 @@ def test_the_run_that_started_first_wins() -> None:
 def test_members_have_the_same_last_commit_and_joiners_wait() -> None:
     quorum = _quorum(_entry(0, last_commit="a"), _entry(1, last_commit="b"), _entry(2, "join"))
     assert [entry.group for entry in members_of(quorum, "a")] == [0]
+    parts = [_entry(group, part=part) for group, part in enumerate("xyx")]
+    assert [entry.group for entry in members_of(_quorum(*parts), "")] == [0, 2]
+    assert "group 1 must restart: it exchanges y, and groups 0, 2 x. Step the" in out_of_order(
+        1, "y", members_of(_quorum(*parts), "")
+    )
 
 
 def test_a_synchronisation_counts_in_all_groups_or_in_none() -> None:

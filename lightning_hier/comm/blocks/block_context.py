@@ -21,12 +21,13 @@ from lightning_hier.comm.communicators import Communicators
 class Membership(Protocol):
     """Finds the groups that are present, and agrees with them whether a synchronisation counts."""
 
-    def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
         """Exchange with the groups that are present, until an attempt has succeeded in all.
 
         A collective of this rank's group.
 
         Args:
+            name: name of what is exchanged, the same in all groups.
             attempt: exchanges with the groups.
             undo: restores the state before ``attempt``, which has failed in some group.
 
@@ -62,8 +63,8 @@ class BlockContext:
 
     @cached_property
     def delayed(self) -> bool:
-        """Whether means are applied some time after updates are sent: after steps, or a vote."""
-        return self.averages and (self.membership is not None or bool(self.config.overlap))
+        """Whether means are applied some steps after updates are sent."""
+        return self.averages and bool(self.config.overlap)
 
     @cached_property
     def merge(self) -> Merge:
@@ -71,8 +72,7 @@ class BlockContext:
 
         ``"progress"`` is a number where there are no steps between sending and applying: 0.
         """
-        steps_between = self.averages and self.config.overlap
-        return self.config.merge if steps_between or self.config.merge != "progress" else 0.0
+        return self.config.merge if self.delayed or self.config.merge != "progress" else 0.0
 
     @cached_property
     def eta_of(self) -> EtaOf | None:

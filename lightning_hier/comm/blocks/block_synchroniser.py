@@ -12,9 +12,8 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_context import BlockContext, Membership
-from lightning_hier.comm.blocks.block_report import BlockLog
+from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.committed_block import CommittedBlock, make_block
 from lightning_hier.comm.blocks.evaluation import Evaluation
 from lightning_hier.comm.blocks.health import Averaging, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
@@ -83,6 +82,7 @@ class BlockSynchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps = warmup_steps
+        self._independent = membership is not None
         self._buffers = ModuleBuffers(module)
         across = config.across if config else "auto"
         self.placement = placement_of(module, across, communicators.group, nics=nics)
@@ -102,7 +102,7 @@ class BlockSynchroniser:
             worker,
             self.trained,
             counted=counted,
-            independent=membership is not None,
+            independent=self._independent,
         )
         self.log = BlockLog(len(optimizers))
         self.evaluation = Evaluation(
@@ -145,10 +145,11 @@ class BlockSynchroniser:
         with place if due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()  # the step may have bound new tensors to their names
             with profiler_range("hier/block/synchronisation"):
-                agreed = None if due.sends is None else self._agree(optimizer, due.sends)
-                report = self.blocks[optimizer].synchronise(due, agreed, delay=schedule.delay)
-            if isinstance(self.blocks[optimizer], CommittedBlock):
-                self._admit_found()  # from the next block on
+                if self._independent and due.sends is not None:
+                    report = self._commit(optimizer, due.sends)
+                else:
+                    agreed = None if due.sends is None else self._agree(optimizer, due.sends)
+                    report = self.blocks[optimizer].synchronise(due, agreed, delay=schedule.delay)
         # After a synchronisation that fails, it is still due.
         schedule.end_block(self._worker.steps[optimizer])
         if report is not None:
@@ -159,13 +160,16 @@ class BlockSynchroniser:
 
         Otherwise the evaluation at the end does it. A collective of the world.
         """
-        for optimizer, block in enumerate(self.blocks or ()):
-            if isinstance(block, CommittedBlock) and self._worker.steps[optimizer].in_block:
-                self._buffers.reclaim()
-                with self._communicators.progress.at(SyncPoint.TRAINING_END.text), torch.no_grad():
-                    # Of one fragment.
-                    block.synchronise(DueFragments(0, 0), self._agree(optimizer, 0))
-                self._worker.steps[optimizer].in_block = 0
+        for optimizer, block in enumerate(self.blocks or () if self._independent else ()):
+            count = self._worker.steps[optimizer]
+            # In the order of groups that train on.
+            for fragment in self._schedules[optimizer].current.order_after(count.in_block):
+                if block.unsent(fragment):
+                    self._buffers.reclaim()
+                    place = self._communicators.progress.at(SyncPoint.TRAINING_END.text)
+                    with place, torch.no_grad():
+                        self._commit(optimizer, fragment)
+            count.in_block = 0
 
     def _count_step(self, optimizer: int) -> DueFragments:
         """Count a step, and advance what is in flight by it. Returns the fragments that are due.
@@ -201,15 +205,21 @@ class BlockSynchroniser:
         A collective of the world.
         """
         assert self.blocks is not None
-        block = self.blocks[optimizer]
         agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
-        if isinstance(block, CommittedBlock):  # perhaps several times, with other groups
-            return block.commit(agree)
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
-        averaging = agree(block.read(fragment))
+        averaging = agree(self.blocks[optimizer].read(fragment))
         if self._admit_found():
             averaging = agree(self.blocks[optimizer].read(fragment))
         return averaging
+
+    def _commit(self, optimizer: int, fragment: int) -> BlockReport | None:
+        """Synchronise a fragment with the groups that are present. A collective of the group."""
+        assert self.blocks is not None
+        agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
+        name = f"fragment {fragment} of optimizer {optimizer}"
+        report = self.blocks[optimizer].commit(fragment, agree, name=name)
+        self._admit_found()  # from the next block on
+        return report
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""
@@ -288,4 +298,4 @@ class BlockSynchroniser:
         if not self._contexts:
             return None
         self._buffers.reclaim()
-        return [*map(make_block, self.trained.members(), self._contexts)]
+        return [*map(ModelBlock, self.trained.members(), self._contexts)]

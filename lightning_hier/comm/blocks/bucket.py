@@ -41,7 +41,6 @@ class InFlight:
         update: the local update that was sent, then the mean over the groups, then W_g.
         sent_state: state of the local optimizer when it was sent.
         state: state of the local optimizer in flight, then the mean, then that of W_g.
-        has_update: whether an update is in flight.
 
     """
 
@@ -49,7 +48,6 @@ class InFlight:
     update: Tensor
     sent_state: Tensor
     state: Tensor
-    has_update: bool = False
 
     @classmethod
     def of(cls, shard: Shard) -> InFlight:
@@ -78,14 +76,14 @@ class Bucket:
     the update and merged where it is applied, if its ``local_state`` carries any.
 
     Without a delay, nothing is kept from the send, ``"progress"`` has no steps to add, and w_k =
-    s_k = W_g, as with alpha = 0. The mean is then computed in the transfer buffer, and is that of
-    the models if the outer step takes it from models.
+    s_k = W_g, as with alpha = 0. The mean is then computed in the transfer buffer, where it stays
+    until it is applied, and is that of the models if the outer step takes it from models.
 
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
 
-    A synchronisation calls :meth:`read`, then :meth:`send` or, without a delay, averages the chunks
-    of the transfer buffer, then :meth:`apply` for each chunk, and :meth:`begin_block`.
+    A synchronisation calls :meth:`read`, then :meth:`send`, or averages each chunk of the transfer
+    buffer before it is applied, then :meth:`apply` for each chunk, and :meth:`begin_block`.
 
     Args:
         shard: shard of this rank; the transfer buffer holds the current values.
@@ -93,7 +91,7 @@ class Bucket:
         outer: outer step, which computes the next W from the mean of the groups.
         local_state: state of the local optimizer.
         merge: ``"progress"``, which requires a delay, or alpha.
-        delayed: whether updates are applied some time after they were sent, for a shard without
+        delayed: whether updates are applied some steps after they were sent, for a shard without
             buffers.
 
     Attributes:
@@ -101,6 +99,7 @@ class Bucket:
         shard: see above.
         exchange: see above.
         outer: see above.
+        has_update: whether an update was sent and is not applied.
 
     """
 
@@ -124,11 +123,7 @@ class Bucket:
         self._previous = outer.stored(shard.values[shard.carried]) if keeps else None
         self._merge = merge
         self._late = InFlight.of(shard) if delayed else None
-
-    @property
-    def has_update(self) -> bool:
-        """Whether an update is in flight."""
-        return self._late is not None and self._late.has_update
+        self.has_update = False
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard of the local model and state into the transfer buffer.
@@ -160,14 +155,16 @@ class Bucket:
 
         Returns:
             The stages of each chunk, which compute the mean over the groups, and the number of
-            :class:`~lightning_hier.comm.stages.Due` that they yield.
+            :class:`~lightning_hier.comm.stages.Due` that they yield, 0 if no steps follow.
 
         """
-        assert self._late is not None, "updates have a delay"
         late, shard, exchange = self._late, self.shard, self.exchange
+        self.has_update = True
+        if late is None:
+            chunks = shard.chunks
+            return [exchange.chunk(c, averaging, keep=True, carried=carried) for c in chunks], 0
         # Copied, because evaluations and merges use the transfer buffer meanwhile.
         late.update.copy_(shard.values[shard.parameters])
-        late.has_update = True
         # This shard may end before the last chunk, and then does so on all ranks that average it.
         places = [chunk.parameters for chunk in shard.chunks]
         sums = [
@@ -268,9 +265,9 @@ class Bucket:
         # vectors are exchanged instead of copied.
         if (late := self._late) is not None:
             late.start, late.update = late.update, late.start
-            late.has_update = False
+        self.has_update = False
 
-    def write_global(self, chunk: Chunk, averaging: Averaging, *, pending: bool) -> Stages:
+    def write_global(self, chunk: Chunk, averaging: Averaging | None, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
 
         An update in flight is applied, then the one that is left. Collectives of the world, after
@@ -279,21 +276,22 @@ class Bucket:
 
         Args:
             chunk: a chunk of the shard.
-            averaging: how the groups are averaged.
+            averaging: how the groups are averaged. None: buffers keep the values of this group, and
+                the block does not end now.
             pending: whether to write the W that would result if the block ended now.
 
         """
         values = self.shard.values[chunk.parameters]
         late, arrived = self._late, None
-        if late is not None and late.has_update:
+        if late is not None and self.has_update:
             arrived = self._with_update(late, chunk.parameters, values)
-        if pending:
+        if averaging is not None and pending:
             yield from self.exchange.chunk(chunk, averaging, keep=False, carried=False)
-        else:
+        elif averaging is not None:
             yield from self.exchange.exact(chunk.buffers, averaging)
         # The step is taken by a copy, because an evaluation does not change W and Delta.
         ahead = arrived or self.outer.preview(chunk.parameters)
-        if pending:
+        if averaging is not None and pending:
             ahead.set_models(averaging.effective)
             ahead.apply_(values, slice(0, len(values)))
         values.copy_(ahead.vectors["global_model"])
@@ -322,7 +320,7 @@ class Bucket:
         if self._previous is not None and older._previous is not None:
             carried.append((self._previous, older._previous))
         if (late := self._late) is not None and (before := older._late) is not None:
-            late.has_update = before.has_update
+            self.has_update = older.has_update
             parameters += [(late.start, before.start), (late.update, before.update)]
             carried += [(late.sent_state, before.sent_state), (late.state, before.state)]
         for new, vector in parameters:
@@ -332,7 +330,7 @@ class Bucket:
 
     def outer_state(self) -> dict[str, Any]:
         """The part of :meth:`state` from which runs with other shards or settings start."""
-        in_flight = self._late.update if self._late and self._late.has_update else None
+        in_flight = self._late.update if self._late and self.has_update else None
         return {"kind": self.kind, **self.outer.state(), "in_flight": in_flight}
 
     def state(self, *, carried: bool) -> dict[str, Any]:
@@ -345,7 +343,7 @@ class Bucket:
 
         """
         late = self._late
-        sends_state = late is not None and late.has_update and carried
+        sends_state = late is not None and self.has_update and carried
         return {
             **self.outer_state(),
             "previous": self._previous,
@@ -360,8 +358,8 @@ class Bucket:
         """Load the state of a bucket with the same shard."""
         self.outer.load(state)
         vectors = {"previous": self._previous}
+        self.has_update = state["in_flight"] is not None
         if (late := self._late) is not None:
-            late.has_update = state["in_flight"] is not None
             vectors |= {"block_start": late.start, "in_flight": late.update}
             vectors |= {"sent_state": late.sent_state, "state_in_flight": late.state}
         for name, vector in vectors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,8 @@ from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.trained import Members
-from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.broadcast import broadcast_copies, broadcast_tensors_
+from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, Stages
 
@@ -35,8 +36,10 @@ class Fragment:
     After :meth:`read`, :meth:`send` puts the local update in flight, and :meth:`apply` takes the
     outer step with its mean, some steps later. Between them, the collectives of the mean are
     distributed over the steps. Without a delay, :meth:`synchronise` does both at once, chunk by
-    chunk. The equations are those of :class:`~lightning_hier.comm.blocks.bucket.Bucket` and, for
-    moments of the local optimizer, of :class:`~lightning_hier.comm.blocks.adam_state.AdamMoments`.
+    chunk. Where groups come and go, they vote between :meth:`exchange` and :meth:`commit`, or
+    :meth:`undo` restores the state before. The equations are those of
+    :class:`~lightning_hier.comm.blocks.bucket.Bucket` and, for moments of the local optimizer, of
+    :class:`~lightning_hier.comm.blocks.adam_state.AdamMoments`.
 
     Unless stated otherwise, methods are collectives of the world: every rank must call them at the
     same step.
@@ -63,6 +66,9 @@ class Fragment:
         self._delayed = delayed
         self._queue = context.communicators.route.in_flight
         self._work: Pipeline | None = None
+        self._before: dict[str, Any] | None = None
+        # Other buffers of the first group, which are written when the means are applied.
+        self._copies: list[tuple[FlatView, Tensor]] = []
         self.steps = 0
         self.samples = 0.0
         self._given_up = 0.0  # of the steps whose local update has not been sent
@@ -105,7 +111,9 @@ class Fragment:
         )
         shard = Shard(parameters, buffers, carried, context.placement, chunk=chunk)
         model, delayed = shard.read()[shard.parameters], self._delayed
-        outer = context.outer_step(model, from_updates=delayed or codec is not None)
+        # The number of groups that come and go may differ at every mean, and with it the momentum.
+        updates = delayed or codec is not None or context.membership is not None
+        outer = context.outer_step(model, from_updates=updates)
         exchange = Exchange(shard, codec, route)
         # Averaged buffers are not merged, and have no delay.
         merge = context.merge if parameters else 0.0
@@ -134,7 +142,7 @@ class Fragment:
 
     @property
     def has_update(self) -> bool:
-        """Whether an update is in flight."""
+        """Whether an update was sent and is not applied."""
         return any(bucket.has_update for bucket in self.buckets)
 
     def synchronise(self, averaging: Averaging, norms: Norms) -> None:
@@ -176,6 +184,56 @@ class Fragment:
             due += due_of_bucket
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
         self.steps, self.samples = 0, 0.0
+
+    def exchange(self, agree: Callable[[ModelHealth], Averaging]) -> None:
+        """Compute the means without a delay, and write nothing into the tensors.
+
+        :meth:`commit` or :meth:`undo` follows. A collective of the ranks that average. One that
+        fails does not keep the other ranks of its group waiting.
+
+        Args:
+            agree: agrees on how the models are averaged, from the health of what was read.
+
+        """
+        self._before = self.state()
+        # Vectors are not copied, because only apply() changes them, but error feedback is.
+        for state in self._before["buckets"]:
+            errors = state["error_feedback"] or {}
+            copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
+            state["error_feedback"] = copies or None
+        communicators = self._context.communicators
+        for bucket in self.buckets:  # other groups may be present than before
+            bucket.exchange.fit(communicators.route.inter_host_ranks)
+        averaging = agree(self.read())
+        self.send(averaging.of(0), Norms(averaging.mean_squares), delay=1)
+        self._queue.finish()  # at once and not at the next step
+        self.local_state.wait()
+        buffers = self.members.other_buffers
+        self._copies = [*broadcast_copies(buffers, communicators.across, "buffers")]
+
+    def commit(self) -> Norms | None:
+        """Apply the means of :meth:`exchange`, as :meth:`apply` does. A collective of the group."""
+        norms = self.apply()
+        for view, values in self._copies:
+            view.write_from(values)
+        # Each rank has those of the rank at its position in the first group.
+        group = self._context.communicators.group
+        broadcast_tensors_(self.members.other_buffers, group, "buffers")
+        self._before, self._copies = None, []
+        return norms
+
+    def undo(self) -> None:
+        """Restore the state before :meth:`exchange`, if it was called. Does not communicate."""
+        if self._before is not None:
+            # Collectives in flight could otherwise still write into the transfer buffer.
+            self._queue.abandon()
+            self.load(self._before)
+        self._before, self._copies = None, []
+
+    def forget_errors(self) -> None:
+        """Set the error feedback to zero."""
+        for bucket in self.buckets:
+            bucket.exchange.forget()
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local model, in place.
@@ -234,13 +292,14 @@ class Fragment:
             self._since_average = 0
         return due and bool(self.local_state.carried)
 
-    def write_global(self, averaging: Averaging, *, pending: bool) -> Iterator[Stages]:
+    def write_global(self, averaging: Averaging | None, *, pending: bool) -> Iterator[Stages]:
         """Stages of each chunk, which write W, and the mean of the buffers, into the tensors.
 
         :meth:`finish_global` must follow. The outer step is unchanged.
 
         Args:
-            averaging: as in :meth:`synchronise`.
+            averaging: as in :meth:`synchronise`. None: other groups take no part, buffers keep the
+                values of this one, and the block does not end now.
             pending: whether to write the W that would result if the block ended now.
 
         """

@@ -18,7 +18,7 @@ class LocalState:
 
     A synchronisation calls the methods in this order, on every rank: :meth:`note`, :meth:`send`,
     :meth:`advance_` for each range of a carried tensor in this rank's shard, :meth:`finish`. If
-    updates are sent before they are applied (``overlap``, ``membership``), ``note`` is called again
+    updates are sent before they are applied (``overlap``), ``note`` is called again
     before ``advance_``, and :meth:`merge_` after it for the same range.
 
     Attributes:

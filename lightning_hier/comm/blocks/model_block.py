@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +116,50 @@ class ModelBlock:
         self._release_buffers()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
+    def commit(
+        self, fragment: int, agree: Callable[[ModelHealth], Averaging], *, name: str
+    ) -> BlockReport | None:
+        """Synchronise a fragment with the groups that are present, where groups come and go.
+
+        Nothing is written into the tensors before all of them have voted that it counts. If a group
+        is lost before, the others undo the exchange and repeat it without the group. If an error is
+        raised, the state is that before the call. A collective of this rank's group.
+
+        Args:
+            fragment: number of the fragment.
+            agree: agrees on how the models are averaged, for every attempt, from the health of what
+                was read.
+            name: name of what is synchronised, the same in all groups.
+
+        Returns:
+            Norms of the mean, or None if the fragment has no parameters.
+
+        Raises:
+            NonFiniteModelError: on every rank of this group, if its model is not finite.
+
+        """
+        part, membership = self._fragments[fragment], self._context.membership
+        assert membership is not None, "groups come and go"
+        # In this group alone: one whose model is not finite ends before the others count on it.
+        agree(part.read())
+        try:
+            membership.synchronise(name, lambda: part.exchange(agree), part.undo)
+        except BaseException:
+            part.undo()  # a callback may save a checkpoint of this run
+            raise
+        norms = part.commit()
+        self._release_buffers()
+        return None if norms is None else BlockReport.of(norms, self._context.communicators)
+
+    def unsent(self, fragment: int) -> bool:
+        """Whether a fragment has steps that were not sent. Does not communicate."""
+        return self._fragments[fragment].steps > 0
+
+    def forget_errors(self) -> None:
+        """Set the error feedback to zero. Does not communicate."""
+        for fragment in self._all:
+            fragment.forget_errors()
+
     def _release_buffers(self) -> None:
         for fragment in self._all:
             for bucket in fragment.buckets:
@@ -148,19 +192,23 @@ class ModelBlock:
     def write_global_model(self, averaging: Averaging) -> None:
         """Write the global model W into the tensors, in place. The outer step is unchanged.
 
-        W is the model that would result if all blocks ended now. A collective of the world, after
-        all work in flight.
+        W is the model that would result if all blocks ended now. Where groups come and go, others
+        take no part: it is that of the last synchronisations, with the buffers of this group. A
+        collective of the world, after all work in flight.
 
         Args:
             averaging: how the models are averaged, after :meth:`read` of all fragments.
 
         """
         self._context.communicators.route.in_flight.finish()
+        alone = self._context.membership is not None
         # Without steps since the last synchronisation, a mean would apply momentum once more.
         Pipeline(
             chunk
             for place, part in enumerate(self._all)
-            for chunk in part.write_global(averaging.of(place), pending=part.has_pending)
+            for chunk in part.write_global(
+                None if alone else averaging.of(place), pending=part.has_pending
+            )
         ).run()
         for fragment in self._all:
             fragment.finish_global()

@@ -66,6 +66,11 @@ class Schedule:
         # A send in the block before is at a step of 0 or less.
         return {(end - self.delay - 1) % self.block_size + 1: i for end, i in self._applies.items()}
 
+    def order_after(self, step: int) -> list[int]:
+        """All fragments, in the order in which they are applied after this step of a block."""
+        at = {fragment: step for step, fragment in self._applies.items()}
+        return sorted(at, key=lambda fragment: (at[fragment] - step - 1) % self.block_size)
+
     def end_block(self, count: StepCount) -> None:
         """Count the block of ``count`` if all its steps have been counted, and start the next."""
         # Above the block size if a run resumes with a smaller block_size.

@@ -34,7 +34,7 @@ class Repeated:
     def __init__(self, *, counts: bool) -> None:
         self.counts = counts
 
-    def synchronise(self, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
         for _ in range(ATTEMPTS - 1):
             attempt()
             undo()
