@@ -1,5 +1,6 @@
 """The public names of the package. Importing this module registers the strategy names."""
 
+from lightning_hier.algorithms.block_momentum import BlockMomentum
 from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf import BMUF
@@ -40,6 +41,7 @@ __all__ = [
     "BMUFAdamStrategy",
     "BMUFGTCStrategy",
     "BMUFStrategy",
+    "BlockMomentum",
     "BlockSync",
     "Blocks",
     "CommHook",

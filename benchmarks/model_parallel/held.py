@@ -12,7 +12,6 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 from lightning_hier.comm.blocks.bucket import Bucket
-from lightning_hier.comm.blocks.offloaded_step import OffloadedStep
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.sharded_tensors import local_tensor
 
@@ -59,7 +58,7 @@ def _shards_of(root: Any) -> list[Shard]:
 def _offloaded(root: Any) -> list[Tensor]:
     """Return the tensors that would be in host memory if the model were on a GPU."""
     buckets = [item for item in _reachable(root) if isinstance(item, Bucket)]
-    buckets = [bucket for bucket in buckets if isinstance(bucket.outer, OffloadedStep)]
+    buckets = [bucket for bucket in buckets if bucket.outer.offload]
     moments = [bucket._previous for bucket in buckets if bucket._previous is not None]
     return [*moments, *(vector for bucket in buckets for vector in bucket.outer.vectors.values())]
 

@@ -1,13 +1,15 @@
-"""Blockwise model-update filtering (BMUF): the equations of one synchronisation of models."""
+"""Block momentum, or blockwise model-update filtering (BMUF), as an optimizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args, overload
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from lightning_hier.algorithms.arguments import check_choice, check_flag, check_positive, is_number
 from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.algorithms.kernels.reference import BlockCoefficients, SumOfSquares
 
@@ -42,24 +44,37 @@ def auto_block_momentum(num_models: int, *, block_lr: float = 1.0, c: float = 1.
     return eta
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockFilter:
-    """The next global model and start model from the mean of the local models.
+class BlockMomentum(Optimizer):
+    """Model averaging (MA), and classical or Nesterov block momentum (CBM, NBM).
 
-    With the mean Wbar(t) of the local models and the start model W_g(t-1) of the block::
+    An outer optimizer. Its parameters are the global model W, and the gradient is minus G, the mean
+    of the local updates of some workers, which have trained from the start model W_g::
 
-        G(t)     = Wbar(t) - W_g(t-1)                      bmuf eq. 2
+        G(t)     = Wbar(t) - W_g(t-1)                      bmuf eq. 2, Wbar: mean of their models
         Delta(t) = eta * Delta(t-1) + zeta * G(t)          bmuf eq. 3
         W(t)     = W(t-1) + Delta(t)                       bmuf eq. 4
         W_g(t)   = W(t)                                    classical, bmuf eq. 5
         W_g(t)   = W(t) + eta * Delta(t)                   Nesterov, bmuf eq. 6
 
-    ``eta = 0, zeta = 1`` is model averaging. Because W_g always follows from W and Delta, only
-    these two are kept.
+    ``eta = 0, zeta = 1`` is model averaging. Strategies step it by themselves. In another loop::
 
-    Attributes:
-        eta: block momentum, in [0, 1).
-        zeta: block learning rate, above 0.
+        outer = BlockMomentum(model.parameters(), block_momentum=1 - 1 / len(workers))
+        for block in blocks:
+            starts = outer.start_models()
+            ...  # every worker copies them into its model, and trains the block
+            models = [worker.parameters() for worker in workers]
+            for p, start, *own in zip(model.parameters(), starts, *models):
+                p.grad = start - torch.stack(own).mean(0)
+            outer.step()
+
+    The state of a parameter is Delta, as ``"update"``, unless eta is 0. Different parameters may be
+    stepped at different times. No method communicates.
+
+    Args:
+        params: parameters, or dictionaries of groups of parameters with settings of their own.
+            They contain W, and are changed in place.
+        block_momentum: eta, in [0, 1).
+        block_lr: zeta, above 0.
         nesterov: whether blocks start from the look-ahead W + eta * Delta.
         update_from: the model to which Delta(t) is added: ``"global"``, W(t-1), as in bmuf; or
             ``"start"``, W_g(t-1), as in two_tiered_bmuf_gtc eq. 4 and in some toolkits. With
@@ -67,98 +82,142 @@ class BlockFilter:
             times its update instead of 1 / (1 - eta).
         includes_ahead: whether W contains the look-ahead, as the global model of DiLoCo does. With
             Nesterov, ``W(t) = W(t-1) + zeta * G(t) + eta * Delta(t)``, which is W_g of eq. 6, and
-            W_g is W. :meth:`advance_by_` supports it, :meth:`advance_` does not.
+            W_g is W. This is ``torch.optim.SGD`` with a momentum of eta and a learning rate of
+            zeta, up to rounding.
+
+    Raises:
+        ValueError: a setting is outside its range, or a parameter is a DTensor.
 
     """
 
-    eta: float
-    zeta: float = 1.0
-    nesterov: bool = True
-    update_from: UpdateFrom = "global"
-    includes_ahead: bool = False
+    def __init__(
+        self,
+        params: Iterable[Any],
+        block_momentum: float = 0.0,
+        block_lr: float = 1.0,
+        *,
+        nesterov: bool = True,
+        update_from: UpdateFrom = "global",
+        includes_ahead: bool = False,
+    ) -> None:
+        if not is_number(block_momentum) or not 0.0 <= block_momentum < 1.0:
+            raise ValueError(f"block_momentum must lie in [0, 1), got {block_momentum!r}")
+        check_positive("block_lr", block_lr)
+        check_flag("nesterov", nesterov)
+        check_choice("update_from", update_from, get_args(UpdateFrom))
+        check_flag("includes_ahead", includes_ahead)
+        defaults = {
+            "block_momentum": block_momentum,
+            "block_lr": block_lr,
+            "nesterov": nesterov,
+            "update_from": update_from,
+            "includes_ahead": includes_ahead,
+        }
+        super().__init__(params, defaults)
 
-    @cached_property
-    def keeps_update(self) -> bool:
-        """Whether Delta is state that must be kept between blocks."""
-        # With eta = 0, the next Delta does not depend on the last one.
-        return self.eta != 0.0
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with settings that differ from those of the optimizer."""
+        super().add_param_group(param_group)
+        # Kernels address the memory of plain tensors.
+        if any(hasattr(parameter, "to_local") for parameter in param_group["params"]):
+            raise ValueError("BlockMomentum can't step a DTensor: pass parameter.to_local()")
 
-    @cached_property
-    def _looks_ahead(self) -> bool:
-        # With includes_ahead, W is the start model itself, and nothing is added to it.
-        return self.nesterov and self.keeps_update and not self.includes_ahead
+    @overload
+    def step(self, closure: None = None) -> None: ...
 
-    @cached_property
-    def _adds_old_update(self) -> bool:
-        # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1).
-        return self.keeps_update and not (self.nesterov and self.update_from == "global")
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
 
-    def start_model(self, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W_g from W and Delta (bmuf eq. 5 or 6), a new tensor; W itself without a look-ahead."""
-        if update is None or not self._looks_ahead:
-            return global_model
-        return global_model.add(update, alpha=self.eta)
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Compute W(t) from the gradients, minus G(t). Parameters without one are left out."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+        return loss
 
-    def leave_out_start_(
-        self, model: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> SumOfSquares:
-        """Turn a local model into its difference from the start model, in place.
+    def _step(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None, "parameters without a gradient are left out"
+        state = self.state[parameter]
+        # With eta = 0, the next Delta does not depend on the last one, and none is kept.
+        if group["block_momentum"] != 0.0 and "update" not in state:
+            state["update"] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        update = state["update"].view(-1) if "update" in state else None
+        # In the order of the elements, also if the parameter is not contiguous.
+        model, mean = parameter.detach().reshape(-1), parameter.grad.neg().reshape(-1)
+        advance_(mean, model, update, group)
+        if not parameter.is_contiguous():
+            parameter.copy_(model.view_as(parameter))
 
-        Args:
-            model: local model, flat. Becomes its difference from W_g.
-            global_model: W, same shape.
-            update: Delta, same shape, or None if W_g is W.
+    @torch.no_grad()
+    def start_models(self) -> list[Tensor]:
+        """W_g, the start model of the next block: a new tensor for each parameter, in their order.
 
-        Returns:
-            The sum of squares of the difference.
-
+        Without a look-ahead, they are equal to the parameters.
         """
-        ahead = update if self._looks_ahead else None
-        kernels = kernels_for(model, global_model, ahead)
-        return kernels.subtract_start_(model, global_model, ahead, self.eta)
+        starts = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                start = parameter.detach().clone()
+                if "update" in self.state[parameter]:
+                    start.add_(self.state[parameter]["update"], alpha=look_ahead(group))
+                starts.append(start)
+        return starts
 
-    def advance_(
-        self, mean: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> tuple[SumOfSquares, SumOfSquares]:
-        """One synchronisation, in place.
 
-        W is an interpolation between W_g(t-1) and Wbar(t), so that W = Wbar for model averaging and
-        for Nesterov block momentum with zeta = 1 (bmuf_adam eq. 8) holds bit for bit.
+def advance_(
+    mean: Tensor,
+    model: Tensor,
+    update: Tensor | None,
+    group: Mapping[str, Any],
+    *,
+    from_updates: bool = True,
+) -> tuple[SumOfSquares, SumOfSquares]:
+    """A step of :class:`BlockMomentum` from a mean, in one pass over flat, contiguous tensors.
 
-        Args:
-            mean: Wbar(t), flat. Becomes W_g(t), the start model of the next block.
-            global_model: W(t-1), same shape. Becomes W(t).
-            update: Delta(t-1), same shape. Becomes Delta(t). May be None if eta is 0.
+    From the mean of models, W is an interpolation between W_g(t-1) and Wbar(t), so that W = Wbar
+    for model averaging and for Nesterov block momentum with zeta = 1 (bmuf_adam eq. 8) holds bit
+    for bit. From the mean of local updates, eq. 3, 4 and 6 are computed directly.
 
-        Returns:
-            The sums of squares of Wbar(t) and of Delta(t).
+    Args:
+        mean: G(t), or Wbar(t). Becomes W_g(t), the start model of the next block.
+        model: W(t-1), same shape. Becomes W(t).
+        update: Delta(t-1), same shape. Becomes Delta(t). May be None if eta is 0.
+        group: settings, one of ``param_groups`` of the optimizer.
+        from_updates: whether the mean is G(t). Required by ``includes_ahead``.
 
-        """
-        # Without W_g(t-1), which follows from W and Delta: it would be one more model in memory.
-        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, self._adds_old_update)
-        return kernels_for(mean, global_model, update).advance_(mean, global_model, update, by)
+    Returns:
+        The sums of squares of the mean and of Delta(t), or of ``W(t) - W(t-1)`` if W contains the
+        look-ahead.
 
-    def advance_by_(
-        self, gradient: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> tuple[SumOfSquares, SumOfSquares]:
-        """One synchronisation, in place, from the mean local update instead of the mean model.
-
-        Computes eq. 3, 4 and 6 directly, in fewer passes than :meth:`advance_`. Quantised and
-        overlapped synchronisations average local updates and not models.
-
-        Args:
-            gradient: G(t), flat. Becomes W_g(t), the start model of the next block.
-            global_model: as in :meth:`advance_`.
-            update: as in :meth:`advance_`.
-
-        Returns:
-            The sums of squares of G(t) and of Delta(t), or of ``W(t) - W(t-1)`` if W contains the
-            look-ahead.
-
-        """
+    """
+    eta, zeta, nesterov = group["block_momentum"], group["block_lr"], group["nesterov"]
+    ahead, from_start = look_ahead(group) != 0.0, group["update_from"] == "start"
+    kernels = kernels_for(mean, model, update)
+    if from_updates:
         # Delta(t) is then added to W_g(t-1), which is W(t-1) + eta * Delta(t-1).
-        from_start = self._looks_ahead and self.update_from == "start"
-        inside = self.nesterov and self.includes_ahead
-        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, from_start, inside)
-        kernels = kernels_for(gradient, global_model, update)
-        return kernels.advance_by_(gradient, global_model, update, by)
+        adds, inside = ahead and from_start, nesterov and group["includes_ahead"]
+        by = BlockCoefficients(eta, zeta, ahead, adds, inside)
+        return kernels.advance_by_(mean, model, update, by)
+    # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1). It follows from W and
+    # Delta, and is no argument, because it would be one more model in memory.
+    adds = eta != 0.0 and not (nesterov and not from_start)
+    by = BlockCoefficients(eta, zeta, ahead, adds)
+    return kernels.advance_(mean, model, update, by)
+
+
+def look_ahead(group: Mapping[str, Any]) -> float:
+    """The factor with which a start model adds Delta to W; 0 without a look-ahead.
+
+    Args:
+        group: settings of :class:`BlockMomentum`.
+
+    """
+    # With includes_ahead, W is the start model itself, and nothing is added to it.
+    ahead = group["nesterov"] and not group["includes_ahead"]
+    return float(group["block_momentum"]) if ahead else 0.0

@@ -11,7 +11,7 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.outer_optimizer import OuterOptimizer
+from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 

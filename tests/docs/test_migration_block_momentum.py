@@ -1,7 +1,7 @@
-"""Tests that `BlockFilter` gives the start models of DiLoCo, SlowMo, fairseq and CNTK.
+"""Tests that `BlockMomentum` gives the start models of DiLoCo, SlowMo, fairseq and CNTK.
 
 The recursions are implemented here from the sources that the pages name, in float64 on one
-process, and compared with `BlockFilter`: docs/migration/torchft_diloco.md,
+process, and compared with `BlockMomentum`: docs/migration/torchft_diloco.md,
 docs/migration/diloco.md, docs/migration/slowmo.md, docs/migration/fairseq_bmuf.md and
 docs/migration/cntk.md.
 """
@@ -46,15 +46,13 @@ def _mean(updates: list[Tensor]) -> Tensor:
 
 
 def _start_models(sync: BMUF) -> list[Tensor]:
-    """Start model after every block (W_g), by `BlockFilter`."""
-    block_filter = sync.filter_for(WORKERS)
-    model, update = _nothing(), _nothing()
-    start, models = model.clone(), []
+    """Start model after every block (W_g), by `BlockMomentum`."""
+    parameter = torch.nn.Parameter(_nothing())
+    outer, models = sync.outer_of(WORKERS)([parameter]), []
     for updates in _updates():
-        mean = start + _mean(updates)
-        block_filter.advance_(mean, model, update)
-        start = mean
-        models.append(start.clone())
+        parameter.grad = -_mean(updates)
+        outer.step()
+        models += outer.start_models()
     return models
 
 

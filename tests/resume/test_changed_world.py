@@ -93,7 +93,7 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
         torch.testing.assert_close(start["weights"], now + eta * update, rtol=1e-6, atol=1e-7)
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
-        assert start["global"][0][0]["filter"]["eta"] == pytest.approx(eta)
+        assert start["global"][0][0]["block_momentum"]["block_momentum"] == pytest.approx(eta)
     assert len(resumed[0]["warned"]) == 1
     groups = "1 group" if after == 1 else f"{after} groups"
     assert f"{groups} of 1 rank instead of {before} of 1" in resumed[0]["warned"][0]

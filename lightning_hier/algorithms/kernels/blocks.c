@@ -110,8 +110,8 @@ static inline void advanced(float *restrict mean, float *restrict model, float *
     squares[1] = total_of(sums);
 }
 
-/* BlockFilter.advance_; `update` is NULL where none is kept. `squares` gets the sums of the
-   squares of the mean and of the update. */
+/* block_momentum.advance_ from models; `update` is NULL where none is kept. `squares` gets the sums
+   of the squares of the mean and of the update. */
 void advance(float *mean, float *model, float *update, int64_t numel, float eta, float zeta,
              int ahead, int adds, double *squares) {
 #define PART(k, a, o, part) \
@@ -152,7 +152,7 @@ static inline void advanced_by(float *restrict gradient, float *restrict model,
     squares[1] = total_of(sums);
 }
 
-/* BlockFilter.advance_by_; as `advance`. */
+/* block_momentum.advance_ from updates; as `advance`. */
 void advance_by(float *gradient, float *model, float *update, int64_t numel, float eta, float zeta,
                 int ahead, int adds, int inside, double *squares) {
 #define FORM(k, a, s, i) advanced_by(gradient, model, update, numel, eta, zeta, squares, k, a, s, i)

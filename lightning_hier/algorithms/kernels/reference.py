@@ -162,7 +162,7 @@ class TorchKernels:
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_``, in place, with the coefficients ``by``."""
+        """``block_momentum.advance_`` from models, in place, with the coefficients ``by``."""
         of_mean: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for weights, model, delta in chunks(mean, global_model, update):
@@ -170,7 +170,7 @@ class TorchKernels:
             start = model.add(delta, alpha=by.eta) if by.ahead else model
             # A new tensor, because `start` may be W, which is overwritten next.
             moved = weights - start
-            if by.zeta == 1.0:  # W is Wbar bit for bit, as BlockFilter.advance_ promises
+            if by.zeta == 1.0:  # W is Wbar bit for bit, as block_momentum.advance_ promises
                 model.copy_(weights)
             else:
                 moved.mul_(by.zeta)
@@ -186,7 +186,7 @@ class TorchKernels:
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
     ) -> tuple[SumOfSquares, SumOfSquares]:
-        """``BlockFilter.advance_by_``, in place, with the coefficients ``by``."""
+        """``block_momentum.advance_`` from updates, in place, with the coefficients ``by``."""
         of_gradient: SumOfSquares = 0.0
         of_update: SumOfSquares = 0.0
         for values, model, delta in chunks(gradient, global_model, update):

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bucket import Merge
-from lightning_hier.comm.blocks.offloaded_step import OffloadedStep, host_copy
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
@@ -82,11 +81,11 @@ class BlockContext:
 
     def outer_step(self, model: Tensor, *, from_updates: bool) -> OuterStep:
         """Outer step of a shard, which starts from a copy of ``model``."""
-        # A copy, because ``model`` is a part of the transfer buffer.
-        step = self.config.outer_step(
-            host_copy(model) if self.offload else model.clone(),
-            num_models=self.communicators.models,
-            from_updates=from_updates,
+        return OuterStep(
+            self.config.outer_of(self.communicators.models),
+            model,
+            # Weights are rounded, so that their sum is not exactly 1: models would shrink or grow.
+            from_updates=from_updates or self.config.weighting == "samples",
             eta_of=self.eta_of,
+            offload=self.offload,
         )
-        return OffloadedStep(step, model.device) if self.offload else step

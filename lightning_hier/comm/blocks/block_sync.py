@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
@@ -21,12 +20,11 @@ from lightning_hier.algorithms.arguments import (
     is_number,
 )
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
-from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import LocalState
-from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, EtaOf, OuterStep
+from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
@@ -194,8 +192,8 @@ class BlockSync(NamedArguments):
         """Number of blocks between two averages of the local optimizer's state."""
         return 1
 
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """Equations for ``num_models`` averaged models.
+    def outer_of(self, num_models: int) -> OuterOptimizer:
+        """Function that makes the outer optimizer for ``num_models`` averaged models.
 
         Raises:
             ValueError: the settings do not support this number of models.
@@ -217,27 +215,7 @@ class BlockSync(NamedArguments):
             ValueError: they do not.
 
         """
-        self.filter_for(num_models)
-
-    def outer_step(
-        self, global_model: Tensor, *, num_models: int, from_updates: bool, eta_of: EtaOf | None
-    ) -> OuterStep:
-        """Outer step of a fragment. Settings with another outer optimizer override it.
-
-        Args:
-            global_model: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
-            num_models: averaged models.
-            from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
-            eta_of: :meth:`eta_of` if every mean has its own momentum.
-
-        """
-        # Weights are rounded, so that their sum is not exactly 1: models would shrink or grow.
-        return BlockMomentumStep(
-            self.filter_for(num_models),
-            global_model,
-            from_updates=from_updates or self.weighting == "samples",
-            eta_of=eta_of,
-        )
+        self.outer_of(num_models)
 
     def local_state(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
@@ -16,7 +17,7 @@ from lightning_hier.algorithms.arguments import (
     is_number,
 )
 from lightning_hier.algorithms.block_momentum import (
-    BlockFilter,
+    BlockMomentum,
     UpdateFrom,
     auto_block_momentum,
 )
@@ -31,7 +32,7 @@ _LARGEST_LATE_ETA = 0.71
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMomentum(BlockSync):
+class BlockMomentumSync(BlockSync):
     """Base class of the settings with block momentum.
 
     Attributes are those of :class:`BlockSync`, and
@@ -87,9 +88,14 @@ class BlockMomentum(BlockSync):
             return None  # auto_block_momentum gives a single model none
         return partial(weighted_block_momentum, block_lr=self.block_lr, c=self.c)
 
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """Eta as set, or from the number of averaged models."""
-        return BlockFilter(eta=self.eta(num_models), zeta=self.block_lr, nesterov=self.nesterov)
+    def outer_of(self, num_models: int) -> Callable[..., Optimizer]:
+        """Block momentum, with eta as set, or from the number of averaged models."""
+        return partial(
+            BlockMomentum,
+            block_momentum=self.eta(num_models),
+            block_lr=self.block_lr,
+            nesterov=self.nesterov,
+        )
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Advise Nesterov's momentum for means that are a whole block late."""
@@ -110,10 +116,10 @@ class BlockMomentum(BlockSync):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BMUF(BlockMomentum, LocalMomentumSync):
+class BMUF(BlockMomentumSync, LocalMomentumSync):
     """Blockwise model-update filtering over the groups (bmuf 2.1.3).
 
-    The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
+    The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockMomentum`.
 
     Attributes are those of :class:`BlockSync`, and
 
@@ -125,7 +131,7 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
         local_momentum: as in :class:`ModelAveraging`.
         update_from: ``"global"`` as in bmuf; ``"start"`` reproduces toolkits that add the update to
-            the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
+            the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockMomentum`.
 
     Raises:
         ValueError: a value is outside its range.
@@ -163,6 +169,6 @@ class BMUF(BlockMomentum, LocalMomentumSync):
             "all optimizers have such moments."
         )
 
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """Eta as set, or from the number of averaged models."""
-        return replace(super().filter_for(num_models), update_from=self.update_from)
+    def outer_of(self, num_models: int) -> Callable[..., Optimizer]:
+        """Block momentum, with eta as set, or from the number of averaged models."""
+        return partial(super().outer_of(num_models), update_from=self.update_from)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
-from lightning_hier.comm.blocks.bmuf import BlockMomentum
+from lightning_hier.comm.blocks.bmuf import BlockMomentumSync
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import EtaOf
 from lightning_hier.comm.channel import Channel
@@ -30,7 +30,7 @@ _MANY_MODELS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class BMUFAdam(BlockMomentum):
+class BMUFAdam(BlockMomentumSync):
     """BMUF for Adam, AdamW, NAdam and RAdam: moments and step count follow the model (bmuf_adam).
 
     After a block of tau steps, with the means mbar and vbar over the groups (eq. 18)::

@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.algorithms.block_momentum import BlockMomentum
 from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.outer_optimizer import (
-    OptimizerStep,
-    OuterOptimizer,
-    check_outer_optimizer,
-)
-from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
+from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer, check_outer_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,23 +138,12 @@ class DiLoCo(BlockSync):
         )
 
     @override
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """See :class:`BlockSync`. SGD, whose momentum times nu is Delta."""
-        return BlockFilter(
-            eta=self.momentum(num_models),
-            zeta=self.outer_lr,
+    def outer_of(self, num_models: int) -> OuterOptimizer:
+        """See :class:`BlockSync`. SGD by block momentum, which takes a third of its time."""
+        return self.outer_optimizer or partial(
+            BlockMomentum,
+            block_momentum=self.momentum(num_models),
+            block_lr=self.outer_lr,
             nesterov=self.nesterov,
             includes_ahead=True,
-        )
-
-    @override
-    def outer_step(
-        self, global_model: Tensor, *, num_models: int, from_updates: bool, eta_of: EtaOf | None
-    ) -> OuterStep:
-        """See :class:`BlockSync`. The mean is always that of local updates."""
-        if self.outer_optimizer is not None:
-            return OptimizerStep(self.outer_optimizer, global_model)
-        # W contains the look-ahead, for which BlockFilter has no equation from the mean model.
-        return super().outer_step(
-            global_model, num_models=num_models, from_updates=True, eta_of=eta_of
         )

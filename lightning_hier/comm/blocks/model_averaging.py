@@ -10,11 +10,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.arguments import check_choice
-from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.algorithms.block_momentum import BlockMomentum
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
-from lightning_hier.comm.blocks.outer_step import EtaOf
+from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer
 from lightning_hier.comm.channel import Channel
 
 LocalMomentum = Literal["reset", "keep", "average"]
@@ -101,6 +101,6 @@ class ModelAveraging(LocalMomentumSync):
             "steps than BMUFAdam(...), whose block momentum compensates for the averaging."
         )
 
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """No block momentum, for any number of models."""
-        return BlockFilter(eta=0.0)
+    def outer_of(self, num_models: int) -> OuterOptimizer:
+        """Block momentum of 0, for any number of models."""
+        return BlockMomentum
