@@ -11,8 +11,10 @@ import torch
 
 from lightning_hier import (
     BMUF,
+    BlockMomentum,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     HierarchicalStrategy,
     ModelAveragingStrategy,
@@ -42,6 +44,7 @@ _GTC = {"threshold": 0.02, "dense_below": 20}
 _AUTO = {"density": 0.1, "dense_below": 20}
 _MA = partial(_case, strategy=ModelAveragingStrategy, block_size=3)
 _BMUF = partial(_case, strategy=BMUFStrategy, block_size=3)
+_DILOCO = partial(_case, strategy=DiLoCoStrategy, group_size=1, block_size=3)
 _BMUF_GTC = partial(_case, strategy=BMUFGTCStrategy, block_size=3)
 _ONE_GROUP = partial(HierarchicalStrategy, group_size="world", warmup_steps=0)
 _EXACT = Case(name="AllReduce in one group", strategy=_ONE_GROUP, epochs=2, **MOMENTUM)
@@ -52,6 +55,10 @@ _DDP = _plain("DDP, momentum")
 IDENTICAL: list[tuple[Case, Case]] = [
     (_BMUF("BMUF, eta = 0", block_momentum=0.0), _MA("MA")),
     (_BMUF("BMUF-CBM, eta = 0", block_momentum=0.0, nesterov=False), _MA("MA")),
+    (
+        _BMUF("BMUF, momentum kept", block_momentum=0.5, local_momentum="keep"),
+        _DILOCO("DiLoCo", outer_optimizer=partial(BlockMomentum, block_momentum=0.5)),
+    ),
     (_BMUF_GTC("BMUF_GTC, P = 1", group_size=1, **_GTC), _BMUF("BMUF")),
     (_BMUF_GTC("BMUF_GTC, M = 1", group_size=4, **_GTC), _case("GTC", GTCStrategy, **_GTC)),
     (

@@ -115,18 +115,6 @@ def test_with_nesterov_and_zeta_one_the_global_model_is_exactly_the_mean(
         assert torch.equal(model, expected)
 
 
-@given(seed=seeds, nesterov=st.booleans(), update_from=st.sampled_from(["global", "start"]))
-def test_without_momentum_it_is_model_averaging_exactly(
-    seed: int, nesterov: bool, update_from: UpdateFrom
-) -> None:
-    group = _group(nesterov=nesterov, update_from=update_from)
-    model = torch.zeros(7, dtype=torch.float64)
-    for mean in _values(3, 7, seed=seed):
-        expected = mean.clone()
-        advance_(mean, model, None, group, from_updates=False)
-        assert torch.equal(model, expected) and torch.equal(mean, expected)
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(
     ("update_from", "gain"), [("global", 1 / (1 - 0.875)), ("start", (1 + 0.875) / (1 - 0.875))]

@@ -18,6 +18,15 @@ import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 
+
+class _Decaying(torch.optim.SGD):
+    """Keeps a state in its settings, which would start anew at every step of a range."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["lr"] *= 0.5
+        return super().step(closure)
+
+
 BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.GTC, "threshold", [0, -1.0, math.nan, math.inf, "big", None], "'auto' or a finite number"),
     (lh.GTC, "density", [0.0, 1.0, -0.1, 2, math.nan, "few"], "between 0 and 1"),
@@ -48,6 +57,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.DiLoCo, "outer_optimizer", [torch.optim.LBFGS, torch.optim.Muon], "make an optimizer"),
     (lh.DiLoCo, "outer_optimizer", [0.7], "be callable with parameters"),
     (lh.DiLoCo, "outer_optimizer", [torch.optim.Adafactor], "treat each element by itself"),
+    (lh.DiLoCo, "outer_optimizer", [_Decaying], "keep all its state in `state`"),
     (lh.CommHook, "hook", [None, "allreduce_hook"], "callable"),
 ]
 

@@ -157,6 +157,7 @@ class OuterStep:
 
         """
         ahead = copy(self)  # shallow: it shares settings, and gets vectors of its own
+        ahead.offload = False
         ahead.vectors = {n: v[place].to(self._device, copy=True) for n, v in self.vectors.items()}
         return ahead
 
