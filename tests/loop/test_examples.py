@@ -1,0 +1,110 @@
+"""Tests that the loops of the examples learn, end with one model on all ranks, and resume."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from runpy import run_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier
+from examples.loopback import free_port, loopback_interface
+from lightning_hier.loop.wrapping import unwrapped_module
+from tests.conftest import REPOSITORY
+from tests.ranks import run_ranks
+
+LOOPS = ("plain_loop",)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small Python files."""
+    draw = random.Random(0)
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(60):
+        words = draw.choices(["step", "block", "group", "rank", "model"], k=80)
+        lines = (f"{name} = {value}\n" for name, value in zip(words[::2], words[1::2], strict=True))
+        (folder / f"file{number}.py").write_text("".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loop_learns_and_resumes(loop: str, text: Path, tmp_path: Path) -> None:
+    """Four ranks in two groups; a run that goes on from its first checkpoint ends as the first."""
+    arguments = ["--steps", "30", "--save_every", "15", "--path", str(text)]
+    arguments += ["--folder", str(tmp_path / "run")]
+    cache = {"XDG_CACHE_HOME": str(text.parent / "cache")}
+    first = run_ranks(_run, 4, loop, arguments, env=cache)
+    losses = first[0][1]
+    assert losses[-1] < 0.8 * losses[0], losses
+    saved = torch.load(tmp_path / "run" / "model.pt")
+    shutil.rmtree(tmp_path / "run" / "000030")
+    second = run_ranks(_run, 4, loop, arguments, env=cache)
+    assert second[0][1] == losses[-1:]
+    for weights, _ in [*first, *second]:
+        assert torch.equal(weights, first[0][0])
+    flat = torch.cat([saved[name].reshape(-1) for name in saved if name != "head.weight"])
+    assert torch.equal(flat, first[0][0])
+
+
+def test_plain_loop_on_two_hosts(text: Path, tmp_path: Path) -> None:
+    """Two agents of torchrun with a rank each, which are the groups of group_size="node"."""
+    torchrun = ["torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    loop = ["examples.plain_loop", "--group_size=node", "--steps=20", "--save_every=10"]
+    loop += [f"--path={text}", f"--folder={tmp_path / 'run'}"]
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "XDG_CACHE_HOME": str(text.parent / "cache"),
+    }
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-m", *torchrun, f"--node-rank={host}", "-m", *loop],
+            cwd=REPOSITORY,
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host in range(2)
+    ]
+    printed, errors = zip(*(host.communicate(timeout=280) for host in hosts), strict=True)
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    assert re.search(r"step 10: .*\nstep 20: ", printed[0]), printed
+    assert printed[1] == ""
+    assert "because the run has 20 steps and 2 groups" in errors[0]
+
+
+def _run(loop: str, arguments: list[str]) -> tuple[Tensor, list[float]]:
+    """Weights of this rank at the end, and losses of the global model that it has printed."""
+    attach, modules = lightning_hier.attach, []
+
+    def noted(model: torch.nn.Module, *args: Any, **settings: Any) -> Any:
+        modules.append(unwrapped_module(model))
+        return attach(model, *args, **settings)
+
+    lightning_hier.attach = noted  # this process ends with the run
+    sys.argv = [loop, *arguments]
+    with redirect_stdout(io.StringIO()) as printed:
+        run_module(f"examples.{loop}", run_name="__main__")
+    losses = re.findall(r"global model ([\d.]+)", printed.getvalue())
+    weights = torch.cat([p.detach().reshape(-1) for p in modules[0].parameters()])
+    return weights, [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_are_short(loop: str) -> None:
+    assert len((REPOSITORY / "examples" / f"{loop}.py").read_text().splitlines()) <= 60
