@@ -74,6 +74,7 @@ class Communicators:
         traffic: Traffic,
         host_of: Sequence[int] | None = None,
         process_groups: ProcessGroups | None = None,
+        own_world: bool = False,
     ) -> Communicators:
         """Create the process groups. Every rank must call it, after ``init_process_group``.
 
@@ -84,6 +85,8 @@ class Communicators:
             traffic: traffic counts of this rank.
             host_of: host number of each rank, the same on all ranks. None: all are on one host.
             process_groups: keeps the groups for later fits of the process. None: not kept.
+            own_world: whether collectives of the world use a process group of their own, instead of
+                the default one, in which the user's own collectives may run meanwhile.
 
         """
         progress = progress_record()
@@ -111,12 +114,15 @@ class Communicators:
                 process_groups=groups,
             )
             route = build_route(layout, host_of or [0] * layout.world_size, subgroup)
+            world = dist.distributed_c10d._get_default_group()
+            if own_world:
+                world = groups.of(range(layout.world_size), timeout, "world")
         return cls(
             layout=layout,
             mesh=mesh,
             group=channel(mesh.get_group("group"), "group"),
             across=channel(mesh.get_group("across"), "across"),
-            world=channel(dist.distributed_c10d._get_default_group(), world_tier),
+            world=channel(world, world_tier),
             route=route,
             traffic=traffic,
             progress=progress,

@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from types import TracebackType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -350,6 +352,31 @@ def naming_missing_of_ddp(model: object) -> AbstractContextManager[None]:
     if not isinstance(model, DistributedDataParallel):
         return nullcontext()
     return progress_record().explaining(dist.get_process_group_ranks(model.process_group))
+
+
+def name_missing_at_exit() -> None:
+    """Let an error that ends this process, as DDP's own after a lost rank, name the missing ranks.
+
+    In a plain loop, backward passes are called by the user, and nothing can catch their errors.
+    """
+    if getattr(sys.excepthook, "func", None) is not _explained:
+        sys.excepthook = partial(_explained, sys.excepthook)
+
+
+def _explained(
+    shown: Callable[..., Any],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    try:
+        call_naming_missing(_raise, error.with_traceback(trace))
+    except BaseException as explained:
+        shown(type(explained), explained, explained.__traceback__)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def call_naming_missing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.progress_record import name_missing_at_exit
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.blocks import Blocks
@@ -41,7 +42,7 @@ from lightning_hier.loop.settings import (
     described,
     resolved_for_run,
 )
-from lightning_hier.loop.wrapping import check_wrapping, unwrapped_module
+from lightning_hier.loop.wrapping import check_wrapping, without_compile, without_ddp
 
 _log = logging.getLogger("lightning_hier")
 
@@ -99,8 +100,7 @@ def attach(
     communicators, device = groups.communicators, groups.device
     given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     optimizers = [_inner(each) for each in given]
-    model = unwrapped_module(model, keep_ddp=True)
-    module = unwrapped_module(model)
+    model, module = without_compile(model), without_ddp(model)
     asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
     with raise_everywhere(device, place="attach()"):
         check_groups(block_sync, *communicators.layout.sizes)
@@ -116,6 +116,7 @@ def attach(
     _share(module, communicators)
     _announce(module, optimizers, used, communicators, chosen)
     prepare_kernels(module.parameters())
+    name_missing_at_exit()
     worker = Worker()
     worker.count_optimizers(len(optimizers))
     gradients = AttachedGradients(

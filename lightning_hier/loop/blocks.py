@@ -72,6 +72,7 @@ class Blocks(Stateful):
         )
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
+        self._stepped: set[int] = set()
         synchroniser.on_warm = gradients.end_warm_up
         self._hooks: list[Any] = []
         for index, optimizer in enumerate(self._optimizers):
@@ -122,6 +123,7 @@ class Blocks(Stateful):
         synchroniser.before_step()  # if a GradScaler has skipped the first step
         for index in range(len(self._optimizers)):
             synchroniser.after_step(index)
+        self._stepped.clear()
 
     @contextmanager
     def global_model(self) -> Iterator[None]:
@@ -202,7 +204,12 @@ class Blocks(Stateful):
                 "an optimizer steps while the module contains the global model: end the context "
                 "global_model() first"
             )
-        self._end_step(index)  # a step that has failed
+        if index in self._stepped:
+            raise RuntimeError(
+                f"{type(self._optimizers[index]).__name__} steps a second time without "
+                "blocks.step() in between: call it after every step, on every rank"
+            )
+        self._leave(index)  # a step that has failed
         self._synchroniser.before_step()
         blocks = self._synchroniser.blocks
         if blocks is not None:
@@ -210,6 +217,10 @@ class Blocks(Stateful):
             stepping.__enter__()
 
     def _end_step(self, index: int, *_: Any) -> None:
+        self._leave(index)
+        self._stepped.add(index)
+
+    def _leave(self, index: int) -> None:
         if index in self._in_step:
             self._in_step.pop(index).__exit__(None, None, None)
 

@@ -76,6 +76,7 @@ class Groups:
             traffic=self.traffic,
             host_of=hosts,
             process_groups=SHARED,
+            own_world=True,  # dcp.async_save communicates in a thread meanwhile
         )
         self.hosts = len(set(hosts))
 

@@ -13,23 +13,19 @@ from lightning_hier.comm.sharded_tensors import is_sharded
 _COMPILED = "_orig_mod"
 
 
-def unwrapped_module(model: Module, *, keep_ddp: bool = False) -> Module:
-    """The module inside ``torch.compile`` and DDP.
+def without_compile(model: Module) -> Module:
+    """The module inside ``torch.compile``."""
+    while isinstance(inner := getattr(model, _COMPILED, None), Module):
+        model = inner
+    return model
 
-    Args:
-        model: module of the user.
-        keep_ddp: whether to return a DDP module as it is.
 
-    """
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            if keep_ddp:
-                return model
-            model = model.module
-        elif isinstance(inner := getattr(model, _COMPILED, None), Module):
-            model = inner
-        else:
-            return model
+def without_ddp(model: Module) -> Module:
+    """The module inside ``torch.compile`` and DDP, each applied once in any order."""
+    model = without_compile(model)
+    if isinstance(model, DistributedDataParallel):
+        model = without_compile(model.module)
+    return model
 
 
 def check_wrapping(

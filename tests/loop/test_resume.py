@@ -1,0 +1,153 @@
+"""State of a plain loop in `torch.distributed.checkpoint`: exact, elsewhere, asynchronous."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+import lightning_hier as lh
+from tests.loop.loops import Loop
+from tests.ranks import run_ranks
+
+ADAM = {"block_sync": lh.BMUFAdam(block_size=4), "warmup_steps": 2}
+GTC = lh.GTC(density=0.2, dense_below=10)
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def continued(folder: str, group_size: int, asynchronous: bool, **settings: Any) -> Tensor:
+    """Weights of the uninterrupted and of the resumed run, after every step as rows."""
+    loop = Loop(group_size, make_module=normed, **settings)
+    loop.train(7)
+    state = {"blocks": loop.blocks}
+    saving = dcp.async_save(state, checkpoint_id=folder) if asynchronous else None
+    if saving is None:
+        dcp.save(state, checkpoint_id=folder)
+    rows = [weights_after_steps(loop, 6)]
+    if saving is not None:
+        saving.result()
+    again = Loop(group_size, make_module=normed, **settings)
+    dcp.load({"blocks": again.blocks}, checkpoint_id=folder)
+    again.done = 7
+    return torch.stack([*rows, weights_after_steps(again, 6)])
+
+
+def weights_after_steps(loop: Loop, steps: int) -> Tensor:
+    seen = []
+    for _ in range(steps):
+        loop.train(1)
+        seen.append(loop.weights())
+    loop.blocks.finish()
+    return torch.stack([*seen, loop.weights()])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "group_size", "settings"),
+    [
+        (2, 1, ADAM),  # in the middle of a block
+        (4, 2, {"block_sync": lh.BMUF(block_size=3), "gradient_sync": GTC, "warmup_steps": 2}),
+        (2, 1, {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}),
+        (2, 1, {**ADAM, "warmup_steps": 20}),  # in the warm-up
+        (4, 4, {}),
+    ],
+)
+def test_a_loaded_run_continues_bit_for_bit(
+    tmp_path: Path, ranks: int, group_size: int, settings: dict[str, Any]
+) -> None:
+    for rows in run_ranks(continued, ranks, str(tmp_path), group_size, False, **settings):
+        assert torch.equal(rows[0], rows[1])
+
+
+def test_an_asynchronous_save_is_of_the_step_at_which_it_began(tmp_path: Path) -> None:
+    env = {"GLOO_LOG_LEVEL": "ERROR"}
+    for rows in run_ranks(continued, 2, str(tmp_path), 1, True, env=env, **ADAM):
+        assert torch.equal(rows[0], rows[1])
+
+
+def saved(folder: str, group_size: int, **settings: Any) -> Tensor:
+    """The global model that is saved."""
+    loop = Loop(group_size, **settings)
+    loop.train(7)
+    dcp.save({"blocks": loop.blocks}, checkpoint_id=folder)
+    with loop.blocks.global_model():
+        return loop.weights()
+
+
+def elsewhere(folder: str, group_size: int, **settings: Any) -> tuple[Tensor, Tensor, list[str]]:
+    """The global model that is loaded, the final one, and warnings."""
+    loop = Loop(group_size, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dcp.load({"blocks": loop.blocks}, checkpoint_id=folder)
+    with loop.blocks.global_model():
+        loaded = loop.weights()
+    loop.done = 7
+    loop.train(5)
+    loop.blocks.finish()
+    return loaded, loop.weights(), [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ADAM, {"block_sync": lh.DiLoCo(block_size=5, fragments=2, overlap=2), "warmup_steps": 1}],
+)
+def test_a_run_of_other_groups_starts_from_the_global_model(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    [expected, *_] = run_ranks(saved, 4, str(tmp_path), 2, **settings)
+    for ranks, group_size in ((2, 1), (6, 2)):
+        outcomes = run_ranks(elsewhere, ranks, str(tmp_path), group_size, **settings)
+        for loaded, final, _ in outcomes:
+            # W is computed anew from vectors of another division.
+            torch.testing.assert_close(loaded, expected, rtol=1e-6, atol=1e-7)
+            assert torch.equal(final, outcomes[0][1])
+        text = " ".join(outcomes[0][2])
+        assert "was saved by 2 groups of 2 ranks" in text and "the current block has ended" in text
+
+
+def divided(folder: str, group_size: int, steps: int, load: bool) -> tuple[Tensor, Tensor]:
+    """Train a module that FSDP2 divides; save, or load first. Weights before the end, and W."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    groups = lh.Groups(group_size)
+    module = normed()
+    fully_shard(module, mesh=groups.mesh["group"])
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
+    blocks = lh.attach(module, optimizer, groups=groups, **ADAM)
+    if load:
+        dcp.load({"blocks": blocks}, checkpoint_id=folder)
+    generator = torch.Generator().manual_seed(dist.get_rank() + 10 * load)
+    for _ in range(steps):
+        inputs = torch.randn(6, 4, generator=generator)
+        module(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        blocks.step()
+    if not load:
+        dcp.save({"blocks": blocks}, checkpoint_id=folder)
+    with blocks.global_model():
+        return whole(module), torch.zeros(())
+
+
+def whole(module: nn.Module) -> Tensor:
+    tensors = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def test_a_module_that_fsdp_divides_is_saved_and_loaded_by_other_ranks(tmp_path: Path) -> None:
+    outcomes = run_ranks(divided, 4, str(tmp_path), 2, 7, False)
+    assert all(torch.equal(outcome[0], outcomes[0][0]) for outcome in outcomes)
+    for ranks in (4, 2):
+        for loaded, _ in run_ranks(divided, ranks, str(tmp_path), 2, 0, True):
+            torch.testing.assert_close(loaded, outcomes[0][0], rtol=1e-6, atol=1e-7)
