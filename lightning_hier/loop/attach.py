@@ -43,6 +43,7 @@ from lightning_hier.loop.settings import (
     resolved_for_run,
 )
 from lightning_hier.loop.wrapping import check_wrapping, without_compile, without_ddp
+from lightning_hier.membership.torchft import TorchFT
 
 _log = logging.getLogger("lightning_hier")
 
@@ -57,6 +58,7 @@ def attach(
     warmup_steps: int | Auto = "auto",
     total_steps: int | None = None,
     grad_scaler: Any = None,
+    membership: TorchFT | None = None,
     offload_outer_state: bool = False,
 ) -> Blocks:
     """Synchronise the models of a loop across groups, and its gradients inside them.
@@ -81,6 +83,8 @@ def attach(
             it is unknown.
         total_steps: steps of the run, from which ``"auto"`` values follow.
         grad_scaler: the ``torch.amp.GradScaler`` of the loop, whose factor GTC needs.
+        membership: must be None. Groups that come and go need a Trainer, whose checkpoints they
+            send to groups that join.
         offload_outer_state: whether the state of outer steps lies in the memory of the host.
 
     Returns:
@@ -94,6 +98,11 @@ def attach(
     check_synchronisations(gradient_sync, block_sync, {})
     check_whole_or_auto("warmup_steps", warmup_steps, least=0)
     check_flag("offload_outer_state", offload_outer_state)
+    if membership is not None:
+        raise ValueError(
+            "membership=TorchFT(...) needs a Trainer, whose checkpoint goes to the groups that "
+            "join: use Trainer(strategy=HierarchicalStrategy(membership=...)), or leave it out"
+        )
     if total_steps is not None:
         check_whole("total_steps", total_steps)
     groups = groups or Groups()

@@ -1,0 +1,203 @@
+"""What a plain loop may do: scaling, accumulation, clipping, compile, several optimizers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import lightning_hier as lh
+from tests.loop.loops import Loop, batch, network
+from tests.ranks import run_ranks
+
+SYNC: dict[str, Any] = {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 0}
+
+
+def loss_of(loop: Loop, step: int) -> Tensor:
+    inputs, targets = batch(step, dist.get_rank())
+    loss: Tensor = (loop.model(inputs) - targets).square().mean()
+    return loss
+
+
+def scaled(skipped_step: int) -> tuple[int, float, Tensor]:
+    """Updates of this rank, its scale, and the final model. Rank 0 skips the update of one step."""
+    loop = Loop(1, **SYNC)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    updates = 0
+
+    def count(*_: Any) -> None:
+        nonlocal updates
+        updates += 1
+
+    loop.optimizer.register_step_post_hook(count)
+    for step in range(7):
+        loss = loss_of(loop, step)
+        if step == skipped_step and dist.get_rank() == 0:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.optimizer.zero_grad()
+        loop.blocks.step()
+    loop.blocks.finish()
+    return updates, scaler.get_scale(), loop.weights()
+
+
+@pytest.mark.parametrize("skipped_step", [0, 4])
+def test_ranks_stay_in_step_where_a_scaler_skips_an_update(skipped_step: int) -> None:
+    first, second = run_ranks(scaled, 2, skipped_step)
+    assert (first[0], second[0]) == (6, 7)
+    assert (first[1], second[1]) == (512.0, 1024.0)
+    assert torch.equal(first[2], second[2]) and bool(first[2].isfinite().all())
+
+
+def accumulated(passes: int, clip: float | None, compiled: bool) -> tuple[Tensor, int]:
+    """The final model, and the number of all-reduces of gradients in the group."""
+    loop = Loop(2, **SYNC)
+    if compiled:
+        loop.model = torch.compile(loop.model, backend="eager")  # type: ignore[assignment]
+    for step in range(6):
+        inputs, targets = batch(step, dist.get_rank())
+        for index, (part, target) in enumerate(
+            zip(inputs.chunk(passes), targets.chunk(passes), strict=True)
+        ):
+            ddp: Any = loop.model
+            with nullcontext() if index == passes - 1 else ddp.no_sync():
+                ((loop.model(part) - target).square().mean() / passes).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(loop.module.parameters(), clip)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.blocks.step()
+    loop.blocks.finish()
+    return loop.weights(), loop.blocks.traffic.of("group", "gradients").calls
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
+    whole = run_ranks(accumulated, 4, 1, 0.1, False)
+    divided = run_ranks(accumulated, 4, 3, 0.1, False)
+    torch.testing.assert_close(divided[0][0], whole[0][0])
+    assert divided[0][1] == whole[0][1] == 6  # one bucket in every step
+
+
+def test_a_compiled_module_trains_as_one_that_is_not() -> None:
+    plain = run_ranks(accumulated, 4, 1, None, False)
+    compiled = run_ranks(accumulated, 4, 1, None, True)
+    torch.testing.assert_close(compiled[0][0], plain[0][0])
+
+
+def two_optimizers() -> tuple[Tensor, dict[str, float]]:
+    dist.init_process_group("gloo")
+    module, groups = network(), lh.Groups(1)
+    optimizers = [
+        torch.optim.AdamW(module[0].parameters(), lr=0.02),
+        torch.optim.Adam(module[2].parameters(), lr=0.01),
+    ]
+    blocks = lh.attach(module, optimizers, groups=groups, **SYNC)
+    for step in range(8):
+        inputs, targets = batch(step, dist.get_rank())
+        (module(inputs) - targets).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        blocks.step()
+    blocks.finish()
+    weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    return weights, blocks.metrics()
+
+
+def test_each_optimizer_has_its_block() -> None:
+    outcomes = run_ranks(two_optimizers, 2)
+    assert torch.equal(outcomes[0][0], outcomes[1][0])
+    assert outcomes[0][1]["hier/block/0/blocks"] == outcomes[0][1]["hier/block/1/blocks"] == 2
+
+
+def bytes_across(wrap: str, group_size: int) -> list[int]:
+    """Bytes across groups so far, after every step."""
+    loop = Loop(group_size, wrap=wrap, **SYNC)
+    seen = []
+    for _ in range(7):
+        loop.train(1)
+        seen.append(loop.blocks.traffic.total("across").payload_bytes)
+    return seen
+
+
+@pytest.mark.parametrize(("wrap", "group_size"), [("group", 1), ("group", 2), ("world", 2)])
+def test_nothing_is_sent_across_groups_within_a_block(wrap: str, group_size: int) -> None:
+    for seen in run_ranks(bytes_across, 4, wrap, group_size):
+        assert seen[0] == seen[1] < seen[2] == seen[3] == seen[4] < seen[5] == seen[6]
+
+
+def warmed_up(wrap: str, ranks_of_group: int) -> list[Tensor]:
+    loop = Loop(ranks_of_group, wrap=wrap, block_sync=lh.BMUFAdam(block_size=9), warmup_steps=3)
+    seen = []
+    for _ in range(4):
+        loop.train(1)
+        seen.append(loop.weights())
+    return seen
+
+
+@pytest.mark.parametrize("wrap", ["group", "world"])
+def test_the_warm_up_averages_over_all_ranks_without_wrapping_anew(wrap: str) -> None:
+    """In groups of one rank, the bare module and DDP over the world are the same."""
+    outcomes = run_ranks(warmed_up, 2, wrap, 1)
+    [expected, *_] = run_ranks(synchronous, 2)
+    for step in range(3):
+        torch.testing.assert_close(outcomes[0][step], expected[step])
+        assert torch.equal(outcomes[0][step], outcomes[1][step])
+    assert not torch.equal(outcomes[0][3], outcomes[1][3])
+
+
+def synchronous() -> list[Tensor]:
+    """Three steps of DDP."""
+    dist.init_process_group("gloo")
+    module = network()
+    model, seen = DistributedDataParallel(module), []
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
+    for step in range(3):
+        inputs, targets = batch(step, dist.get_rank())
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+    return seen
+
+
+def looked(often: bool) -> Tensor:
+    """The final model, of a run that looks at the global model after every step, or never."""
+    loop = Loop(1, block_sync=lh.DiLoCo(block_size=4, fragments=2, overlap=1), warmup_steps=2)
+    for _ in range(9):
+        loop.train(1)
+        if often:
+            with loop.blocks.global_model(), torch.no_grad():
+                loop.model.eval()(torch.zeros(1, 4))
+            loop.model.train()
+    loop.blocks.finish()
+    return loop.weights()
+
+
+def test_looking_at_the_global_model_changes_nothing() -> None:
+    assert torch.equal(run_ranks(looked, 2, False)[0], run_ranks(looked, 2, True)[1])
+
+
+def weighted() -> Tensor:
+    """Rank 1 has no samples in the block, so the model is that of rank 0."""
+    loop = Loop(1, block_sync=lh.ModelAveraging(block_size=2, weighting="samples"), warmup_steps=0)
+    for step in range(2):
+        loss_of(loop, step).backward()
+        loop.optimizer.step()
+        own = loop.weights()
+        loop.optimizer.zero_grad()
+        loop.blocks.step(samples=6.0 if os.environ["RANK"] == "0" else 0.0)
+    return torch.stack([own, loop.weights()])
+
+
+def test_groups_count_by_the_samples_that_the_loop_passes() -> None:
+    first, second = run_ranks(weighted, 2)
+    torch.testing.assert_close(second[1], first[0])
