@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 
 from lightning_hier.cli import mistakes
@@ -73,11 +71,6 @@ def test_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -
         assert any(line.split() == [name, *command.summary.split()] for line in lines)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_can_run(name: str) -> None:
-    assert callable(import_module(f"lightning_hier.cli.{COMMANDS[name].module}").run)
-
-
 def test_error_for_an_unknown_command_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fitt"])
@@ -135,14 +128,6 @@ def test_user_error_has_no_traceback(
     assert __file__ in place
 
 
-def test_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_raising(ZeroDivisionError(), monkeypatch)
-    monkeypatch.setenv(mistakes.TRACEBACK_VARIABLE, "1")
-    with pytest.raises(ValueError, match="hosts"):
-        run_raising(ValueError("hosts"), monkeypatch)
-
-
 @pytest.mark.parametrize(
     ("variables", "expected_error"),
     [
@@ -165,14 +150,6 @@ def test_rank_is_named(
     with pytest.raises(SystemExit):
         mistakes.end_with("no")
     assert capsys.readouterr().err == f"lightning-hier: {expected_error}\n"
-
-
-def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        mistakes.end_with("\n".join(f"line {number}" for number in range(100)))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "lightning-hier: error: line 0"
-    assert len(lines) == 20 and lines[-1] == "..."
 
 
 def test_parser_messages_are_shortened() -> None:

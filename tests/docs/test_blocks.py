@@ -6,8 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from tests.conftest import REPOSITORY
 from tests.docs.pages import CODE, Block, Page, pages
 
@@ -79,29 +77,3 @@ def _syntax_faults(block: Block) -> Iterator[str]:
 def test_all_code_is_run_or_has_a_reason() -> None:
     messages = [fault for page in pages() for fault in faults(page)]
     assert not messages, "\n" + "\n".join(messages)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("```python\nx = 1\n```", "neither"),
-        ("<!-- not run:  -->\n```bash\nls\n```", "neither"),
-        ("<!-- run by: tests/docs/test_gone.py -->\n```bash\nls\n```", "there is no"),
-        ("<!-- run by: tests/docs/test_blocks.py::test_gone -->\n```bash\nls\n```", "has no"),
-        ("<!-- run by: README.md -->\n```bash\nls\n```", "is no test"),
-        ("<!-- run by: .ci/run -->\n```bash\nmake test\nmake sandwich  # long\n```", "`sandwich`"),
-        ("<!-- not run: broken -->\n```python\nx =\n```", "invalid syntax"),
-        ("```\nls\n```", "without a language"),
-        ("```mermaid\nsequenceDiagram\n    A->>B: one; two\n```", "nothing is drawn"),
-        ("text:\n\n    make demo", "indented block"),
-    ],
-)
-def test_checker_finds(text: str, fault: str) -> None:
-    messages = list(faults(Page("page.md", tuple(text.splitlines()))))
-    assert len(messages) == 1
-    assert fault in messages[0]
-
-
-def test_checker_accepts_a_correct_page() -> None:
-    text = "<!-- not run: why -->\n```bash\nls\n```\n\n```text\nls\n```\n\n    W = 2\n"
-    assert list(faults(Page("page.md", tuple(text.splitlines())))) == []

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
-from tests.docs.pages import Page, pages, slug_of
+from tests.docs.pages import Page, pages
 
 # Pages of the site beside docs/, as docs/_build/root_pages.py adds them.
 ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -51,25 +49,3 @@ def test_links_of_the_site_stay_on_it() -> None:
     of_the_site = [*pages(), Page.read("CHANGELOG.md")]
     messages = [fault for page in of_the_site for fault in off_the_site(page, REPOSITORY)]
     assert not messages, "\n" + "\n".join(messages)
-
-
-@pytest.mark.parametrize("target", ["../examples", "../examples/a.yaml"])
-def test_checker_finds_links_off_the_site(tmp_path: Path, target: str) -> None:
-    for folder in ("docs", "examples"):
-        (tmp_path / folder).mkdir()
-    for file in ("README.md", "docs/other.md", "examples/a.yaml"):
-        (tmp_path / file).touch()
-    text = f"[good](other.md) [good](../README.md#top) [web](https://a.b/c) [bad]({target})"
-    assert len(list(off_the_site(Page("docs/page.md", (text,)), tmp_path))) == 1
-
-
-@pytest.mark.parametrize("target", ["gone.md", "other.md#gone", "#gone"])
-def test_checker_finds(tmp_path: Path, target: str) -> None:
-    (tmp_path / "other.md").write_text("# Here\n")
-    text = f"# Top\n\n[good](other.md#here) [good](#top) [bad]({target}) `[code](gone.md)`\n"
-    (tmp_path / "page.md").write_text(text)
-    assert len(list(faults(Page("page.md", tuple(text.splitlines())), tmp_path))) == 1
-
-
-def test_anchor_of_a_heading() -> None:
-    assert slug_of("`bmuf`, block 50, over 1 Gbit/s") == "bmuf-block-50-over-1-gbits"

@@ -27,7 +27,6 @@ from examples.acoustic.corpus import Corpus  # noqa: E402
 from examples.acoustic.flat_start import FlatStartOptions, align_corpus  # noqa: E402
 from examples.acoustic.lexicon import Lexicon  # noqa: E402
 from examples.acoustic.reading import Reading, Transcript  # noqa: E402
-from examples.acoustic.realignment import realign_corpus  # noqa: E402
 from examples.acoustic.senones import SenoneMap  # noqa: E402
 
 LEXICON = Lexicon.from_dict(
@@ -67,20 +66,6 @@ class ToySpeech:
             self.features[key] = means[truth] + noise
             self.truth[key] = truth
             self.readings[key] = reading
-
-
-def test_pauses_and_variants_are_found_with_true_scores() -> None:
-    speech = ToySpeech(40, seed=1)
-    scores = {
-        key: 6.0 * torch.nn.functional.one_hot(truth, len(SENONES)).float()
-        for key, truth in speech.truth.items()
-    }
-    result = realign(speech.transcripts, scores.__getitem__, LEXICON, SENONES)
-    assert len(result.by_key) == len(speech.transcripts)
-    for key, alignment in result.by_key.items():
-        assert alignment.reading == speech.readings[key]
-        assert torch.equal(alignment.senones, speech.truth[key])
-        assert alignment.log_likelihood == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -167,21 +152,3 @@ def test_corpus_is_aligned_from_transcripts() -> None:
     state = torch.get_rng_state()
     assert agreement(align_corpus(corpus, options), alignments_by_key) == 1.0
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_model_of_every_third_frame_aligns_every_frame() -> None:
-    """Scores of the true senone in the centre of each stack recover the whole alignment."""
-    speech = ToySpeech(20, seed=2)
-    for key, truth in speech.truth.items():
-        speech.features[key] = torch.nn.functional.one_hot(truth, len(SENONES)).float()
-    corpus = toy_corpus(speech, normalisation="none")
-    assert corpus.stacking.subsample == 3
-
-    def score(features: Tensor) -> Tensor:
-        centre = features.unflatten(1, (corpus.stacking.stack, len(SENONES)))[:, 1]
-        return 5.0 * centre
-
-    result = realign_corpus(corpus, score)
-    assert agreement(result.senones(), speech.truth) == 1.0
-    assert result.log_likelihood == pytest.approx(5.0)
-    assert not result.left_out

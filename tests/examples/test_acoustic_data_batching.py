@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from hypothesis import given
@@ -53,43 +51,6 @@ def test_every_rank_gets_as_many_batches_and_no_utterance_is_lost(
 
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_frames
-
-
-def test_epochs_differ_and_seeds_repeat() -> None:
-    lengths = [100 + i % 30 for i in range(300)]
-    first, again = (_samplers(lengths, 2, 2048, 0)[0] for _ in range(2))
-    assert list(first) == list(again)
-    zero = list(first)
-    first.set_epoch(1)
-    one = list(first)
-    assert zero != one
-    # Batches have different utterances, not only a different order.
-    assert {frozenset(batch) for batch in zero} != {frozenset(batch) for batch in one}
-
-
-def test_batches_of_one_step_have_similar_lengths() -> None:
-    lengths = torch.randint(50, 400, (400,), generator=torch.Generator().manual_seed(1)).tolist()
-    ratios = []
-    for step in _samplers(lengths, 4, 2048, 3)[0].steps(3):
-        longest = [max(lengths[i] for i in batch) for batch in step]
-        ratios.append(max(longest) / min(longest))
-    # Random batches would be about 3 times as long on one rank as on another.
-    assert sum(ratios) / len(ratios) < 1.3
-
-
-def test_little_is_padded() -> None:
-    lengths = torch.randint(50, 400, (600,), generator=torch.Generator().manual_seed(1)).tolist()
-    sampler = _samplers(lengths, 1, 2048, 0)[0]
-    padded = sum(len(batch) * max(lengths[i] for i in batch) for batch in sampler)
-    assert sum(lengths) > 0.9 * padded
-    assert len(sampler) < 1.25 * sum(lengths) / 2048
-
-
-def test_repeats_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        sampler = FrameBatchSampler([10, 20, 30], world_size=5)
-    assert sampler.repeated == 2
-    assert "2 of 3 utterances are given twice" in caplog.text
 
 
 def test_collate_pads_with_zeros_and_ignored_targets() -> None:

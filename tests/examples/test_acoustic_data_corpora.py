@@ -86,15 +86,6 @@ def test_manifest_lines_are_checked(tmp_path: Path) -> None:
         read_manifest(path)
 
 
-def test_cache_notices_a_changed_file(audio_folder: Path, tmp_path: Path) -> None:
-    arguments = {"path": audio_folder, "lexicon": "graphemes", "cache_dir": tmp_path / "cache"}
-    first = build_manifest_corpus(**arguments)
-    soundfile.write(audio_folder / "0.wav", _tone(2.0, 16_000), 16_000)
-    second = build_manifest_corpus(**arguments)
-    assert len(second.train[0]) > len(first.train[0])
-    assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
-
-
 def test_lexicon_sources(tmp_path: Path) -> None:
     assert lexicon_for(["ab"], "graphemes").pronunciations("ab") == [("a", "b")]
     assert lexicon_for(["red"], "espeak").pronunciations("red") == [("r", "E", "d")]
@@ -137,21 +128,6 @@ def test_an4_dimensions_and_flat_start(tmp_path: Path) -> None:
     keys = [u.key for split in plain.splits.values() for u in split if u.speaker == "s1"]
     frames = torch.cat([plain.recorded[key] for key in keys])
     torch.testing.assert_close(frames.mean(0), torch.zeros(13), atol=1e-3, rtol=0)
-
-
-def test_alignments_at_the_rate_of_the_recording(tmp_path: Path) -> None:
-    corpus = build_an4_corpus(path=_small_an4(tmp_path / "an4"))
-    key = corpus.train[0].key
-    parts = [corpus.at_phase(key, phase) for phase in range(3)]
-    assert torch.equal(corpus.stacking.interleave(parts)[:, 13:26], corpus.recorded[key])
-    assert torch.equal(corpus.at_phase(key, 1), corpus.train[0].features)
-    realigned = corpus.with_alignments({key: torch.arange(90) // 10})
-    assert realigned.train[0].senones.tolist() == [(3 * k + 1) // 10 for k in range(30)]
-    assert realigned.train[1].senones is None and corpus.train[0].senones is None
-    with pytest.raises(ValueError, match=r"must have shape \(90,\)"):
-        corpus.with_alignments({key: torch.zeros(30)})
-    with pytest.raises(ValueError, match="must be from 0 to 17, got 0 to 18"):
-        corpus.with_alignments({key: torch.arange(90) % 19})
 
 
 def _recorded(data_root: Path, name: str) -> Path:

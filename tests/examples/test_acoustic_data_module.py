@@ -11,8 +11,6 @@ import torch
 from lightning import LightningModule
 from torch import nn
 
-from examples.acoustic.corpora import synthesis
-from examples.acoustic.corpora.recording import RecordedCorpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.acoustic.data_module import AcousticDataModule
@@ -67,24 +65,6 @@ def test_ranks_share_the_utterances_anew_each_epoch(
         assert sorted(seen) == list(range(18))
     assert set(per_rank[0][0]) != set(per_rank[0][1])
     assert len(list(tmp_path.glob("*.npz"))) == 1
-
-
-def _synthesised_here(cache_dir: str) -> bool:
-    """Whether this rank synthesised the corpus, when all ranks request it at once."""
-    calls = []
-    original = synthesis.synthesise
-
-    def count(config: synthesis.SynthesisConfig) -> RecordedCorpus:
-        calls.append(config)
-        return original(config)
-
-    synthesis.synthesise = count
-    build_synthetic_corpus(**SMALL, cache_dir=cache_dir)
-    return bool(calls)
-
-
-def test_one_rank_makes_the_cache(tmp_path: Path) -> None:
-    assert sum(run_ranks(_synthesised_here, 3, str(tmp_path))) == 1
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tests of features: stacking, subsampling, filter bank, normalisation and segmentation."""
+"""Tests of features: subsampling, filter bank, normalisation and segmentation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.acoustic.features import FILTERS, log_filter_bank, with_deltas
+from examples.acoustic.features import FILTERS, log_filter_bank
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.normalisation import Normalisation
-from examples.acoustic.segmentation import PhoneInterval, senones_at, uniform_segmentation
+from examples.acoustic.segmentation import uniform_segmentation
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 
 SENONES = SenoneMap(("sil", "a", "b"))
 LEXICON = Lexicon.from_dict({"ab": [("a", "b")], "b": [("b",), ("a",)]})
-
-
-def test_default_stacking_is_three_plain_frames_with_the_middle_target() -> None:
-    frames = torch.arange(14.0).reshape(7, 2)
-    stacking = Stacking()
-    assert stacking.features(frames).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    assert stacking.targets(torch.arange(7)).tolist() == [1, 4]
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 5))
@@ -47,24 +40,6 @@ def test_filter_bank_has_a_frame_for_each_10_ms_and_finds_the_tone() -> None:
     assert int(low.mean(0).argmax()) < FILTERS // 4 < FILTERS // 2 < int(high.mean(0).argmax())
 
 
-def test_frame_k_is_centred_half_a_shift_after_k_shifts() -> None:
-    click = torch.zeros(16_000)
-    frame = 37
-    click[frame * 160 + 80] = 1.0
-    energy = log_filter_bank(click).mean(1)
-    # Symmetric about the frame whose centre is the click.
-    assert float(energy[frame]) == pytest.approx(float(energy.max()))
-    assert float(energy[frame - 1]) == pytest.approx(float(energy[frame + 1]), abs=0.2)
-
-
-def test_deltas_of_a_ramp_are_its_slope() -> None:
-    ramp = torch.stack([torch.arange(20.0), torch.zeros(20)], dim=1)
-    both = with_deltas(ramp, 2)
-    assert both.shape == (20, 6)
-    torch.testing.assert_close(both[5:15, 2], torch.ones(10))
-    torch.testing.assert_close(both[5:15, 4], torch.zeros(10))
-
-
 def test_normalisation_gives_mean_0_and_deviation_1() -> None:
     parts = [torch.randn(n, 3) * 5 + 100 for n in (50, 80)]
     parts[0][:, 2] = parts[1][:, 2] = 7.0
@@ -76,12 +51,6 @@ def test_normalisation_gives_mean_0_and_deviation_1() -> None:
     )
     with pytest.raises(ValueError, match="at least one frame"):
         Normalisation.fit([])
-
-
-def test_states_share_the_interval_of_a_phone() -> None:
-    intervals = [PhoneInterval("sil", 0.0, 0.3, None), PhoneInterval("b", 0.3, 0.6, 0)]
-    times = torch.arange(6).numpy() / 10 + 0.05
-    assert senones_at(times, intervals, SENONES).tolist() == [0, 1, 2, 6, 7, 8]
 
 
 @given(st.lists(st.sampled_from(["ab", "b"]), max_size=5), st.integers(1, 80), st.integers(0, 30))

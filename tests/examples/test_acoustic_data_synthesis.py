@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from examples.acoustic.corpora import synthesis
-from examples.acoustic.corpora.espeak import Espeak, phone_name
-from examples.acoustic.corpora.grammar import RULES, sample_sentence, vocabulary
+from examples.acoustic.corpora.espeak import Espeak
 from examples.acoustic.corpora.synthesis import (
     SynthesisConfig,
     build_synthetic_corpus,
@@ -62,36 +59,6 @@ def test_same_seed_same_corpus(corpus: Corpus) -> None:
     assert [u.words for u in other.train] != [u.words for u in corpus.train]
 
 
-def test_silence_is_quiet_and_vowels_are_loud(corpus: Corpus) -> None:
-    energy: dict[str, list[float]] = defaultdict(list)
-    for utterance in corpus.train:
-        level = utterance.features.mean(1).tolist()
-        for senone, value in zip(utterance.senones.tolist(), level, strict=True):
-            energy[corpus.senones.name(senone).split(".")[0]].append(value)
-    mean = {phone: sum(values) / len(values) for phone, values in energy.items()}
-    assert mean["sil"] == min(mean.values())
-    for vowel in ("E", "aI", "i:", "a"):
-        assert mean[vowel] > mean["sil"] + 0.5
-    for stop in ("t", "k", "p"):
-        assert mean["sil"] < mean[stop] < mean["aI"]
-
-
-def test_phone_names() -> None:
-    assert [phone_name(m) for m in ("'E", "@2", "t#", "r-", "_:", "3:", "3", ";")] == [
-        "E", "@", "t#", "r", "sil", "3:", "3", ""
-    ]  # fmt: skip
-
-
-def test_grammar_uses_all_its_rules_and_60_to_100_words() -> None:
-    words = vocabulary()
-    assert 60 <= len(words) <= 100
-    draw = np.random.default_rng(0)
-    seen = {word for _ in range(3000) for word in sample_sentence(draw)}
-    assert seen == set(words)
-    used = {part for options in RULES.values() for option in options for part in option.split()}
-    assert set(RULES) - used == {"SENTENCE"}
-
-
 def test_cache_gives_the_same_corpus_without_synthesis(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +78,3 @@ def test_cache_gives_the_same_corpus_without_synthesis(
     with pytest.raises(AssertionError, match="from the cache"):
         build_synthetic_corpus(**{**SMALL, "seed": 9}, cache_dir=tmp_path)
     assert not list(tmp_path.glob("*.partial"))
-
-
-def test_damaged_cache_is_named(tmp_path: Path) -> None:
-    build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
-    (file,) = tmp_path.glob("*.npz")
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=f"{file.name} is not a readable .* delete it"):
-        build_synthetic_corpus(**SMALL, cache_dir=tmp_path)

@@ -15,11 +15,8 @@ pytest.importorskip("kaldi_decoder", reason="decoding needs the extra 'examples'
 
 from examples.acoustic.decoding import (  # noqa: E402
     HMMTopology,
-    SentenceList,
     WFSTDecoder,
     WordLoop,
-    log_priors,
-    scaled_likelihoods,
 )
 from examples.acoustic.lexicon import Lexicon  # noqa: E402
 from examples.acoustic.senones import SenoneMap  # noqa: E402
@@ -95,25 +92,6 @@ def test_phones_shorter_than_their_states_need_skips() -> None:
         assert path == frames
         wrong += strict.decode_with_senones(clean)[1] != frames
     assert wrong == 25
-
-
-def test_sentence_list_yields_only_its_sentences() -> None:
-    allowed = [["two", "on"], ["two", "once"], ["noon"]]
-    decoder = WFSTDecoder(SENONES, LEXICON, SentenceList(allowed), acoustic_scale=0.3, beam=1e3)
-    for seed, words in enumerate(sentences(15, seed=4)):
-        noisy = scores(spoken(words, seed=seed), noise=3.0, seed=seed)
-        assert decoder.decode(noisy) in allowed
-
-
-def test_priors_turn_posteriors_into_likelihoods() -> None:
-    targets = [torch.tensor([0, 0, 1, -100]), torch.tensor([2, 0])]
-    prior = log_priors(targets, 4)
-    assert prior.exp().tolist() == pytest.approx([4 / 9, 2 / 9, 2 / 9, 1 / 9])
-    assert torch.allclose(scaled_likelihoods(prior.expand(3, 4), prior), torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="at least one aligned frame"):
-        log_priors([], 4)
-    with pytest.raises(ValueError, match="below 2, got 2"):
-        log_priors(targets, 2)
 
 
 def test_lexicon_reads_variants_and_lists_unknown_words(tmp_path: Path) -> None:

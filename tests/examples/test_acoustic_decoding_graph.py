@@ -43,20 +43,6 @@ def best_log_prob(grammar: Grammar, words: tuple[str, ...]) -> float:
     return best(0, words)
 
 
-@pytest.mark.parametrize("history", [None, "x", "y", "z", "w"])
-def test_bigram_sums_to_one_after_every_history(history: str | None) -> None:
-    model = BigramModel(TEXT, LEXICON.words)
-    total = sum(math.exp(model.log_prob(word, history)) for word in (*model.words, None))
-    assert total == pytest.approx(1.0, abs=1e-12)
-
-
-def test_bigram_follows_witten_bell() -> None:
-    model = BigramModel(TEXT)
-    # Two of 16 events of 4 kinds are z. The events after y are z, x and two ends.
-    unigram_z = (2 + 4 / 4) / (16 + 4)
-    assert math.exp(model.log_prob("z", "y")) == pytest.approx((1 + 3 * unigram_z) / (4 + 3))
-
-
 def test_bigram_arcs_give_the_probability_of_the_formula() -> None:
     model = BigramModel(TEXT, LEXICON.words)
     for words in itertools.product(LEXICON.words, repeat=3):

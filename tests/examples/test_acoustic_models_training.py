@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -135,20 +135,6 @@ def test_training_learns_and_logs_exact_averages(kind: str) -> None:
     assert "test/word_error_rate" not in tested
 
 
-def test_priors_are_the_training_targets_relative_frequencies() -> None:
-    model = SMALL["lstm"]()
-    corpus = TinyCorpus()
-    quiet_trainer(max_epochs=1, limit_train_batches=1).fit(model, datamodule=TinyData(corpus))
-    targets = torch.cat([each.senones for each in corpus.train if each.senones is not None])
-    counts = torch.bincount(targets, minlength=3) + 1
-    torch.testing.assert_close(model.log_prior.exp(), counts / counts.sum())
-    logits = torch.randn(4, 3)
-    expected = logits.log_softmax(dim=1) - model.log_prior
-    torch.testing.assert_close(model.log_likelihoods(logits), expected)
-    model.prior_scale = 0.0
-    torch.testing.assert_close(model.log_likelihoods(logits), logits.log_softmax(dim=1))
-
-
 def word_errors(words: tuple[str, ...], hypothesis: list[str]) -> int:
     """Levenshtein distance."""
     row = list(range(len(hypothesis) + 1))
@@ -174,14 +160,3 @@ def test_test_decodes_every_utterance_at_its_own_length() -> None:
     words = sum(len(each.words) for each in corpus.test)
     assert errors > 0
     assert tested["test/word_error_rate"] == pytest.approx(errors / words)
-
-
-def test_utterances_without_targets_are_scored_by_words_alone() -> None:
-    model = SMALL["lstm"]()
-    corpus = TinyCorpus()
-    corpus.test = [replace(each, senones=None) for each in corpus.test]
-    with pytest.raises(ValueError, match="no alignments for frame errors, and no decoder"):
-        quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
-    model.decoder = OneFrameOneWord()
-    [tested] = quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
-    assert set(tested) == {"test/word_error_rate"}

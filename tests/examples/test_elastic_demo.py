@@ -1,4 +1,4 @@
-"""Tests of the demo of groups that leave and join: its log, the analysis of it, and its plot."""
+"""Tests of the log of the demo of groups that leave and join, and of the comparison of models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from examples.elastic.demo import different_models, pause_after
-from examples.elastic.loss_plot import plot_losses, smoothed
+from examples.elastic.demo import different_models
 from examples.elastic.step_log import Line, StepLog, digest_of, read_log
 
 
@@ -38,13 +37,6 @@ def test_log_has_a_digest_at_the_end_of_each_block(tmp_path: Path) -> None:
     assert second.digest != digest_of(module)
 
 
-def test_longest_pause_after_a_moment() -> None:
-    lines = [step(1, 0.0), step(2, 9.0), step(3, 9.5), step(4, 12.0)]
-    assert pause_after(lines, 10.0) == 2.5
-    assert pause_after(lines, 8.0) == 9.0
-    assert pause_after(lines, 12.0) == 0.0
-
-
 def test_models_are_compared_where_groups_have_taken_part() -> None:
     lines = [block(20, "a"), block(40, "b"), Line("end", 7, 41, 1.0, digest="c")]
     assert different_models([lines, [lines[0], lines[2]]]) == []
@@ -52,12 +44,3 @@ def test_models_are_compared_where_groups_have_taken_part() -> None:
         "block 40",
         "end 41",
     ]
-
-
-def test_losses_of_a_group_that_was_away_are_two_lines(tmp_path: Path) -> None:
-    lines = [Line("start", 7, 0, 0.0), step(1, 0.1, 3.0), step(2, 0.2, 2.0), step(3, 0.3, 1.0)]
-    lines += [Line("start", 8, 20, 9.0), step(21, 9.1, 0.5, pid=8)]
-    assert smoothed(lines, 2) == [([1.5, 3.0], [2.5, 1.0]), ([21.0], [0.5])]
-    file = tmp_path / "plots" / "loss.png"
-    plot_losses({"group 0": lines}, file, title="t", marks={"killed": 3}, steps=2)
-    assert file.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Tests of the image example's data: formats, splits, batches of ranks, augmentation."""
+"""Tests of the image example's data: formats, splits, batches of ranks, normalisation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.image.augmentation import Augmentation
 from examples.image.batching import ImageDataset, ImageSampler, mean_and_deviation
 from examples.image.corpora.cifar10 import build_cifar10_corpus
 from examples.image.corpora.digits import build_digits_corpus
 from examples.image.corpora.mnist import build_mnist_corpus, read_idx
 from examples.image.corpus import Split
-from examples.image.data_module import Images
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -124,11 +122,6 @@ def test_cifar10_is_read_from_the_users_copy(
     assert alone.train is None and torch.equal(alone.test.images, corpus.test.images)
 
 
-def test_error_for_missing_cifar10_names_the_archive(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="unpack cifar-10-python.tar.gz"):
-        build_cifar10_corpus(path=str(tmp_path))
-
-
 @given(
     images=st.integers(1, 300),
     batch_images=st.integers(1, 20),
@@ -160,17 +153,6 @@ def test_every_image_is_in_one_batch_and_ranks_have_as_many(
     assert max(sizes) <= batch_images and max(sizes) - min(sizes) <= 1
 
 
-def test_order_is_drawn_from_seed_and_epoch() -> None:
-    def order(seed: int, epoch: int, *, shuffle: bool = True) -> list[int]:
-        sampler = ImageSampler(50, batch_images=8, seed=seed, shuffle=shuffle)
-        sampler.set_epoch(epoch)
-        return [position for draw in sampler for position in draw.positions]
-
-    assert order(1, 0) == order(1, 0)
-    assert len({tuple(order(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3
-    assert order(1, 1, shuffle=False) == list(range(50))
-
-
 def test_train_images_are_normalised_and_others_likewise() -> None:
     draw = np.random.default_rng(0)
     values = torch.from_numpy(draw.integers(0, 256, (40, 3, 6, 6)).astype(np.uint8))
@@ -184,30 +166,3 @@ def test_train_images_are_normalised_and_others_likewise() -> None:
     axes = (0, 2, 3)
     wanted = (wanted - wanted.mean(axes, keepdims=True)) / wanted.std(axes, keepdims=True)
     np.testing.assert_allclose(images.numpy(), wanted, atol=1e-5)
-
-
-def test_augmentation_moves_and_mirrors_within_its_limits() -> None:
-    """A single bright pixel shows how an image has moved."""
-    image = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
-    image[:, 0, 4, 3] = 255
-    moved = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
-    assert moved.shape == image.shape and image[:, 0, 4, 3].eq(255).all()
-    where = moved.nonzero()
-    assert len(where) == 400
-    assert set(where[:, 2].tolist()) == set(range(2, 7))
-    # The shift moves column 3 to 1..5. Mirroring about column 4 gives 3..7.
-    assert set(where[:, 3].tolist()) == set(range(1, 8))
-    again = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
-    assert torch.equal(moved, again)
-
-
-def test_augmentation_is_drawn_anew_each_epoch_for_training_alone() -> None:
-    data = Images(batch_images=64, shift=2, mirror=True)
-    loader = data.train_dataloader()
-    dataset, sampler = loader.dataset, loader.sampler
-    draw = next(iter(sampler))
-    assert torch.equal(dataset[draw].images, dataset[draw].images)
-    assert not torch.equal(dataset[draw].images, dataset[draw._replace(epoch=1)].images)
-    plain = data.val_dataloader().dataset
-    first = next(iter(data.val_dataloader().sampler))
-    assert torch.equal(plain[first].images, plain[first._replace(epoch=1)].images)

@@ -59,13 +59,6 @@ def test_library_is_read_without_duplicates_tables_and_tests(tmp_path: Path) -> 
         build_stdlib_documents(path=str(tmp_path / "nothing"))
 
 
-def test_running_python_has_a_library() -> None:
-    documents = build_stdlib_documents()
-    names = [name for name, _ in documents.state["files"]]
-    assert "argparse.py" in names and not any("site-packages" in name for name in names)
-    assert documents.state == build_stdlib_documents().state
-
-
 def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:
     root = write_texts(tmp_path / "texts")
     documents = build_folder_documents(path=str(root)).read()
@@ -80,14 +73,6 @@ def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:
     assert [len(separate[split]) for split in SPLITS] == [60, 0, 60]
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])))  # no halves of surrogate pairs
-def test_bytes_of_a_text_are_its_tokens(text: str) -> None:
-    vocabulary = ByteVocabulary()
-    tokens = vocabulary.encode(text)
-    assert vocabulary.token_bytes[tokens].sum() == len(text.encode())
-    assert vocabulary.decode(tokens.tolist()) == text
-
-
 @pytest.fixture(scope="module")
 def bpe() -> BPEVocabulary:
     texts = ["the gradient of a block\r\n\tis sent — für größere"] * 20
@@ -99,17 +84,6 @@ def test_bpe_tokens_stand_for_all_bytes_of_any_text(bpe: BPEVocabulary, text: st
     tokens = bpe.encode(text)
     assert bpe.token_bytes[tokens].sum() == len(text.encode())
     assert bpe.decode(tokens.tolist()) == text
-
-
-def test_bpe_is_trained_the_same_each_time_and_joins_bytes(bpe: BPEVocabulary) -> None:
-    texts = ["the gradient of a block\r\n\tis sent — für größere"] * 20
-    assert BPEVocabulary.train(texts, size=280).definition == bpe.definition
-    assert bpe.size == 280 and bpe.token_bytes.max() > 1
-    assert bpe.token_bytes[bpe.end] == 0 and bpe.decode([bpe.end]) == "\n\n"
-    with pytest.raises(ValueError, match="at least 257 tokens, got vocabulary_size=9"):
-        BPEVocabulary.train(texts, size=9)
-    with pytest.raises(ValueError, match="must be byte-level, and the text without"):
-        bpe.encode("<|end_of_document|>")
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])

@@ -1,4 +1,4 @@
-"""Tests of the language model: causality, attention, optimizer, schedule, loss, scores."""
+"""Tests of the language model: causality, attention, optimizer, scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch.nn import functional
 
 from examples.language.documents import split_of
 from examples.language.model import LanguageModel
-from examples.language.schedules import Schedule
 from examples.language.transformer import rotary_angles
-from examples.language.windows import IGNORED, Batch
 from examples.quiet import quiet_trainer
 from tests.examples.language_texts import small_data, small_model, write_texts
 from tests.ranks import run_ranks
@@ -72,41 +70,6 @@ def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
         *("embedding", "attention_norm", "feed_forward_norm", "norm")
     }
     assert len(decayed["params"]) + len(others["params"]) == len(names)
-
-
-def test_rates_at_the_steps_of_a_run() -> None:
-    cosine = Schedule(warmup_share=0.1, final_share=0.2)
-    rates = [cosine.factor(step, 100) for step in (0, 4, 9, 10, 55, 100, 200)]
-    assert rates == pytest.approx([0.1, 0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
-    constant = Schedule(kind="constant", warmup_share=0.0, decay_share=0.2, final_share=0.0)
-    rates = [constant.factor(step, 100) for step in (0, 50, 80, 90, 99, 100, 200)]
-    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.05, 0.0, 0.0])
-    model = small_model(vocabulary=3, context=4, max_steps=50, learning_rate=0.4, warmup_share=0.2)
-    configured = model.configure_optimizers()
-    assert configured["lr_scheduler"]["interval"] == "step"
-    assert configured["optimizer"].param_groups[0]["lr"] == pytest.approx(0.04)
-
-
-def test_checkpointed_activations_give_the_same_gradients() -> None:
-    gradients = []
-    for checkpointing in (False, True):
-        pl.seed_everything(0, verbose=False)
-        model = small_model(vocabulary=11, context=12, activation_checkpointing=checkpointing)
-        model(tokens_of(model, 2, 12)).square().sum().backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for plain, checkpointed in zip(*gradients, strict=True):
-        assert torch.equal(plain, checkpointed)
-
-
-def test_loss_leaves_out_ignored_targets() -> None:
-    model = small_model(vocabulary=11, context=8)
-    tokens = tokens_of(model, 2, 9)
-    targets = tokens[:, 1:].clone()
-    targets[1, 5:] = IGNORED
-    batch = Batch(tokens[:, :-1], targets, None)
-    logs = model(batch.inputs).log_softmax(-1)
-    chosen = [logs[b, t, targets[b, t]] for b in range(2) for t in range(8 if b == 0 else 5)]
-    assert model.training_step(batch, 0).item() == pytest.approx(-torch.stack(chosen).mean().item())
 
 
 def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[float]:

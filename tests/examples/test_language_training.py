@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import lightning_hier as lh
 from examples.language.model import LanguageModel
-from examples.language.samples import TextSamples, generate
-from examples.language.throughput import Throughput, flops_per_token
+from examples.language.samples import TextSamples
+from examples.language.throughput import Throughput
 from examples.quiet import quiet_trainer
 from lightning_hier import BMUFAdam, HierarchicalModelParallelStrategy, HierarchicalStrategy
 from tests.examples import command_lines
@@ -141,21 +141,6 @@ def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> Non
         quiet_trainer(max_steps=1).fit(small_model(context=8), data)
 
 
-def test_generated_tokens_depend_on_their_seed_and_leave_the_random_state() -> None:
-    model = small_model(vocabulary=30, context=8)
-    start = torch.tensor([3, 4])
-    before = torch.get_rng_state()
-    drawn = [generate(model, start, tokens=20, temperature=1.0, seed=s) for s in (0, 0, 1)]
-    assert torch.equal(before, torch.get_rng_state())
-    assert drawn[0].shape == (20,) and torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-    assert model.training
-    greedy = generate(model, start, tokens=1, temperature=1e-6, seed=0)
-    assert greedy.item() == model(start[None])[0, -1].argmax().item()
-    with pytest.raises(ValueError, match="temperature above 0"):
-        TextSamples(temperature=0.0)
-
-
 def test_samples_and_throughput_are_logged_and_change_nothing(tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "texts")
     results = []
@@ -178,14 +163,6 @@ def test_samples_and_throughput_are_logged_and_change_nothing(tmp_path: Path) ->
     (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("valid/samples")]
     text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
     assert "    def " in text and "---" in text
-
-
-def test_operations_of_a_token() -> None:
-    model = LanguageModel(vocabulary=257, context=128)
-    matrices = 4 * (4 * 64**2 + 3 * 64 * 192) + 257 * 64
-    assert flops_per_token(model) == 6 * matrices + 12 * 4 * 64 * 128
-    with pytest.raises(ValueError, match="every_n_steps must be at least 1"):
-        Throughput(every_n_steps=0)
 
 
 def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:

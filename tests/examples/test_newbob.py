@@ -49,13 +49,6 @@ def test_rates_stop_at_the_minimum_and_groups_keep_their_ratio_above_it() -> Non
     assert scheduler.finished
 
 
-def test_loss_that_is_not_a_number_starts_the_ramp() -> None:
-    scheduler = NewbobLR(sgd(1.0), min_lr=0.01)
-    scheduler.step(1.0)
-    scheduler.step(float("nan"))
-    assert scheduler.get_last_lr() == [0.5]
-
-
 @pytest.mark.parametrize("cut", range(1, len(LOSSES)))
 def test_state_round_trip_continues_the_same_schedule(cut: int, tmp_path: Path) -> None:
     optimizer = sgd(0.8)
@@ -128,15 +121,3 @@ def test_trainer_halves_and_stops_at_the_minimum(monitor: str) -> None:
     assert model.rates == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
     assert trainer.current_epoch == len(LOSSES)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1)
-
-
-def test_a_finished_fit_does_not_continue_when_resumed(tmp_path: Path) -> None:
-    trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
-    trainer.fit(ScriptedLoss("valid/loss"))
-    checkpoint = tmp_path / "finished.ckpt"
-    trainer.save_checkpoint(checkpoint)
-
-    resumed = ScriptedLoss("valid/loss")
-    trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
-    trainer.fit(resumed, ckpt_path=checkpoint)
-    assert resumed.rates == []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,22 +54,6 @@ def test_every_line_once_and_as_many_batches_on_every_rank(
     # Lines are repeated only if single lines cannot be divided evenly.
     assert repeated < world_size
     assert repeated == 0 or max(sizes) == 1
-
-
-def test_repeats_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        sampler = _samplers([30, 10, 20], 4, 16)[0]
-    assert sampler.repeated == 1
-    assert "1 of 3 lines are given twice per epoch" in caplog.text
-
-
-def test_batches_of_a_step_have_similar_widths() -> None:
-    widths = np.random.default_rng(1).integers(60, 1500, 512).tolist()
-    steps = _samplers(widths, 4, 8)[0].steps(epoch=2)
-    padded = sum(max(widths[p] for p in batch) * len(batch) for step in steps for batch in step)
-    assert padded < 1.2 * sum(widths)
-    widest = [[max(widths[p] for p in batch) for batch in step] for step in steps]
-    assert np.mean([max(step) / min(step) for step in widest]) < 1.3
 
 
 def test_collate_inverts_images_and_pads_them() -> None:

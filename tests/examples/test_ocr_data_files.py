@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import zipfile
 from pathlib import Path
 
@@ -78,54 +77,6 @@ def test_unreadable_lines_stop_the_run_with_their_names(tmp_path: Path) -> None:
         assert part in message
 
 
-def test_skipped_lines_are_named_also_when_read_from_the_cache(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _manifest(tmp_path / "data")
-    (tmp_path / "data/png/train1.png").write_bytes(b"no image")
-    for _ in range(2):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            corpus = build_manifest_corpus(
-                path=tmp_path / "data", on_unreadable="skip", cache_dir=tmp_path / "cache"
-            )
-        assert "1 lines left out of corpus data:\n  png/train1.png: cannot" in caplog.text
-        assert len(corpus.train) == 3
-    # A skipped line is in the cache too. It is an error for a run that does not skip.
-    with pytest.raises(ValueError, match=r"png/train1\.png"):
-        build_manifest_corpus(path=tmp_path / "data", cache_dir=tmp_path / "cache")
-
-
-def test_selection_takes_narrow_lines_evenly_spread(tmp_path: Path) -> None:
-    _manifest(tmp_path, lines=6)
-    corpus = build_manifest_corpus(path=tmp_path, height=30, max_lines=3, max_eval_lines=2)
-    assert [line.text for line in corpus.train] == ["train 0", "train 2", "train 4"]
-    assert [line.text for line in corpus.test] == ["test 0", "test 3"]
-    # At half the height the lines are 30, 35, ... 115 pixels wide.
-    narrow = build_manifest_corpus(path=tmp_path, height=15, max_width=100)
-    assert [len(split) for split in narrow.splits.values()] == [6, 6, 3]
-    assert max(line.width for line in narrow.test) == 100
-    squeezed = build_manifest_corpus(path=tmp_path, height=30, scale=0.5)
-    assert squeezed.train[0].image.shape == (30, 30)
-
-
-def test_cache_depends_on_files_and_sizes(tmp_path: Path) -> None:
-    _manifest(tmp_path / "data")
-    cache = tmp_path / "cache"
-    first = build_manifest_corpus(path=tmp_path / "data", height=24, cache_dir=cache)
-    again = build_manifest_corpus(path=tmp_path / "data", height=24, cache_dir=cache)
-    assert len(list(cache.glob("*.npz"))) == 1
-    for split, lines in first.splits.items():
-        for one, other in zip(lines, again.splits[split], strict=True):
-            assert (one.key, one.text) == (other.key, other.text)
-            assert np.array_equal(one.image, other.image)
-    build_manifest_corpus(path=tmp_path / "data", height=25, cache_dir=cache)
-    assert len(list(cache.glob("*.npz"))) == 2
-    save(tmp_path / "data/png/train0.png", width=300, height=30)
-    changed = build_manifest_corpus(path=tmp_path / "data", height=24, cache_dir=cache)
-    assert changed.train[0].width == 240
-
-
 def test_a_split_without_lines_is_empty_and_keys_are_unique(tmp_path: Path) -> None:
     entries = _manifest(tmp_path)
     write_manifest(tmp_path, entries[:8])
@@ -156,23 +107,6 @@ def test_folders_of_pairs_with_and_without_splits(tmp_path: Path) -> None:
     _pairs(tmp_path / "flat", 70)
     more = build_folder_corpus(path=tmp_path / "flat")
     assert {line.key for line in flat.test} <= {line.key for line in more.test}
-
-
-def test_pairs_without_partner_are_named(tmp_path: Path) -> None:
-    _pairs(tmp_path, 40)
-    (tmp_path / "03.gt.txt").unlink()
-    (tmp_path / "05.bin.png").unlink()
-    (tmp_path / "07.gt.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ValueError, match="3 lines") as caught:
-        build_folder_corpus(path=tmp_path)
-    for part in (
-        "03.bin.png: no 03.gt.txt beside it",
-        "05.gt.txt: no image beside it",
-        "07.bin.png: its text cannot be read",
-    ):
-        assert part in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="no folder"):
-        build_folder_corpus(path=tmp_path / "nowhere")
 
 
 def _iam(root: Path) -> None:
@@ -210,28 +144,3 @@ def test_iam(tmp_path: Path) -> None:
     assert corpus.train[2].text == "A line , no. 1 ."
     joined = build_iam_corpus(path=tmp_path, partitions=tmp_path / "task", join_punctuation=True)
     assert joined.train[2].text == "A line, no. 1."
-
-
-def test_iam_errors_name_missing_files_and_lines(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"ascii/lines\.txt or lines\.txt"):
-        build_iam_corpus(path=tmp_path)
-    _iam(tmp_path)
-    with (tmp_path / "task/trainset.txt").open("a") as file:
-        file.write("z99-000-00\n")
-    with (tmp_path / "ascii/lines.txt").open("a") as file:
-        file.write("d01 ok 12\n")
-    (tmp_path / "lines/b02/b02-013x/b02-013x-02.png").unlink()
-    with pytest.raises(ValueError, match="3 lines of corpus iam") as caught:
-        build_iam_corpus(path=tmp_path)
-    for part in (
-        "z99-000-00: the list of the split train",
-        "row 10: no line of IAM",
-        "013x-02.png",
-    ):
-        assert part in str(caught.value)
-    (tmp_path / "task/validationset1.txt").unlink()
-    assert not build_iam_corpus(path=tmp_path, on_unreadable="skip").valid
-    for listing in (tmp_path / "task").glob("*.txt"):
-        listing.unlink()
-    with pytest.raises(FileNotFoundError, match="validationset1.txt and validationset2.txt, or"):
-        build_iam_corpus(path=tmp_path)

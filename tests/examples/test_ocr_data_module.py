@@ -55,16 +55,6 @@ def fit_on_two_ranks(cache_dir: str) -> list[list[int]]:
     return model.seen
 
 
-def test_loading_in_processes_changes_nothing(tmp_path: Path) -> None:
-    data, other = _small(tmp_path), _small(tmp_path, num_workers=1)
-    loaders = data.train_dataloader(), other.train_dataloader()
-    for epoch in (0, 1):  # the worker processes persist, and must get the new epoch
-        for loader in loaders:
-            loader.sampler.set_epoch(epoch)
-        for one, two in zip(*loaders, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-
-
 def test_two_ranks_share_the_lines(tmp_path: Path) -> None:
     outcomes = run_ranks(fit_on_two_ranks, 2, str(tmp_path))
     for epoch in range(2):

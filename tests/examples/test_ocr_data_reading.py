@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.ocr.alphabet import Alphabet
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.dataset import LineDataset
-from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
-from examples.rank_batches import BatchIndex
 from tests.examples.line_images import inked, png
 
 GREY = inked(width=100, height=30)
@@ -84,31 +80,3 @@ def test_augmentation_depends_on_seed_epoch_and_position_only() -> None:
     assert np.array_equal(first, _augmented(3, 4))
     for other in (_augmented(4, 4), _augmented(3, 5), _augmented(3, 4, seed=1)):
         assert first.shape != other.shape or not np.array_equal(first, other)
-
-
-def test_size_and_greys_stay_in_bounds() -> None:
-    for epoch in range(60):
-        image = _augmented(epoch)
-        assert image.dtype == np.uint8
-        assert image.shape[0] == 60
-        assert 180 <= image.shape[1] <= 220
-        # Paper stays much lighter than ink.
-        assert np.median(image) > 150
-        assert np.percentile(image, 2) < np.median(image) - 60
-
-
-def test_ink_is_neither_lost_nor_cut_off() -> None:
-    ink = (IMAGE < 128).sum()
-    for epoch in range(40):
-        remaining = (_augmented(epoch, fade=0, noise=0, blur=0) < 128).sum()
-        assert 0.6 * ink < remaining < 1.35 * ink
-
-
-def test_augmented_lines_have_room_for_their_text() -> None:
-    # 20 repeated characters need 39 outputs, of 5 pixels each.
-    lines = [Line(key="a", text="a" * 20, image=IMAGE)]
-    dataset = LineDataset(lines, Alphabet(), Augmentation(stretch=0.5), pixels_per_frame=5)
-    widths = [int(dataset[BatchIndex(epoch, (0,))].widths) for epoch in range(30)]
-    assert min(widths) == 195
-    plain = LineDataset(lines, Alphabet())
-    assert int(plain[BatchIndex(0, (0,))].widths) == 200

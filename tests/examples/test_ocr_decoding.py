@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -20,7 +19,6 @@ pytest.importorskip("flashlight.lib.text", reason="beam search needs flashlight-
 from examples.ocr.decoding.beam import (  # noqa: E402
     BeamOptions,
     CharacterBeam,
-    HybridBeam,
     WordBeam,
 )
 from examples.ocr.decoding.language_model import Bigram  # noqa: E402
@@ -74,26 +72,6 @@ def test_best_path_is_the_best_of_all_paths() -> None:
         assert decoded[line] == collapse(list(best))
 
 
-def test_bigram_probabilities_sum_to_one() -> None:
-    bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
-    assert set(bigram.units) == {"x", "y", "z"}
-    for history in ("<s>", "x", "y", "z", "never seen"):
-        units = (*bigram.units, "</s>", "<unk>")
-        assert sum(math.exp(bigram.log_prob(u, history)) for u in units) == pytest.approx(1)
-
-
-def test_interpolation_of_the_bigram() -> None:
-    """Events: x 2, y 1, end 2, so 5 of 3 kinds among 4 units; after <s>: x 2."""
-    bigram = Bigram([["x", "y"], ["x"]])
-    unigram = (2 + 3 / 4) / (5 + 3)
-    assert bigram.unigram_log_prob("x") == pytest.approx(math.log(unigram))
-    assert bigram.log_prob("x") == pytest.approx(math.log((2 + 1 * unigram) / (2 + 1)))
-    assert bigram.log_prob("y", "x") == pytest.approx(math.log((1 + 2 * 1.75 / 8) / (2 + 2)))
-    assert bigram.perplexity([["x"]]) == pytest.approx(
-        math.exp(-(bigram.log_prob("x") + bigram.log_prob("</s>", "x")) / 2)
-    )
-
-
 def test_kenlm_and_python_give_the_same_scores() -> None:
     bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
     units = ["<blank>", *bigram.units]
@@ -128,23 +106,6 @@ def test_character_beam_finds_the_best_text(lm_weight: float, sum_paths: bool) -
 
 @WEIGHTS
 @PATHS
-def test_hybrid_beam_finds_the_best_text(lm_weight: float, sum_paths: bool) -> None:
-    options = BeamOptions(lm_weight=lm_weight, sum_paths=sum_paths, **EXACT)
-    beam = HybridBeam(ALPHABET, TEXTS, options)
-    assert beam.hybrid.lexicon == {"ab", "a", "b"}
-
-    def language(text: str) -> float:
-        # Every repeated space has a large cost, unless the weight of the language model is 0.
-        spaces = sum(a == b == " " for a, b in itertools.pairwise(f" {text} "))
-        return -1e4 * spaces + beam.hybrid.text_log_prob(text)
-
-    for seed in range(6):
-        log_probs = random_scores(5, seed)
-        assert beam.decode(log_probs) == best_text(log_probs, options, language)
-
-
-@WEIGHTS
-@PATHS
 @pytest.mark.parametrize("word_score", [0.0, -1.0])
 def test_word_beam_finds_the_best_text(
     lm_weight: float, sum_paths: bool, word_score: float
@@ -162,13 +123,3 @@ def test_word_beam_finds_the_best_text(
         log_probs = random_scores(5, seed)
         log_probs[:, 3] -= 3  # few spaces, because this decoder may repeat them
         assert beam.decode(log_probs) == best_text(log_probs, options, language, allowed)
-
-
-def test_python_model_replaces_a_missing_kenlm(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_kenlm = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
-    monkeypatch.setitem(sys.modules, "flashlight.lib.text.decoder.kenlm", None)
-    without = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
-    for seed in range(6):
-        log_probs = random_scores(8, seed)
-        for one, other in zip(with_kenlm, without, strict=True):
-            assert one.decode(log_probs) == other.decode(log_probs)

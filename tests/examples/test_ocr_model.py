@@ -7,13 +7,11 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from examples.ocr.alphabet import Alphabet
 from examples.ocr.ctc import ctc_losses
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
-from examples.ocr.recurrent import BidirectionalLSTM
 
 
 def small(**options: object) -> DarkNetDBLSTM:
@@ -77,33 +75,6 @@ def test_outputs_of_a_line_do_not_depend_on_padding(build, height: int) -> None:
         torch.testing.assert_close(alone[:, 0], together[: frames[row], row], atol=1e-5, rtol=1e-4)
 
 
-def test_first_output_depends_on_the_end_of_the_line() -> None:
-    """Outputs depend on the whole line, so the comparison above is not trivial."""
-    model = with_statistics(small(), 24)
-    images = torch.zeros(1, 1, 24, 64)
-    before = model(images, torch.tensor([64]))[0]
-    images[..., 60:] = 1
-    after = model(images, torch.tensor([64]))[0]
-    assert (before[0] - after[0]).abs().max() > 1e-5
-
-
-def test_lstm_is_that_of_packed_sequences() -> None:
-    torch.manual_seed(0)
-    ours = BidirectionalLSTM(5, cells=4, layers=2)
-    theirs = nn.LSTM(5, 4, 2, bidirectional=True)
-    for layer in range(2):
-        for suffix, part in (("", ours.forwards[layer]), ("_reverse", ours.backwards[layer])):
-            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                source = getattr(theirs, f"{kind}_l{layer}{suffix}")
-                getattr(part, f"{kind}_l0").data.copy_(source.data)
-    sequences, lengths = torch.randn(7, 3, 5), torch.tensor([4, 7, 1])
-    packed, _ = theirs(pack_padded_sequence(sequences, lengths, enforce_sorted=False))
-    expected, _ = pad_packed_sequence(packed, total_length=7)
-    outputs = ours(sequences, lengths)
-    for row, length in enumerate(lengths.tolist()):
-        torch.testing.assert_close(outputs[:length, row], expected[:length, row])
-
-
 def uniform(frames: int, lines: int, classes: int = 3) -> Tensor:
     return torch.full((frames, lines, classes), -math.log(classes), requires_grad=True)
 
@@ -119,27 +90,6 @@ def test_a_line_too_long_for_its_frames_has_neither_loss_nor_gradient() -> None:
     assert log_probs.grad is not None
     assert log_probs.grad[:, 0].abs().max() == 0
     assert log_probs.grad[:, 1].abs().max() > 0
-
-
-def test_training_refuses_lines_too_long_for_their_frames() -> None:
-    model = small()
-    disable_logging(model)
-    batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
-    with pytest.raises(ValueError, match="line 1 has 10 frames and needs 12") as caught:
-        model.training_step(batch, 0)
-    assert "1 of the batch's 2 lines" in str(caught.value)
-    assert "unalignable='skip'" in str(caught.value)
-
-
-def test_skipped_lines_are_left_out_of_the_average() -> None:
-    model = small(unalignable="skip")
-    disable_logging(model)
-    batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
-    with pytest.warns(UserWarning, match="left out of the loss"):
-        loss = model.training_step(batch, 0)
-    log_probs, frames = model(batch.images, batch.widths)
-    losses, _ = ctc_losses(log_probs, frames, batch.targets, batch.target_lengths)
-    torch.testing.assert_close(loss, losses[0])
 
 
 def test_loss_is_the_average_over_lines() -> None:

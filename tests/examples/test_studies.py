@@ -7,7 +7,7 @@ import csv
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ pytest.importorskip("espeakng_loader", reason="the example needs the extra 'exam
 pytest.importorskip("torchmetrics", reason="the example needs the extra 'examples'")
 
 from examples.studies import defaults, page, study, two_tiered  # noqa: E402
-from examples.studies.comparison import difference  # noqa: E402
 from examples.studies.default_tasks import TASKS  # noqa: E402
-from examples.studies.defaults import Result, Run, table  # noqa: E402
 from examples.studies.speech import (  # noqa: E402
     EXPERIMENT,
     TWO_STAGE,
@@ -54,20 +52,6 @@ def test_claims_are_answered_by_pairs_of_runs_with_the_same_seed(
 ) -> None:
     rows = {("a",): _row_result(*first), ("b",): _row_result(*second)}
     assert fewer(rows, (("a",), ("b",)), "a has fewer").verdict == verdict
-
-
-def test_claims_have_the_interval_of_the_difference_and_may_allow_a_margin() -> None:
-    """The differences 1, 2 and 3 have the mean 2 and the interval 4.303 times 1 / sqrt(3)."""
-    first, second = (10.0, 10.0, 10.0), (11.0, 12.0, 13.0)
-    answer = difference("less", first, second, "errors", 2)
-    assert answer.verdict == "cannot be seen at this size"
-    assert answer.because.endswith("less by +2.00 (-0.48 to +4.48)")
-    allowed = difference("not more", first, second, "errors", 2, margin=1.0)
-    assert allowed.verdict == "holds" and allowed.because.endswith("-1.00 allowed)")
-
-
-def test_reduction_is_relative_to_the_baseline_with_the_same_seed() -> None:
-    assert _row_result(15.0, 17.0).reductions == pytest.approx((25.0, 15.0))
 
 
 def _arguments(folder: Path, **changes: Any) -> argparse.Namespace:
@@ -174,23 +158,6 @@ def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
         assert "**one seed is not enough**" in (tmp_path / "report.md").read_text()
 
 
-def test_ratios_are_to_the_first_system_with_the_same_seed() -> None:
-    losses = {("ddp", 0): 2.0, ("ddp", 1): 4.0, ("bmuf", 0): 3.0, ("bmuf", 1): 6.0}
-    runs = [
-        Result(
-            settings=asdict(Run(system=system, workers=4, steps=300, seed=seed)),
-            value=loss,
-        )
-        for (system, seed), loss in losses.items()
-    ]
-    line = next(line for line in table(runs).splitlines() if line.startswith("| bmuf"))
-    assert [cell.strip() for cell in line.split("|")[1:-1]] == [
-        "bmuf",
-        "4.500 ± 2.121",
-        "1.500 ± 0.000",
-    ]
-
-
 def test_a_run_in_the_file_is_not_done_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,9 +181,3 @@ def test_each_task_builds_a_module_and_its_data(name: str) -> None:
     limits = task.trainer_arguments(7, ranks=4)
     assert limits.get("max_steps", 7) == 7
     assert ("max_epochs" in limits) == (task.epochs is not None)
-
-
-def test_each_system_needs_a_rate_if_rates_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        defaults.main(["--systems", "ddp", "bmuf", "--rates", "0.1"])
-    assert "--rates takes 2 values, got 1" in capsys.readouterr().err
