@@ -14,13 +14,13 @@ from tests.trainer.fitting import Net, loader, weights
 
 
 def main() -> None:
-    """Train and save the model. Arguments: folder, name of the strategy, ranks of a device."""
-    folder, name, ranks_per_device = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    os.environ.setdefault("WORLD_SIZE", str(2 * ranks_per_device))
+    """Train two ranks and save the model. Arguments: folder, name of the strategy, devices."""
+    folder, name, devices = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    os.environ.setdefault("WORLD_SIZE", "2")
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=2,
-        strategy=PRESETS[name](ranks_per_device=ranks_per_device),
+        devices=devices,
+        strategy=PRESETS[name](ranks_per_device=2 // devices),
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,

@@ -20,6 +20,7 @@ from tests.trainer.fitting import (
     Net,
     fit,
     fit_on_ranks,
+    fits_on_ranks,
     fitted,
     loader,
     make_trainer,
@@ -90,7 +91,7 @@ _ONE_GROUP = partial(lh.HierarchicalStrategy, group_size="world")
 def test_automatic_values_train_as_explicit_values_to_the_last_bit(
     automatic: Any, explicit: Any
 ) -> None:
-    runs = [fit_on_ranks(2, strategy, Net, 40) for strategy in (automatic, explicit)]
+    runs = fits_on_ranks(2, *(partial(fitted, own, Net, 40) for own in (automatic, explicit)))
     for first, other in zip(*runs, strict=True):
         assert torch.equal(first.weights, other.weights)
 
@@ -98,7 +99,6 @@ def test_automatic_values_train_as_explicit_values_to_the_last_bit(
 @pytest.mark.parametrize(
     ("name", "combination"),
     [
-        ("gtc", "GTC with AdamW"),
         ("model_averaging", "ModelAveraging with AdamW"),
         ("bmuf_adam", None),
     ],

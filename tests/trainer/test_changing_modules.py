@@ -125,9 +125,11 @@ def test_looking_at_a_teacher_changes_nothing() -> None:
     assert all(run_ranks(_with_and_without, 3))
 
 
-@pytest.mark.parametrize("number", [2, 7], ids=["in the first block", "in the second"])
-@pytest.mark.parametrize("name", ["averaging", "groups", "fragments", "one model"])
+@pytest.mark.parametrize(
+    ("name", "number"), [("averaging", 7), ("groups", 2), ("fragments", 7), ("one model", 2)]
+)
 def test_teacher_resumes_exactly(name: str, number: int, tmp_path: Any) -> None:
+    """The save is in the first block or in the second."""
     ranks, strategy, _ = STRATEGIES[name]
     check_exact(ranks, strategy, tmp_path, number=number, make_model=Student)
 
@@ -152,13 +154,19 @@ def _remove_layer(model: Net) -> None:
     model.layers[2] = nn.Identity()
 
 
-@pytest.mark.parametrize("strategy", [BMUF, GTC, lh.PSPStrategy], ids=["bmuf", "gtc", "psp"])
+_REPLACED = "'layers.2.weight', 'layers.2.bias' new, 'layers.2.weight', 'layers.2."
+_REMOVED = "none new, 'layers.2.weight', 'layers.2.bias' gone"
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("strategy", "change", "message"),
     [
-        (_replace_layer, "'layers.2.weight', 'layers.2.bias' new, 'layers.2.weight', 'layers.2."),
-        (_remove_layer, "none new, 'layers.2.weight', 'layers.2.bias' gone"),
+        (BMUF, _replace_layer, _REPLACED),
+        (BMUF, _remove_layer, _REMOVED),
+        (GTC, _replace_layer, _REPLACED),
+        (lh.PSPStrategy, _remove_layer, _REMOVED),
     ],
+    ids=["bmuf", "bmuf, removed", "gtc", "psp, removed"],
 )
 def test_layers_that_are_replaced_or_removed_are_an_error(
     strategy: Any, change: Any, message: str

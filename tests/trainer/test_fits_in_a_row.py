@@ -75,31 +75,6 @@ def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
         assert name == "two_stage_asgd" or all_equal(models)
 
 
-def _with_a_failure(name: str) -> list[tuple[bool, Tensor]]:
-    """Two fits, one that fails, and another one.
-
-    Return for each but the failed one whether its group is that of the fit before, and the weights.
-    """
-    before, results = None, []
-    for model in (Net(), Net(), _Failing(), Net()):
-        strategy = STRATEGIES[name]()
-        try:
-            fit(strategy, model=model)
-        except ArithmeticError:
-            continue
-        group = strategy.communicators.group.group
-        results.append((group is before, weights(model)))
-        before = group
-    return results
-
-
-@pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
-def test_a_fit_after_a_failure_has_new_groups(name: str) -> None:
-    for fits in run_ranks(_with_a_failure, 4, name):
-        assert [same for same, _ in fits] == [False, True, False]
-        assert all_equal(model for _, model in fits)
-
-
 def _once_more(name: str) -> tuple[bool, bool]:
     """Whether a Trainer keeps its groups for later fits, and whether it keeps them after an error.
 

@@ -122,7 +122,7 @@ def test_several_optimizers_in_manual_optimization_equal_ddp() -> None:
         torch.testing.assert_close(mine.weights, theirs.weights, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true"])
+@pytest.mark.parametrize("precision", ["16-mixed", "64-true"])
 def test_precisions_train(precision: str) -> None:
     dtype = torch.float64 if precision == "64-true" else torch.float32
     data = loader(6, ranks=2, dtype=dtype)

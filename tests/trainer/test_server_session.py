@@ -20,8 +20,6 @@ from tests.distributed.port_ranks import opened
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
-_CLOSE = ServerSession.close
-
 
 def _session(ports: Ports, build: Any) -> ServerSession:
     return ServerSession(ports, build, communicators=mock.MagicMock(), timeout_s=60.0)
@@ -54,30 +52,6 @@ def test_server_loop_ends_before_its_sockets_when_the_last_wait_fails() -> None:
         ):
             session.close()
     assert served == [False]
-
-
-class _FailsOnce(Net):
-    failed = False
-
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        if not self.failed:
-            self.failed = True
-            raise ValueError("the user's own mistake")
-        return super().training_step(batch, batch_idx)
-
-
-def _fit_again() -> list[bool]:
-    model, trainer = _FailsOnce(), make_trainer("psp")
-    with mock.patch.object(ServerSession, "close", autospec=True, side_effect=_CLOSE) as close:
-        with pytest.raises(ValueError, match="own mistake"):
-            trainer.fit(model, loader(2))
-        trainer.fit(model, loader(2))
-    return [call.args[1] is None for call in close.call_args_list]
-
-
-def test_fit_after_a_failed_fit_ends_in_order() -> None:
-    """Ranks wait for each other at its end. A rank that left at once would be lost."""
-    assert run_ranks(_fit_again, 2) == [[False, True]] * 2
 
 
 class _HoldsMetrics(Net):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import lightning.pytorch as pl
@@ -86,7 +85,7 @@ def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero() -> None:
 
     Other parameters keep their state.
     """
-    cases = list(product((1, 2, 4), (False, True)))
+    cases = [(1, False), (1, True), (2, True), (4, False)]
     for case, *results in zip(cases, *run_ranks(_both_in_all, 4, cases), strict=True):
         for unfrozen, control in results:
             for ours, other in zip(unfrozen, control, strict=True):
@@ -150,7 +149,7 @@ class _UnfreezeAtTheSameRate(_Unfreeze):
 
 @pytest.mark.parametrize(
     ("group_size", "moments", "across"),
-    [(1, "corrected", "leader"), (1, "average", "leader"), (2, "corrected", "sharded")],
+    [(1, "average", "leader"), (2, "corrected", "sharded")],
 )
 def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay(
     group_size: int, moments: str, across: str
