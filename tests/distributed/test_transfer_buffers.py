@@ -13,16 +13,14 @@ import torch
 import lightning_hier as lh
 from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.blocks.shard import Shard
-from tests.trainer.fitting import BMUF, BMUF_ADAM, BMUF_GTC, Fitted, Watched, fits_on_ranks, fitted
+from tests.trainer.fitting import BMUF_GTC, Fitted, Watched, fits_on_ranks, fitted
 
 _ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=2, overlap=2)
 _DILOCO = partial(
     lh.DiLoCoStrategy, block_size=4, fragments=2, overlap=1, across_dtype="int8", warmup_steps=0
 )
 CASES: dict[str, tuple[Any, str]] = {
-    "bmuf": (BMUF, "SGD"),
     "shards of a group": (partial(BMUF_GTC, across="sharded"), "SGD"),
-    "moments": (BMUF_ADAM, "AdamW"),
     "moments in flight": (_ADAM, "AdamW"),
     "fragments in flight": (_DILOCO, "AdamW"),
 }

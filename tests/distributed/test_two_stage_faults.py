@@ -1,7 +1,4 @@
-"""Ranks of two-stage ASGD that stop or are slow, and the shared memory of a killed job.
-
-tests/trainer/test_two_stage.py tests that training continues without a dead rank.
-"""
+"""Ranks of two-stage ASGD that stop or are slow, and the shared memory of a killed job."""
 
 from __future__ import annotations
 

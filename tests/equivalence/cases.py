@@ -310,6 +310,13 @@ def difference(one: Values, other: Values) -> float:
     return worst
 
 
+def check_final(case: Case, states: Sequence[dict[str, Values]], expected: Values) -> None:
+    """Check that all ranks end with the same bits, and with the values of the reference."""
+    assert difference(states[0][case.name], expected) < case.tolerance
+    for rank, own in enumerate(states):
+        assert identical(own[case.name], states[0][case.name]), f"rank {rank}"
+
+
 def identical(one: Values, other: Values) -> bool:
     """Whether two states are bit-equal."""
     return one.keys() == other.keys() and all(torch.equal(v, other[n]) for n, v in one.items())

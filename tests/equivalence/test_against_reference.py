@@ -15,15 +15,14 @@ from tests.equivalence.cases import (
     Values,
     case,
     changed,
+    check_final,
     difference,
     fit_all,
     fit_in_chunks,
-    identical,
     run_reference,
 )
 from tests.ranks import run_ranks
 
-TOLERANCE = 1e-10
 MOMENTUM = {"momentum": 0.8, "lr": 0.05}
 THRESHOLD = 0.02
 _AVERAGE = partial(BlockMomentum, eta=0.0)
@@ -168,10 +167,7 @@ def cut_states() -> list[dict[str, Values]]:
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_and_hosts_change_nothing(case: Case, cut_states: list[dict[str, Values]]) -> None:
     """With several groups on a host, the groups of a host are averaged first."""
-    expected = run_reference(case).global_model()
-    assert difference(cut_states[0][case.name], expected) < TOLERANCE
-    for rank in (1, 2, 3):
-        assert identical(cut_states[rank][case.name], cut_states[0][case.name]), f"rank {rank}"
+    check_final(case, cut_states, run_reference(case).global_model())
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +180,7 @@ def states() -> list[dict[str, Values]]:
 def test_final_model_is_that_of_the_reference(case: Case, states: list[dict[str, Values]]) -> None:
     """All ranks have its model. Without any average, it would end elsewhere."""
     expected = run_reference(case).global_model()
-    assert difference(states[0][case.name], expected) < TOLERANCE
-    for rank in (1, 2, 3):
-        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+    check_final(case, states, expected)
     alone = run_reference(replace(case, method=Method(tau=50, outer=_AVERAGE))).global_model()
     assert case.name == "MA tau=50" or difference(alone, expected) > 1e-6
 

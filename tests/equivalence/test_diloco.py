@@ -15,10 +15,10 @@ from tests.equivalence.cases import (
     Case,
     Values,
     case,
+    check_final,
     difference,
     fit_all,
     fit_in_chunks,
-    identical,
     run_reference,
 )
 from tests.ranks import run_ranks
@@ -58,10 +58,7 @@ def states() -> list[dict[str, Values]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
-    expected = run_reference(case).global_model()
-    assert difference(states[0][case.name], expected) < 1e-10
-    for rank in (1, 2, 3):
-        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+    check_final(case, states, run_reference(case).global_model())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -96,6 +93,4 @@ def cut_states() -> list[dict[str, Values]]:
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
 def test_chunks_are_stepped_as_one_model(case: Any, cut_states: list[dict[str, Values]]) -> None:
     """Each chunk has its own step counts, which an evaluation does not change."""
-    expected = run_reference(case).global_model()
-    for state in cut_states:
-        assert difference(state[case.name], expected) < 1e-10
+    check_final(case, cut_states, run_reference(case).global_model())

@@ -17,10 +17,10 @@ from lightning_hier.comm.blocks.schedule import Schedule
 from lightning_hier.reference import DiLoCo, Method, Training, Worker
 from tests.equivalence.cases import (
     Values,
+    check_final,
     difference,
     fit_in_chunks,
     fragment_case,
-    identical,
     run_reference,
 )
 from tests.ranks import run_ranks
@@ -86,10 +86,7 @@ def states() -> list[dict[str, Values]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
-    expected = run_reference(case).global_model()
-    assert difference(states[0][case.name], expected) < 1e-10
-    for rank in (1, 2, 3):
-        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+    check_final(case, states, run_reference(case).global_model())
 
 
 @pytest.mark.parametrize("merge", [0.0, 0.5, 1.0, "progress"])

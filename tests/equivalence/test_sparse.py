@@ -15,6 +15,7 @@ from lightning_hier import BMUF, DiLoCo, ModelAveraging
 from tests.equivalence.cases import (
     Case,
     Values,
+    check_final,
     difference,
     fit_all,
     fit_in_chunks,
@@ -125,20 +126,14 @@ def states_on_hosts() -> list[dict[str, Values]]:
 
 @pytest.mark.parametrize("case", [*CASES, *IN_FRAGMENTS, ALL], ids=lambda case: case.name)
 def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
-    _compare(case, states)
+    check_final(case, states, run_reference(case).global_model())
 
 
 @pytest.mark.parametrize("case", IN_PIECES, ids=lambda case: case.name)
 def test_hosts_send_the_largest_of_their_sum(
     case: Any, states_on_hosts: list[dict[str, Values]]
 ) -> None:
-    _compare(case, states_on_hosts)
-
-
-def _compare(case: Any, states: list[dict[str, Values]]) -> None:
-    assert difference(states[0][case.name], run_reference(case).global_model()) < 1e-10
-    for rank in (1, 2, 3):
-        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+    check_final(case, states_on_hosts, run_reference(case).global_model())
 
 
 def test_evaluation_changes_nothing(states: list[dict[str, Values]]) -> None:

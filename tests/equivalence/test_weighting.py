@@ -17,9 +17,9 @@ from tests.equivalence.cases import (
     Case,
     Values,
     case,
+    check_final,
     difference,
     fragment_case,
-    identical,
     make_module,
     make_trainer,
     run_reference,
@@ -85,10 +85,7 @@ def states() -> list[dict[str, Values]]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
-    expected = run_reference(case, partial(_batch, case)).global_model()
-    assert difference(states[0][case.name], expected) < 1e-10
-    for rank in (1, 2, 3):
-        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+    check_final(case, states, run_reference(case, partial(_batch, case)).global_model())
 
 
 class Counted(Net):

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, flat, shuffled, validation
-from tests.trainer.fitting import BMUF, BMUF_ADAM, BMUF_GTC, make_trainer, this_rank, weights
-
-STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "bmuf": (2, BMUF, "SGD"),
-    "bmuf_adam": (2, BMUF_ADAM, "Adam"),
-    "bmuf_gtc": (4, BMUF_GTC, "SGD"),
-}
+from tests.trainer.fitting import BMUF, make_trainer, this_rank, weights
 
 
 class Watched(DropoutNet):
@@ -123,21 +117,3 @@ def test_checkpoint_of_only_weights_has_no_files_of_ranks(tmp_path: Path) -> Non
         model = Watched.load_from_checkpoint(path)
         assert torch.equal(weights(model), results[0])
         assert "optimizer_states" not in torch.load(path, weights_only=True)
-
-
-def _saving_or_not(strategy: Any, optimizer: str, folder: Path) -> list[list[Tensor]]:
-    saving = ModelCheckpoint(
-        folder, "{step}", every_n_train_steps=3, save_top_k=-1, save_on_train_epoch_end=True
-    )
-    settings: dict[str, Any] = {"optimizer": optimizer, "limit_val_batches": 0, "max_epochs": 2}
-    runs = [_fit(strategy, **settings)[1], _fit(strategy, saving, **settings)[1]]
-    return [[*model.seen, *model.state_dict().values()] for model in runs]
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_saving_in_the_middle_of_blocks_changes_nothing(name: str, tmp_path: Path) -> None:
-    world_size, strategy, optimizer = STRATEGIES[name]
-    for without, saving in run_ranks(_saving_or_not, world_size, strategy, optimizer, tmp_path):
-        assert all(torch.equal(a, b) for a, b in zip(without, saving, strict=True))
-    steps = {path.stem for path in tmp_path.glob("*.ckpt")}
-    assert {"step=3", "step=6", "step=9"} <= steps

@@ -78,7 +78,7 @@ def _go_on(
     return torch.load(path, weights_only=True), stopped, resumed
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (3, 1)])
 def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
     """The save is in the middle of a block, which ends there. Eta follows the number of models."""
     saved, _, resumed = _go_on(tmp_path, (before, BMUF), (after, BMUF))
@@ -100,11 +100,10 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
     assert all(not result["warned"] for result in resumed[1:])
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
-def test_diloco_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
+def test_diloco_on_another_number_of_ranks(tmp_path: Path) -> None:
     """The outer momentum is that of the last synchronisation. The run starts without look-ahead."""
     diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
-    saved, _, resumed = _go_on(tmp_path, (before, diloco), (after, diloco))
+    saved, _, resumed = _go_on(tmp_path, (2, diloco), (3, diloco))
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
     now = flat(saved["state_dict"])
@@ -130,15 +129,12 @@ def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
             assert not part["update"].any()
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
-def test_update_in_flight_is_applied_on_another_number_of_ranks(
-    before: int, after: int, tmp_path: Path
-) -> None:
+def test_update_in_flight_is_applied_on_another_number_of_ranks(tmp_path: Path) -> None:
     """The save is after two blocks and three steps.
 
     The global model contains the first block. The update of the second block is in flight.
     """
-    bmuf = partial(BMUF, overlap=True)
+    bmuf, before, after = partial(BMUF, overlap=True), 4, 2
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
@@ -158,9 +154,7 @@ def test_update_in_flight_is_applied_on_another_number_of_ranks(
     assert "the current block ended after 3 steps" in resumed[0]["warned"][0]
 
 
-@pytest.mark.parametrize(
-    "after", [{"overlap": True}, {"across_dtype": "int4"}, {"across_dtype": "bfloat16"}]
-)
+@pytest.mark.parametrize("after", [{"overlap": True}, {"across_dtype": "int4"}])
 def test_other_exchange_settings(after: dict[str, Any], tmp_path: Path) -> None:
     """With the same ranks, the current block ends, and one message names the changed setting."""
     saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, **after)))
@@ -202,7 +196,7 @@ def test_other_averaged_optimizer_state(tmp_path: Path) -> None:
         assert torch.equal(torch.cat(group), flat(saved["state_dict"]))
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
 def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
     _, _, resumed = _go_on(tmp_path, (before, ALL_SPARSE), (after, ALL_SPARSE))
     files = sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -156,25 +157,37 @@ def _save_twice(folder: Path) -> None:
     fit()
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_ranks(_save_twice, 2, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """A folder with two checkpoints of two ranks, which the test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "copied"))
+
+
 def _resume(path: Path) -> None:
     make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
 
 
 @DAMAGES
 @pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "rank_00000.pt"])
-def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, tmp_path: Path) -> None:
+def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, copied: Path) -> None:
     """``newest_checkpoint`` returns the checkpoint before it.
 
     It does not detect a flipped bit in a file of a rank, because it does not compute the checksums
     of these files.
     """
-    run_ranks(_save_twice, 2, tmp_path)
-    newest = tmp_path / "step=10.ckpt"
-    (path,) = [file for file in tmp_path.rglob(name) if "step=10" in str(file)]
+    newest = copied / "step=10.ckpt"
+    (path,) = [file for file in copied.rglob(name) if "step=10" in str(file)]
     damage(path)
     unseen = damage is _flip and path != newest
-    wanted = newest if unseen else tmp_path / "step=5.ckpt"
-    assert lh.newest_checkpoint(tmp_path) == wanted
+    wanted = newest if unseen else copied / "step=5.ckpt"
+    assert lh.newest_checkpoint(copied) == wanted
     errors = run_ranks(_resume, 2, newest, expect_failure=True)
     for error in errors:
         assert error.startswith("DamagedFileError: the checkpoint")
@@ -214,10 +227,9 @@ def _only_some_see_it(folder: Path, others: str) -> None:
 
 
 @pytest.mark.parametrize("others", ["none", "missing"])
-def test_checkpoint_that_only_some_ranks_see(others: str, tmp_path: Path) -> None:
+def test_checkpoint_that_only_some_ranks_see(others: str, copied: Path) -> None:
     """Without the check, ranks wait in different collectives until an error of gloo."""
-    run_ranks(_save_twice, 2, tmp_path)
-    for outcome in rank_outcomes(_only_some_see_it, 4, tmp_path, others):
+    for outcome in rank_outcomes(_only_some_see_it, 4, copied, others):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "ranks 0, 1 resume from" in outcome.error
@@ -284,23 +296,21 @@ def _change(folder: Path) -> str:
 
 @pytest.mark.parametrize("mistake", [_swap, _copy_older, _change])
 def test_file_of_another_rank_or_save_is_one_error_on_every_rank(
-    mistake: Any, tmp_path: Path
+    mistake: Any, copied: Path
 ) -> None:
-    run_ranks(_save_twice, 2, tmp_path)
-    (folder,) = (tmp_path / "step=10.ckpt.ranks").iterdir()
+    (folder,) = (copied / "step=10.ckpt.ranks").iterdir()
     message = mistake(folder)
-    for error in run_ranks(_resume, 2, tmp_path / "step=10.ckpt", expect_failure=True):
+    for error in run_ranks(_resume, 2, copied / "step=10.ckpt", expect_failure=True):
         assert re.match(f"DamagedFileError: .*{message}", error)
 
 
-def test_damaged_section_is_one_error_on_every_rank(tmp_path: Path) -> None:
+def test_damaged_section_is_one_error_on_every_rank(copied: Path) -> None:
     """``newest_checkpoint`` skips the checkpoint."""
-    run_ranks(_save_twice, 2, tmp_path)
-    path = tmp_path / "step=10.ckpt"
+    path = copied / "step=10.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["lightning_hier"]["sizes"] = None
     del checkpoint["lightning_hier"]["kinds"]
     torch.save(checkpoint, path)
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=5.ckpt"
+    assert lh.newest_checkpoint(copied) == copied / "step=5.ckpt"
     for error in run_ranks(_resume, 2, path, expect_failure=True):
         assert "the section 'lightning_hier' of the checkpoint is damaged, at sizes, kinds" in error

@@ -57,11 +57,6 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         "SGD",
     ),
     "sparse": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE)), "SGD"),
-    "sparse_overlap": (
-        2,
-        partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(overlap=True, **_SPARSE)),
-        "SGD",
-    ),
     "sparse_fragments": (
         2,
         partial(_GROUPS_OF_ONE, block_sync=lh.DiLoCo(fragments=2, overlap=3, merge=0.5, **_SPARSE)),
@@ -74,7 +69,6 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE, **_STREAMING)),
         "Adam",
     ),
-    "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
     "bmuf_all_reduce": (
         3,
         partial(HIERARCHICAL, group_size=3, block_sync=lh.BMUF(block_size=4)),
@@ -186,11 +180,6 @@ def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
     The first case also saves at the end of an epoch.
     """
     assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
-
-
-@pytest.mark.parametrize("number", [_slow(2), 3])
-def test_in_a_validation_within_an_epoch(number: int, tmp_path: Path) -> None:
-    _check("bmuf_gtc", tmp_path, hook="on_validation_end", number=number, val_check_interval=2)
 
 
 def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:

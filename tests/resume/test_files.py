@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import shutil
 import signal
 import time
 from functools import partial
@@ -161,15 +162,27 @@ def _save_twice(folder: Path) -> None:
     trainer.save_checkpoint(folder / "b.ckpt")
 
 
-def test_newest_complete_checkpoint(tmp_path: Path) -> None:
-    run_ranks(_save_twice, 2, tmp_path)
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "b.ckpt"
-    whole = (tmp_path / "b.ckpt").read_bytes()
-    (tmp_path / "b.ckpt").write_bytes(whole[: len(whole) // 2])
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "a.ckpt"
-    next(tmp_path.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
-    assert lh.newest_checkpoint(tmp_path) is None
-    assert lh.newest_checkpoint(tmp_path / "nothing") is None
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_ranks(_save_twice, 2, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    """A folder with two checkpoints of two ranks, which the test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "copied"))
+
+
+def test_newest_complete_checkpoint(copied: Path) -> None:
+    assert lh.newest_checkpoint(copied) == copied / "b.ckpt"
+    whole = (copied / "b.ckpt").read_bytes()
+    (copied / "b.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert lh.newest_checkpoint(copied) == copied / "a.ckpt"
+    next(copied.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
+    assert lh.newest_checkpoint(copied) is None
+    assert lh.newest_checkpoint(copied / "nothing") is None
 
 
 def _resume(*paths: Path) -> None:
@@ -178,19 +191,17 @@ def _resume(*paths: Path) -> None:
     make_trainer(BMUF(), max_epochs=2).fit(DropoutNet(), shuffled(5), ckpt_path=path)
 
 
-def test_incomplete_checkpoint_is_refused_on_every_rank(tmp_path: Path) -> None:
-    run_ranks(_save_twice, 2, tmp_path)
-    next(tmp_path.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
-    for outcome in rank_outcomes(_resume, 2, tmp_path / "a.ckpt"):
+def test_incomplete_checkpoint_is_refused_on_every_rank(copied: Path) -> None:
+    next(copied.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
+    for outcome in rank_outcomes(_resume, 2, copied / "a.ckpt"):
         assert outcome.error is not None
         assert "DamagedFileError: the checkpoint is incomplete or damaged" in outcome.error
         assert "rank_00001.pt" in outcome.error
         assert "newest_checkpoint" in outcome.error
 
 
-def test_ranks_must_read_the_same_save(tmp_path: Path) -> None:
-    run_ranks(_save_twice, 2, tmp_path)
-    for outcome in rank_outcomes(_resume, 2, tmp_path / "a.ckpt", tmp_path / "b.ckpt"):
+def test_ranks_must_read_the_same_save(copied: Path) -> None:
+    for outcome in rank_outcomes(_resume, 2, copied / "a.ckpt", copied / "b.ckpt"):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "rank 1 resume from" in outcome.error
@@ -249,10 +260,9 @@ def test_checkpoint_that_is_saved_after_fit(tmp_path: Path) -> None:
         assert torch.equal(flat(saved), half.weights)
 
 
-def test_loads_without_this_package(tmp_path: Path) -> None:
+def test_loads_without_this_package(copied: Path) -> None:
     """The checkpoint loads in plain torch, in plain Lightning, and under Lightning's DDP."""
-    path = tmp_path / "a.ckpt"
-    run_ranks(_save_twice, 2, tmp_path)
+    path = copied / "a.ckpt"
     plain = DropoutNet()
     plain.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
     assert torch.equal(weights(plain), weights(DropoutNet.load_from_checkpoint(path)))

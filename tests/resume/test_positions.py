@@ -222,12 +222,11 @@ def _cases(data: Callable[[], Any]) -> dict[str, Case]:
     }
 
 
-WITH_LENGTH = _cases(_WithLength)
 WITHOUT_LENGTH = _cases(_Stateful)
 OF_TORCHDATA = _cases(_of_torchdata)
 
 
-@pytest.mark.parametrize("cases", ["WITH_LENGTH", "WITHOUT_LENGTH", "OF_TORCHDATA"])
+@pytest.mark.parametrize("cases", ["WITHOUT_LENGTH", "OF_TORCHDATA"])
 def test_loaders_with_a_state_continue_on_each_rank(cases: str, tmp_path: Path) -> None:
     if cases == "OF_TORCHDATA":
         pytest.importorskip("torchdata")
@@ -278,10 +277,6 @@ class _NoLength(Sampler[list[int]]):
 def _drawn() -> Any:
     data = NoisyData(10)
     return DataLoader(data, batch_size=ROWS, sampler=RandomSampler(data))
-
-
-def _without_length() -> Any:
-    return DataLoader(NoisyData(10), batch_sampler=_NoLength())
 
 
 class _Pairs(DropoutNet):
