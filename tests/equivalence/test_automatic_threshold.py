@@ -14,7 +14,6 @@ from tests.ranks import run_ranks
 
 STEPS = 120
 HALF = 60
-DENSITIES = (0.02, 0.1)
 
 
 class DensityAfter(Callback):
@@ -29,7 +28,7 @@ class DensityAfter(Callback):
 
 _RUN = {"dense_below": 200, "net": "wide", "batches": STEPS}
 CASES = [
-    *(case(f"GTC {own}", GTCStrategy, density=own, **_RUN) for own in DENSITIES),
+    case("GTC", GTCStrategy, density=0.02, **_RUN),
     case("BMUF_GTC", BMUFGTCStrategy, group_size=2, density=0.1, block_size=7, **_RUN),
 ]
 
@@ -57,7 +56,6 @@ def test_ranks_are_equal_bit_for_bit(name: str, outcomes: Outcomes) -> None:
         assert identical(outcomes[0][name][0], other[name][0])
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-def test_density_is_about_the_wanted_one(density: float, outcomes: Outcomes) -> None:
-    sent = [own[f"GTC {density}"][1] for own in outcomes]
-    assert sum(sent) / len(sent) == pytest.approx(density, rel=0.3)
+def test_density_is_about_the_wanted_one(outcomes: Outcomes) -> None:
+    sent = [own["GTC"][1] for own in outcomes]
+    assert sum(sent) / len(sent) == pytest.approx(0.02, rel=0.3)

@@ -59,7 +59,6 @@ CASES = [
     _case("NAdam, foreach", NADAM, options={"foreach": True}),
     _case("RAdam", RADAM, batches=13),
     _case("Adam averaged", moments="average"),
-    _case("NAdam averaged", NADAM, moments="average"),
     *(
         _case(f"eta=0, {own}", NADAM, moments=own, block_size=tau, block_momentum=0.0)
         for own, tau in (("average", 1), ("corrected", 2))
@@ -72,9 +71,7 @@ CASES = [
     _case("accumulating", batches=9, accumulate=2, epochs=2),
     _case("BatchNorm", batches=8, **WITH_BATCH_NORM),
     _case("warm-up", batches=12, warmup_steps=4),
-    _case("NAdam, warm-up", NADAM, batches=12, tolerance=FLOAT32_COUNTS, warmup_steps=4),
     _case("unused", batches=14, **UNUSED),
-    _case("unused, NAdam averaged", NADAM, batches=14, **UNUSED, moments="average"),
     _case("unused by all ranks", NADAM, batches=UNUSED_BY_ALL + 2, block_size=1, **UNUSED),
     _tiers("group of all", 4, threshold=THRESHOLD),
     _tiers("P=2", 2),

@@ -54,10 +54,7 @@ _AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
 _GTC = {"threshold": 0.02, "dense_below": 0, "net": "batch_norm"}
 CASES = [
     _bmuf("BMUF"),
-    *(
-        _two_tiers(f"overlapping, {own}", own, overlap=True, net="batch_norm", batches=10)
-        for own in ("leader", "sharded")
-    ),
+    _two_tiers("overlapping", "sharded", overlap=True, net="batch_norm", batches=10),
     _bmuf("across epochs", epochs=3),
     *(_two_tiers(f"{own}, BatchNorm", own, **_AVERAGE) for own in ("leader", "sharded")),
     _two_tiers("accumulating, BatchNorm", accumulate=2, batches=9, **_AVERAGE),
@@ -73,7 +70,6 @@ CASES = [
         **_GTC,
     ),
     _outer("groups of two", group=2),
-    _outer("AdamW outside", outer_optimizer=ADAMW),
     _outer("AdamW outside, overlapping", outer_optimizer=ADAMW, overlap=True),
     case("GTC, BatchNorm", GTCStrategy, trainer={"val_check_interval": 1}, **_GTC),
 ]
