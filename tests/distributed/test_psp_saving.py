@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import heard, opened
-from tests.distributed.psp_world import psp_world
+from tests.distributed.server_world import World, server_world
 from tests.equivalence.test_psp import loss_gradients, start
 from tests.ranks import run_ranks
 from tests.waiting import WAIT_S, wait_until
+
+
+def psp_world(
+    optimizers: Sequence[Optimizer],
+    *,
+    timeout_s: float = 20.0,
+    **settings: Any,
+) -> AbstractContextManager[World[PSPEngine]]:
+    """Start training with PSP-SGD on this rank, with settings of :class:`PSPSettings`."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    chosen = PSPSettings(timeout_s=timeout_s, **settings)
+
+    def build(rank: int, ports: Ports, channel: RequestChannel) -> PSPEngine:
+        return PSPEngine(
+            rank, optimizers, channel, ports.server, world_size=world_size, settings=chosen
+        )
+
+    return server_world(build, timeout_s=timeout_s)
+
 
 NUMEL = 500_000
 

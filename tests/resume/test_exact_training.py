@@ -23,10 +23,10 @@ from tests.trainer.fitting import (
     HIERARCHICAL,
     all_equal,
     make_trainer,
+    scaled,
     this_rank,
     weights,
 )
-from tests.trainer.trainer_settings import scaled
 
 
 class OverflowingNet(DropoutNet):

@@ -20,10 +20,10 @@ from tests.trainer.fitting import (
     fit_on_ranks,
     fits_on_ranks,
     fitted,
+    scaled,
     this_rank,
 )
 from tests.trainer.mistakes import check_errors
-from tests.trainer.trainer_settings import scaled
 
 
 class _AdamNet(Net):

@@ -11,8 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import BMUF_GTC, GTC, Net, fit, fit_on_ranks
-from tests.trainer.trainer_settings import logged_rows, logging_to
+from tests.trainer.fitting import BMUF_GTC, GTC, Net, fit, fit_on_ranks, logged_rows, logging_to
 
 _BMUF_GTC = partial(BMUF_GTC, block_size=3)
 

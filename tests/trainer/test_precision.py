@@ -12,10 +12,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
+from lightning_hier.strategies.step_gradients import StepGradients
 from tests.ranks import run_ranks
 from tests.trainer.breaking import Breaks
-from tests.trainer.fitting import BMUF_GTC, GTC, Net, all_equal, fit, fit_on_ranks, this_rank
-from tests.trainer.trainer_settings import scaled
+from tests.trainer.fitting import (
+    BMUF_GTC,
+    GTC,
+    Net,
+    all_equal,
+    fit,
+    fit_on_ranks,
+    scaled,
+    this_rank,
+)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +143,44 @@ def test_an_overflow_skips_one_step_of_one_optimizer() -> None:
     first, _ = fit_on_ranks(2, strategy, _Adversaries, **scaled())
     assert first.notes == [True] * 6
     assert first.loss_scale == 512.0
+
+
+SCALE = 1024.0
+
+
+def _taken(kind: Any, factors: list[float], **settings: Any) -> list[Tensor | None]:
+    """Gradients at each step, which equal the factors, or None where the step was skipped."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = kind([parameter], lr=0.5, **settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    gradients_of_steps: list[Tensor | None] = []
+
+    def take() -> None:
+        assert parameter.grad is not None
+        gradients_of_steps.append(parameter.grad.clone())
+
+    gradients = StepGradients(optimizer, check=lambda: None, take=take)
+    for factor in factors:
+        gradients.taken = False
+        scaler.scale((factor * parameter).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not gradients.taken:
+            gradients_of_steps.append(None)
+        optimizer.zero_grad()
+    assert torch.equal(parameter, torch.ones(3)) and not optimizer.state[parameter]
+    return gradients_of_steps
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_fused_optimizers_get_unscaled_finite_gradients(kind: Any) -> None:
+    """A GradScaler leaves unscaling and the check to a fused optimizer."""
+    factors = [0.25, float("inf"), 3.0]
+    plain = _taken(kind, factors)
+    fused = _taken(kind, factors, fused=True)
+    for steps in (plain, fused):
+        assert [None if one is None else one.tolist() for one in steps] == [
+            [0.25] * 3,
+            None,
+            [3.0] * 3,
+        ]

@@ -1,4 +1,4 @@
-"""A request channel of tests, without threads, sockets and clock."""
+"""A request channel and a server port of tests, without threads, sockets and clock."""
 
 from __future__ import annotations
 
@@ -59,3 +59,20 @@ class _Loop:
 
     def fail(self, error: BaseException) -> None:
         raise error
+
+
+class Replying:
+    """The sending side of a server port.
+
+    Attributes:
+        send: function that gets an address and a message, and returns whether it is queued.
+        sending: addresses to which a message is still queued.
+
+    """
+
+    def __init__(self, send: Callable[[bytes, Message], bool]) -> None:
+        self.send = send
+        self.sending: set[bytes] = set()
+
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        return address in self.sending

@@ -23,8 +23,7 @@ from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
-from tests.unit.lone_channel import LoneChannel
-from tests.unit.replying import Replying
+from tests.unit.lone_channel import LoneChannel, Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
 # Returns the gradients of a rank at a step, in the order of its parameters.

@@ -21,7 +21,7 @@ from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
-from tests.unit.replying import Replying
+from tests.unit.lone_channel import Replying
 
 
 class Served:

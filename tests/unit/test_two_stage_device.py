@@ -22,8 +22,7 @@ from lightning_hier.parameter_server.two_stage.replica import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.equivalence.two_stage import FEATURES, START, OneDevice, ReferenceMaster, batch
-from tests.unit.lone_channel import LoneChannel
-from tests.unit.replying import Replying
+from tests.unit.lone_channel import LoneChannel, Replying
 
 ETA = 0.1
 

@@ -18,8 +18,7 @@ from lightning_hier.parameter_server.two_stage.pushes import Push
 from lightning_hier.parameter_server.two_stage.replica import Replica, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
-from tests.unit.lone_channel import LoneChannel
-from tests.unit.replying import Replying
+from tests.unit.lone_channel import LoneChannel, Replying
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)

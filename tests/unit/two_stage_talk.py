@@ -12,7 +12,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
-from tests.unit.replying import Replying
+from tests.unit.lone_channel import Replying
 
 ETA = 0.25
 LIMIT_S = 10.0
