@@ -26,7 +26,7 @@ BOUNDS = {"bfloat16": 1e-3, "int8": 5e-3, "int4": 5e-3 * 127 / 7}
 def _cases(dtype: str) -> list[Case]:
     settings: Any = {"block_size": 3, "across_dtype": dtype, "momentum": 0.5, "batches": 15}
     return [
-        case(f"{dtype}, overlap {overlap}", BMUFStrategy, **settings, epochs=6, overlap=overlap)
+        case(f"{dtype}, overlap {overlap}", BMUFStrategy, **settings, epochs=8, overlap=overlap)
         for overlap in (False, True)
     ]
 
