@@ -16,6 +16,7 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import lightning_hier as lh
+from lightning_hier.comm.progress_record import PeerError
 from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     BMUF,
@@ -78,14 +79,15 @@ def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
 def _once_more(name: str) -> tuple[bool, bool]:
     """Whether a Trainer keeps its groups for later fits, and whether it keeps them after an error.
 
-    The first two fits succeed, the third one fails.
+    The first two fits succeed, the third one fails. Under servers, a rank may learn of the error of
+    the other one before it raises its own.
     """
     trainer = fit(STRATEGIES[name]())
     strategy: Any = trainer.strategy
     groups = [strategy.communicators.group.group]
     for model in (Net(), _Failing(), Net()):
         trainer.fit_loop.max_epochs += 1
-        with suppress(ArithmeticError):
+        with suppress(ArithmeticError, PeerError):
             trainer.fit(model, loader(6))
         groups.append(strategy.communicators.group.group)
     return groups[0] is groups[1] is groups[2], groups[2] is groups[3]
