@@ -20,7 +20,7 @@ from torch import Tensor
 
 import lightning_hier
 from examples.loopback import free_port, loopback_interface
-from lightning_hier.loop.wrapping import unwrapped_module
+from lightning_hier.loop.wrapping import without_ddp
 from tests.conftest import REPOSITORY
 from tests.ranks import run_ranks
 
@@ -93,7 +93,7 @@ def _run(loop: str, arguments: list[str]) -> tuple[Tensor, list[float]]:
     attach, modules = lightning_hier.attach, []
 
     def noted(model: torch.nn.Module, *args: Any, **settings: Any) -> Any:
-        modules.append(unwrapped_module(model))
+        modules.append(without_ddp(model))
         return attach(model, *args, **settings)
 
     lightning_hier.attach = noted  # this process ends with the run

@@ -14,7 +14,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 
 import lightning_hier as lh
 from lightning_hier.strategies.trainer_changes import TrainerChanges
@@ -33,6 +35,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Closure": (lambda: None,),
     "CombinedLoader": ([],),
     "_DatasetSamplerWrapper": ([0],),
+    "DistributedDataParallel": (nn.Linear(1, 1),),
 }
 
 
@@ -100,6 +103,15 @@ def trainer() -> Any:
     return pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
 
 
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    """A process group of one rank, which DDP needs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("path", USES)
 def test_listed_name_exists(path: str, trainer: Any) -> None:
     holder, names = trainer, path.split(".")[1:]
