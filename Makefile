@@ -3,7 +3,7 @@
 # environment.
 
 PYTHON ?= python3
-EXTRAS := cli,elastic,stateful,examples,bench,docs,dev
+EXTRAS := cli,elastic,loops,stateful,examples,bench,docs,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
 # Test files run in parallel: more than cores, because ranks often wait for each other.
@@ -135,7 +135,7 @@ endef
 NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
 NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
 NEEDED_ELASTIC := lightning matplotlib pyzmq scikit-learn torch torchft-nightly
-NEEDED := $(NEEDED_EXAMPLES) mypy pytest pytest-xdist ruff
+NEEDED := $(NEEDED_EXAMPLES) accelerate mypy pytest pytest-xdist ruff
 named-environment:
 	@$(call has,$(NEEDED)) || $(MAKE) --no-print-directory $(VENV)/.installed
 named-environment-examples:

@@ -1,4 +1,4 @@
-"""Options, data, model and losses of ``examples/plain_loop.py``."""
+"""Options, data, model and losses of ``examples/plain_loop.py`` and ``accelerate_loop.py``."""
 
 from __future__ import annotations
 
