@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier
 from tests.docs.pages import Page
@@ -52,6 +54,33 @@ def test_pages_train(tmp_path: Path) -> None:
     first, second = run_ranks(_trained, 2, str(tmp_path), blocks, ranks_per_node=1)
     assert first == second
     assert {steps for _, steps in first.values()} == {4}
+
+
+def _looped(folder: str, code: str) -> list[float]:
+    """Weights after the loop of a page, over three batches of this rank."""
+    os.chdir(folder)
+    dist.init_process_group("gloo")
+    model, generator = Net(), torch.Generator().manual_seed(dist.get_rank())
+    batch = torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
+    names = {
+        "DistributedDataParallel": DistributedDataParallel,
+        "lightning_hier": lightning_hier,
+        "loader": [batch] * 3,
+        "loss": torch.nn.functional.mse_loss,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1),
+        "validate": lambda _: None,
+    }
+    run_code([code.replace("% 1000", "% 2")], names)
+    return weights(model).tolist()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/loop.md"])
+def test_plain_loops(page: str, tmp_path: Path) -> None:
+    (block,) = Page.read(page).code(f"{THIS}::test_plain_loops")
+    first, second = run_ranks(_looped, 2, str(tmp_path), block.text, ranks_per_node=1)
+    assert first == second
+    assert (tmp_path / "checkpoints/2/.metadata").exists() == ("dcp" in block.text)
 
 
 def test_registered_name() -> None:
