@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +26,22 @@ from lightning_hier.membership.rules import (
 
 MOST_ATTEMPTS = 10
 """Attempts of one synchronisation, or to join, of groups that may not reach each other."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An exchange with the groups of a quorum.
+
+    Attributes:
+        quorum: the quorum.
+        members: groups that exchange.
+        failed: why it has failed in this group, or "".
+
+    """
+
+    quorum: Quorum
+    members: Sequence[Entry]
+    failed: str = ""
 
 
 class GroupExchange:
@@ -70,6 +86,7 @@ class GroupExchange:
         self._positions: dict[int, Sequence[int]] = {}
         self.present: Sequence[int] = ()
         self.joined = False
+        self._begun: Attempt | None = None
 
     @property
     def across(self) -> Channel:
@@ -115,14 +132,36 @@ class GroupExchange:
         """
         if not self.quorums.progress.last_commit:  # otherwise a checkpoint had the model
             # Nothing to undo: the next attempt overwrites the model again.
-            self._exchange("init", lambda: broadcast(self.across), lambda: None, self._together)
+            share, nothing = partial(broadcast, self.across), lambda: None
+            self._exchange("init", share, nothing, nothing, quorum=self._together)
 
-    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def begin(self, name: str, attempt: Callable[[], None]) -> None:
+        """Begin the next :meth:`synchronise`, whose arguments and errors these are.
+
+        If it fails, the groups find out when they vote.
+        """
+        self._begun = self._attempted("block", attempt, name)
+
+    def fail(self, error: PeerError) -> None:
+        """Give up what has begun. Does not communicate."""
+        assert self._begun is not None, "an exchange is in flight"
+        self._begun = replace(self._begun, failed=str(error))
+        self._disconnect()  # other ranks that still wait for this one then fail at once
+
+    def synchronise(
+        self,
+        name: str,
+        attempt: Callable[[], None],
+        complete: Callable[[], None],
+        undo: Callable[[], None],
+    ) -> None:
         """Synchronise with the groups that are present. Afterwards the result counts everywhere.
 
         Args:
             name: name of what is synchronised. Groups that synchronise something else are an error.
-            attempt: exchanges with the groups, while :class:`Communicators` has their channels.
+            attempt: starts an exchange, while :class:`Communicators` has the channels of the groups
+                that are present. Not called if it has begun.
+            complete: completes the exchange, with the same channels.
             undo: restores the state before ``attempt``, which may not have been called.
 
         Raises:
@@ -130,7 +169,7 @@ class GroupExchange:
                 synchronisation and must restart.
 
         """
-        self._exchange("block", attempt, undo, part=name)
+        self._exchange("block", attempt, complete, undo, part=name)
         self.quorums.progress.commits += 1
 
     def joiners(self) -> tuple[str, Sequence[Entry]]:
@@ -151,17 +190,18 @@ class GroupExchange:
         self,
         phase: Phase,
         attempt: Callable[[], None],
+        complete: Callable[[], None],
         undo: Callable[[], None],
         quorum: Quorum | None = None,
         part: str = "",
     ) -> None:
         progress = self.quorums.progress
         for attempts in count(1):
-            current = quorum or self.quorums.gathered(phase, part)
-            members = members_of(current, progress.last_commit)
-            if self.settings.group not in [entry.group for entry in members]:
-                raise PeerError(out_of_order(self.settings.group, part, members))
-            failed = self._attempted(current, members, attempt)
+            tried = self._begun or self._attempted(phase, attempt, part, quorum)
+            self._begun = None
+            current, members = tried.quorum, tried.members
+            further = partial(self._with_channels, len(members), complete)
+            failed = self._tried(tried, further).failed
             # A group that has failed votes as well: without its vote, the others would wait.
             if self.quorums.vote(current, members, ok=not failed):
                 break
@@ -187,46 +227,64 @@ class GroupExchange:
         self._report(groups)
 
     def _attempted(
-        self, quorum: Quorum, members: Sequence[Entry], attempt: Callable[[], None]
-    ) -> str:
-        """Connect the groups and exchange. Returns why it failed on a rank of this group, or ""."""
-        failed, addresses = "", [entry.address for entry in members]
-        try:
+        self,
+        phase: Phase,
+        attempt: Callable[[], None],
+        part: str = "",
+        quorum: Quorum | None = None,
+    ) -> Attempt:
+        """Connect the groups that are present, and start an exchange."""
+        current = quorum or self.quorums.gathered(phase, part)
+        members = members_of(current, self.quorums.progress.last_commit)
+        if self.settings.group not in [entry.group for entry in members]:
+            raise PeerError(out_of_order(self.settings.group, part, members))
+        addresses = [entry.address for entry in members]
+
+        def connect_and_attempt() -> None:
             # A group that was started again has a store at another address.
             if self._connected != addresses:
                 self._connections.close()
                 self._connections.connect(
-                    quorum.identifier,
+                    current.identifier,
                     members,
                     self.settings.group,
                     host=self.quorums.host,
                     timeout=self.settings.exchange_timeout,
                 )
-            with self._with_channels(len(members)):
-                attempt()
+                self._connected = addresses
+            self._with_channels(len(members), attempt)
+
+        return self._tried(Attempt(current, members), connect_and_attempt)
+
+    def _tried(self, tried: Attempt, further: Callable[[], None]) -> Attempt:
+        """Continue an attempt, unless it has failed on this rank."""
+        failed = tried.failed
+        try:
+            if not failed:
+                further()
         except GroupLostError as error:
             failed = str(error)
         # The group votes as one, so a failure on any of its ranks is one of all.
         failures = [text for text in gather_json(failed, self._own.device) if text]
-        self._connected = addresses
         if failures:
             # Other groups that still wait for this one then fail at once.
             self._disconnect()
-        return failures[0] if failures else ""
+        return replace(tried, failed=failures[0] if failures else "")
 
     def _disconnect(self) -> None:
         self._connected = ()
         self._connections.close()
+        self._own.route.in_flight.abandon()
 
-    @contextmanager
-    def _with_channels(self, groups: int) -> Iterator[None]:
+    def _with_channels(self, groups: int, function: Callable[[], None]) -> None:
+        """Call a function while the channels of this rank are those of the groups."""
         own = self._own
         # `across` and the route have the channel of the connections all the time (ElasticFit).
         before = own.layout, own.world
         own.layout, own.world = self._connections.layout, self._connections.world
         own.route.inter_host_ranks = groups
         try:
-            yield
+            function()
         finally:
             own.layout, own.world = before
 

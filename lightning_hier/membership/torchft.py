@@ -17,7 +17,6 @@ _INSTALL = "pip install '.[elastic]' in the folder of lightning_hier"
 _REASONS = {
     "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
     "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
-    "overlap": "agree on every mean before they go on, pass overlap=False",
 }
 
 
@@ -105,12 +104,10 @@ def check_membership(
         raise ValueError(
             f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
         )
-    overlap = getattr(sync, "overlap", False)
     # Keys are settings as a user writes them, with their values.
     problems = {
         "block_sync=None": sync is None,
         f"warmup_steps={warmup_steps}": warmup_steps > 0,
-        f"overlap={overlap}": bool(overlap),
     }
     for name, is_problem in problems.items():
         if is_problem:
@@ -119,12 +116,30 @@ def check_membership(
                 f"{_REASONS[name.partition('=')[0]]}"
             )
     if sync is not None:
+        check_delay(sync)
         sync.check_eta_of()
     if limit.total_seconds() < 3 * settings.join_timeout_s:
         raise ValueError(
             f"timeout must be at least three times join_timeout_s, got timeout={limit} "
             f"and join_timeout_s={settings.join_timeout_s:g}: a group waits for others up to a "
             "third of timeout"
+        )
+
+
+def check_delay(sync: BlockSync) -> None:
+    """Check that each fragment is applied before the next one is sent, if block_size is a number.
+
+    Raises:
+        ValueError: the delay is longer.
+
+    """
+    known = sync.block_size != "auto"
+    if sync.overlap is True or (known and not sync.applies_between_sends):
+        raise ValueError(
+            f"overlap={sync.overlap} in blocks of block_size={sync.block_size} with "
+            f"fragments={sync.fragments} can't be combined with membership=TorchFT(...): groups "
+            "that come and go vote on a fragment before they send the next, pass an overlap below "
+            "block_size / fragments"
         )
 
 

@@ -23,7 +23,7 @@ from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
-from lightning_hier.membership.torchft import TorchFT, check_membership
+from lightning_hier.membership.torchft import TorchFT, check_delay, check_membership
 from lightning_hier.strategies import (
     module_setup,
     optimizer_checks,
@@ -119,6 +119,16 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             trainer_checks.check_compressible(self._module)
 
     @override
+    def _check_optimizers(self) -> None:
+        super()._check_optimizers()
+        if self.membership and self.block_sync and self.block_sync.overlap:
+            if len(self.optimizers) > 1:
+                raise ValueError(
+                    f"overlap={self.block_sync.overlap} with membership=TorchFT(...) supports one "
+                    f"optimizer, got {len(self.optimizers)}: pass overlap=False"
+                )
+
+    @override
     def setup_environment(self) -> None:
         super().setup_environment()
         if self._layer_sync is not None:  # Lightning's would compute statistics over the world
@@ -145,6 +155,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         used = self._open_session()
+        if self.membership and used.block_sync:
+            check_delay(used.block_sync)  # with the number that stands for "auto"
         self.gradient_sync, session = used.gradient_sync, self._fit_session
         session.reduce_by_ddp(used, partial(module_setup.wrap_by_ddp, self))
         # DDP would copy the model of the first rank of each group only.

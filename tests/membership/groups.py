@@ -123,9 +123,10 @@ class Module(pl.LightningModule):
 
     def on_train_batch_end(self, *_: Any) -> None:
         strategy: Any = self.trainer.strategy
-        exchange, fragments = strategy._elastic.exchange, self.run.sync.fragments
-        if self.step % (self.run.sync.steps // fragments) == 0:
-            model = weights(self) if fragments == 1 else global_models(strategy._fit_session)
+        exchange, sync = strategy._elastic.exchange, self.run.sync
+        if self.step % (sync.steps // sync.fragments) == 0:
+            whole = sync.fragments == 1 and not sync.overlap
+            model = weights(self) if whole else global_models(strategy._fit_session)
             self.write(
                 commits=exchange.commits, present=list(exchange.present), used=self.used,
                 epoch=self.trainer.current_epoch, step=self.step, model=model,

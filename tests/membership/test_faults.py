@@ -22,15 +22,17 @@ from tests.waiting import leave_mark, wait_for_marks, wait_until
 TAU = 4
 
 
-@pytest.mark.parametrize("place", ["exchange", "send", "commit"])
-def test_a_group_dies_in_a_synchronisation(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "delay"), [("exchange", 0), ("send", 0), ("commit", 0), ("send", 2)]
+)
+def test_a_group_dies_in_a_synchronisation(place: str, delay: int, tmp_path: Path) -> None:
     """If the group dies before the vote, the others repeat the synchronisation without it.
 
     If the group dies after the vote, the synchronisation counts.
     """
     lives = [Life(0), Life(1, dies_at=(place, 2)), Life(2)]
     with lighthouse() as address:
-        sync = lh.DiLoCo(block_size=TAU, across_dtype="int8")
+        sync = lh.DiLoCo(block_size=TAU, overlap=delay, across_dtype="int8")
         run = Run(str(tmp_path), address, sync, steps=20, optimizer="AdamW", join_timeout_s=5.0)
         outcomes = live_all(run, lives)
     assert [outcome.error for outcome in outcomes] == [None] * 3

@@ -34,11 +34,19 @@ class Repeated:
     def __init__(self, *, counts: bool) -> None:
         self.counts = counts
 
-    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def synchronise(
+        self,
+        name: str,
+        attempt: Callable[[], None],
+        complete: Callable[[], None],
+        undo: Callable[[], None],
+    ) -> None:
         for _ in range(ATTEMPTS - 1):
             attempt()
+            complete()
             undo()
         attempt()
+        complete()
         if not self.counts:
             raise PeerError("the Lighthouse was lost before the vote")
 

@@ -58,7 +58,8 @@ def test_values_outside_their_range(values: dict[str, Any], message: str) -> Non
     [
         ({"block_sync": None}, "block_sync=None can't be combined with membership"),
         ({"warmup_steps": 10}, "warmup_steps=10 can't .* pass warmup_steps=0"),
-        ({"block_sync": lh.BMUF(overlap=True)}, "overlap=True can't .* pass overlap=False"),
+        ({"block_sync": lh.BMUF(overlap=True)}, "overlap=True in .* below block_size / fragments"),
+        ({"block_sync": lh.BMUF(block_size=8, fragments=2, overlap=4)}, "overlap=4 in blocks of"),
         ({"block_sync": lh.BMUF(block_lr=2.0)}, "block_lr=2 .* membership must be at most c=1"),
         ({"timeout": timedelta(seconds=60)}, "timeout must be at least three times join"),
         ({"membership": ADDRESS}, r"membership must be None or TorchFT\(...\)"),

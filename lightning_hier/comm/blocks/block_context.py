@@ -15,19 +15,33 @@ from lightning_hier.comm.blocks.bucket import Merge
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterStep
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import PeerError
 
 
 class Membership(Protocol):
     """Finds the groups that are present, and agrees with them whether a synchronisation counts."""
 
-    def synchronise(self, name: str, attempt: Callable[[], None], undo: Callable[[], None]) -> None:
+    def begin(self, name: str, attempt: Callable[[], None]) -> None:
+        """Begin the first attempt of the next :meth:`synchronise`, some steps before it."""
+
+    def fail(self, error: PeerError) -> None:
+        """Give up what has begun, because it has failed on this rank. Does not communicate."""
+
+    def synchronise(
+        self,
+        name: str,
+        attempt: Callable[[], None],
+        complete: Callable[[], None],
+        undo: Callable[[], None],
+    ) -> None:
         """Exchange with the groups that are present, until an attempt has succeeded in all.
 
         A collective of this rank's group.
 
         Args:
             name: name of what is exchanged, the same in all groups.
-            attempt: exchanges with the groups.
+            attempt: starts an exchange with the groups.
+            complete: completes it.
             undo: restores the state before ``attempt``, which has failed in some group.
 
         """

@@ -146,6 +146,11 @@ class BlockSync(NamedArguments):
         """Whether the delay is a whole block."""
         return self.overlap is True or self.overlap == self.block_size
 
+    @property
+    def applies_between_sends(self) -> bool:
+        """Whether every fragment is applied before the next one is sent."""
+        return self.delay(self.steps) < self.steps // self.fragments
+
     def resolved(self, run_steps: float, num_models: int) -> Self:
         """Return the same settings with a number instead of ``block_size="auto"``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
@@ -82,7 +84,7 @@ class BlockSynchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps = warmup_steps
-        self._independent = membership is not None
+        self._membership = membership
         self._buffers = ModuleBuffers(module)
         across = config.across if config else "auto"
         self.placement = placement_of(module, across, communicators.group, nics=nics)
@@ -102,7 +104,7 @@ class BlockSynchroniser:
             worker,
             self.trained,
             counted=counted,
-            independent=self._independent,
+            independent=membership is not None,
         )
         self.log = BlockLog(len(optimizers))
         self.evaluation = Evaluation(
@@ -142,14 +144,18 @@ class BlockSynchroniser:
         schedule = self._schedules[optimizer].current
         # To apply a mean, only the ranks of a group communicate.
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
-        with place if due.sends is not None else nullcontext(), torch.no_grad():
+        votes = self._membership is not None
+        with place if votes or due.sends is not None else nullcontext(), torch.no_grad():
             self._buffers.reclaim()  # the step may have bound new tensors to their names
+            report: BlockReport | None = None
             with profiler_range("hier/block/synchronisation"):
-                if self._independent and due.sends is not None:
-                    report = self._commit(optimizer, due.sends)
-                else:
+                if not votes:
                     agreed = None if due.sends is None else self._agree(optimizer, due.sends)
                     report = self.blocks[optimizer].synchronise(due, agreed, delay=schedule.delay)
+                elif due.applies is not None:
+                    report = self._commit(optimizer, due.applies)
+                elif due.sends is not None:
+                    self._begin_commit(optimizer, due.sends, schedule.delay)
         # After a synchronisation that fails, it is still due.
         schedule.end_block(self._worker.steps[optimizer])
         if report is not None:
@@ -160,10 +166,12 @@ class BlockSynchroniser:
 
         Otherwise the evaluation at the end does it. A collective of the world.
         """
-        for optimizer, block in enumerate(self.blocks or () if self._independent else ()):
+        for optimizer, block in enumerate(self.blocks or () if self._membership else ()):
             count = self._worker.steps[optimizer]
-            # In the order of groups that train on.
-            for fragment in self._schedules[optimizer].current.order_after(count.in_block):
+            # In the order of groups that train on. The first one may have been sent already, and
+            # has then the steps since.
+            order = self._schedules[optimizer].current.order_after(count.in_block)
+            for fragment in [*order, order[0]]:
                 if block.unsent(fragment):
                     self._buffers.reclaim()
                     place = self._communicators.progress.at(SyncPoint.TRAINING_END.text)
@@ -196,7 +204,12 @@ class BlockSynchroniser:
         due = self._schedules[optimizer].due(count)
         if self._schedules[optimizer].current.delay:
             # Ranks must count the same steps, also those that send nothing.
-            self._communicators.route.in_flight.step()
+            try:
+                self._communicators.route.in_flight.step()
+            except PeerError as error:
+                if self._membership is None:
+                    raise
+                self._membership.fail(error)
         return due
 
     def _agree(self, optimizer: int, fragment: int) -> Averaging:
@@ -215,11 +228,19 @@ class BlockSynchroniser:
     def _commit(self, optimizer: int, fragment: int) -> BlockReport | None:
         """Synchronise a fragment with the groups that are present. A collective of the group."""
         assert self.blocks is not None
-        agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
-        name = f"fragment {fragment} of optimizer {optimizer}"
-        report = self.blocks[optimizer].commit(fragment, agree, name=name)
+        report = self.blocks[optimizer].commit(fragment, **self._for_commit(optimizer, fragment))
         self._admit_found()  # from the next block on
         return report
+
+    def _begin_commit(self, optimizer: int, fragment: int, delay: int) -> None:
+        """Send a fragment to the groups that are present. A collective of the group."""
+        assert self.blocks is not None
+        own = self._for_commit(optimizer, fragment)
+        self.blocks[optimizer].begin_commit(fragment, **own, delay=delay)
+
+    def _for_commit(self, optimizer: int, fragment: int) -> dict[str, Any]:
+        agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
+        return {"agree": agree, "name": f"fragment {fragment} of optimizer {optimizer}"}
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""

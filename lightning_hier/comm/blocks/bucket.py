@@ -283,7 +283,7 @@ class Bucket:
         """
         values = self.shard.values[chunk.parameters]
         late, arrived = self._late, None
-        if late is not None and self.has_update:
+        if late is not None and self.has_update and averaging is not None:
             arrived = self._with_update(late, chunk.parameters, values)
         if averaging is not None and pending:
             yield from self.exchange.chunk(chunk, averaging, keep=False, carried=False)

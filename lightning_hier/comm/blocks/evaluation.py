@@ -142,8 +142,9 @@ class Evaluation:
         saved = self._local.saved.overwriting(overwritten, watch=watch)
         progress = self._communicators.progress.at(point.text, self._health.detail)
         with saved, progress:
-            # Steps of other ranks may wait for this rank's part of an overlapped exchange.
-            self._communicators.route.in_flight.finish()
+            if not self._health.independent:
+                # Steps of other ranks may wait for this rank's part of an overlapped exchange.
+                self._communicators.route.in_flight.finish()
             # The same on all ranks: blocks follow from the settings and from the warm-up.
             if not blocks:
                 self._health.check(point)

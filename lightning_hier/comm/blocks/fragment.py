@@ -66,7 +66,8 @@ class Fragment:
         self._delayed = delayed
         self._queue = context.communicators.route.in_flight
         self._work: Pipeline | None = None
-        self._before: dict[str, Any] | None = None
+        # State and counts before an exchange on which the groups have not voted.
+        self._before: tuple[dict[str, Any], Counts] | None = None
         # Other buffers of the first group, which are written when the means are applied.
         self._copies: list[tuple[FlatView, Tensor]] = []
         self.steps = 0
@@ -185,31 +186,41 @@ class Fragment:
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
         self.steps, self.samples = 0, 0.0
 
-    def exchange(self, agree: Callable[[ModelHealth], Averaging]) -> None:
-        """Compute the means without a delay, and write nothing into the tensors.
+    def exchange(self, agree: Callable[[ModelHealth], Averaging], *, delay: int) -> None:
+        """Read and send, such that :meth:`undo` restores the state before.
 
-        :meth:`commit` or :meth:`undo` follows. A collective of the ranks that average. One that
+        :meth:`complete` or :meth:`undo` follows. A collective of the ranks that average. One that
         fails does not keep the other ranks of its group waiting.
 
         Args:
             agree: agrees on how the models are averaged, from the health of what was read.
+            delay: as in :meth:`send`.
 
         """
-        self._before = self.state()
-        # Vectors are not copied, because only apply() changes them, but error feedback is.
-        for state in self._before["buckets"]:
+        before = self.state()
+        # Other vectors are not copied: what a send changes in them has no meaning before it.
+        for state in before["buckets"]:
             errors = state["error_feedback"] or {}
             copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in errors.items()}
             state["error_feedback"] = copies or None
-        communicators = self._context.communicators
+            if state["block_start"] is not None and self._context.merge == "progress":
+                state["block_start"] = state["block_start"].clone()
+        self._before = before, self.local_state.counts()
         for bucket in self.buckets:  # other groups may be present than before
-            bucket.exchange.fit(communicators.route.inter_host_ranks)
+            bucket.exchange.fit(self._context.communicators.route.inter_host_ranks)
         averaging = agree(self.read())
-        self.send(averaging.of(0), Norms(averaging.mean_squares), delay=1)
-        self._queue.finish()  # at once and not at the next step
+        self.send(averaging.of(0), Norms(averaging.mean_squares), delay=delay)
+
+    def complete(self) -> None:
+        """Wait for the means of :meth:`exchange`, and write nothing into the tensors.
+
+        :meth:`commit` or :meth:`undo` follows. A collective of the ranks that average.
+        """
+        if self._work is not None:
+            self._queue.finish(self._work)
         self.local_state.wait()
-        buffers = self.members.other_buffers
-        self._copies = [*broadcast_copies(buffers, communicators.across, "buffers")]
+        buffers, across = self.members.other_buffers, self._context.communicators.across
+        self._copies = [*broadcast_copies(buffers, across, "buffers")]
 
     def commit(self) -> Norms | None:
         """Apply the means of :meth:`exchange`, as :meth:`apply` does. A collective of the group."""
@@ -227,7 +238,7 @@ class Fragment:
         if self._before is not None:
             # Collectives in flight could otherwise still write into the transfer buffer.
             self._queue.abandon()
-            self.load(self._before)
+            self.load(self.state())
         self._before, self._copies = None, []
 
     def forget_errors(self) -> None:
@@ -340,11 +351,20 @@ class Fragment:
             if bucket.kind in before:
                 bucket.continue_(before[bucket.kind])
 
+    def counts(self) -> Counts:
+        """Counts of the local optimizer's state, as of :meth:`state`."""
+        return self.local_state.counts() if self._before is None else self._before[1]
+
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state, without copying tensors.
 
-        It finishes what is in flight: a collective of the world if there is anything.
+        It finishes what is in flight: a collective of the world if there is anything. Where groups
+        come and go, it is the state without what they have not voted on.
         """
+        if self._before is not None:
+            before, _ = self._before
+            steps, samples = (before[name] + getattr(self, name) for name in ("steps", "samples"))
+            return {**before, "steps": steps, "samples": samples}
         self._queue.finish()
         return {
             "steps": self.steps,

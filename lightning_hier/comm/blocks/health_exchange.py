@@ -40,6 +40,7 @@ class HealthExchange:
             on signals of their own.
 
     Attributes:
+        independent: see above.
         signalled: whether any rank has reported a signal since :meth:`clear_signal`.
         batches: number of batches of this epoch if this rank has none left, otherwise -1.
 
@@ -58,7 +59,7 @@ class HealthExchange:
         self._worker = worker
         self._trained = trained
         self._counted = counted
-        self._independent = independent
+        self.independent = independent
         self._terminate = False
         self.signalled = False
         self.batches = -1
@@ -137,7 +138,7 @@ class HealthExchange:
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
         try:
-            require_common_point(self._of_group(reports) if self._independent else reports)
+            require_common_point(self._of_group(reports) if self.independent else reports)
         except OutOfStepError:
             # A rank that ends with an error may reach a synchronisation on its way, alone.
             self._communicators.progress.raise_first_error()
@@ -172,7 +173,7 @@ class HealthExchange:
         if len({report.digest for report in reports}) > 1:
             self._unite([report.digest for report in reports])
         # A group that is a job of its own stops by itself. The others go on without it.
-        relevant = self._of_group(reports) if self._independent else reports
+        relevant = self._of_group(reports) if self.independent else reports
         # Kept until clear_signal(), because several exchanges may happen in one batch.
         self.signalled |= any(report.terminate for report in relevant)
         return reports
@@ -193,7 +194,7 @@ class HealthExchange:
         """
         rank = self._communicators.world.position
         # The exchange of names reaches only the ranks of this job, not the other groups.
-        if self._independent and self._communicators.layout.sizes[1] > 1:
+        if self.independent and self._communicators.layout.sizes[1] > 1:
             raise OutOfStepError(
                 "the groups train different parameters: unfreeze the same parameters at the same "
                 "step in all groups, and write to the same frozen ones"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class ModelBlock:
 
     def counts(self) -> Counts:
         """Counts of the local optimizer's state of each parameter, those of this group."""
-        by_fragment = [fragment.local_state.counts() for fragment in self._all]
+        by_fragment = [fragment.counts() for fragment in self._all]
         return {parameter: values for counts in by_fragment for parameter, values in counts.items()}
 
     def count_step(self, samples: float = 0.0) -> None:
@@ -121,9 +121,10 @@ class ModelBlock:
     ) -> BlockReport | None:
         """Synchronise a fragment with the groups that are present, where groups come and go.
 
-        Nothing is written into the tensors before all of them have voted that it counts. If a group
-        is lost before, the others undo the exchange and repeat it without the group. If an error is
-        raised, the state is that before the call. A collective of this rank's group.
+        :meth:`begin_commit` may have sent it before. Nothing is written into the tensors before all
+        of them have voted that it counts. If a group is lost before, the others undo the exchange
+        and repeat it without the group. If an error is raised, the state is that before it was
+        sent. A collective of this rank's group.
 
         Args:
             fragment: number of the fragment.
@@ -138,22 +139,55 @@ class ModelBlock:
             NonFiniteModelError: on every rank of this group, if its model is not finite.
 
         """
-        part, membership = self._fragments[fragment], self._context.membership
+        part, buffers = self._fragments[fragment], self._buffers_with(fragment)
+        membership = self._context.membership
         assert membership is not None, "groups come and go"
-        # In this group alone: one whose model is not finite ends before the others count on it.
-        agree(part.read())
+
+        def complete() -> None:
+            part.complete()
+            for own in buffers:
+                own.exchange(agree, delay=1)
+                own.complete()
+
+        def undo() -> None:
+            for own in (part, *buffers):
+                own.undo()
+
+        self._check_alone([*buffers] if part.has_update else [part, *buffers], agree)
         try:
-            membership.synchronise(name, lambda: part.exchange(agree), part.undo)
+            membership.synchronise(name, lambda: part.exchange(agree, delay=1), complete, undo)
         except BaseException:
-            part.undo()  # a callback may save a checkpoint of this run
+            undo()  # a callback may save a checkpoint of this run
             raise
         norms = part.commit()
+        for own in buffers:
+            own.commit()
         self._release_buffers()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
+    def begin_commit(
+        self, fragment: int, agree: Callable[[ModelHealth], Averaging], *, name: str, delay: int
+    ) -> None:
+        """Send a fragment, ``delay`` steps before :meth:`commit`. A collective of the group.
+
+        Arguments and errors are those of :meth:`commit`.
+        """
+        part, membership = self._fragments[fragment], self._context.membership
+        assert membership is not None, "groups come and go"
+        self._check_alone([part], agree)
+        membership.begin(name, lambda: part.exchange(agree, delay=delay))
+        self._release_buffers()
+
+    @staticmethod
+    def _check_alone(parts: Iterable[Fragment], agree: Callable[[ModelHealth], Averaging]) -> None:
+        # In this group alone: one whose model is not finite ends before the others count on it.
+        for part in parts:
+            agree(part.read())
+
     def unsent(self, fragment: int) -> bool:
-        """Whether a fragment has steps that were not sent. Does not communicate."""
-        return self._fragments[fragment].steps > 0
+        """Whether a fragment has steps that no mean contains. Does not communicate."""
+        part = self._fragments[fragment]
+        return part.steps > 0 or part.has_update
 
     def forget_errors(self) -> None:
         """Set the error feedback to zero. Does not communicate."""
@@ -200,8 +234,9 @@ class ModelBlock:
             averaging: how the models are averaged, after :meth:`read` of all fragments.
 
         """
-        self._context.communicators.route.in_flight.finish()
         alone = self._context.membership is not None
+        if not alone:
+            self._context.communicators.route.in_flight.finish()
         # Without steps since the last synchronisation, a mean would apply momentum once more.
         Pipeline(
             chunk
