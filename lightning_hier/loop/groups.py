@@ -107,7 +107,8 @@ class Groups:
 
 
 def _default_device() -> torch.device:
-    if "nccl" in dist.get_backend():
+    # Not get_backend(), which is "undefined" if torch has chosen the backend.
+    if "nccl" in dist.get_backend_config():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
