@@ -68,7 +68,13 @@ class Blocks(Stateful):
             settings.block_sync.weighting == "samples"
         )
         self._state = LoopState(
-            module, self._optimizers, settings, communicators, worker, gradients, synchroniser
+            module,
+            self._optimizers,
+            settings=settings,
+            communicators=communicators,
+            worker=worker,
+            synchroniser=synchroniser,
+            gradients=gradients,
         )
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
@@ -176,7 +182,7 @@ class Blocks(Stateful):
         A collective of the world. Model and optimizers change in place.
         """
         self._require_running("load_state_dict()")
-        self._state.load(state_dict)
+        self._state.restore(state_dict)
 
     def _require_running(self, what: str) -> None:
         if self._ended:

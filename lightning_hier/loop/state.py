@@ -15,79 +15,51 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Module, Parameter
-from torch.optim import Optimizer
+from torch.nn import Parameter
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
-from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
-from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.loop.engine_state import EngineState
 from lightning_hier.loop.gradients import AttachedGradients
 from lightning_hier.loop.optimizer_state import (
     broadcast_optimizer_,
     load_optimizer,
-    local_state_dict,
 )
 from lightning_hier.loop.pieces import FlatPart, Row, as_bytes, padded
-from lightning_hier.loop.settings import Synchronisation, kinds
 
 # By optimizer, vector and parameter.
 _Outer = dict[str, dict[str, dict[str, Any]]]
 
 
-class LoopState:
-    """Reads and writes the state of a rank. Methods are collectives of the world.
+class LoopState(EngineState):
+    """Reads and writes the state of a plain loop. :meth:`save` and the loads are collectives.
 
     Args:
-        module: module inside all wrappers.
-        optimizers: optimizers of the loop.
-        settings: settings of the run.
-        communicators: channels of this rank.
-        worker: step counts and residuals of this rank.
         gradients: averages gradients.
-        synchroniser: synchronises models.
+        others: arguments of :class:`~lightning_hier.loop.engine_state.EngineState`.
 
     """
 
-    def __init__(
-        self,
-        module: Module,
-        optimizers: Sequence[Optimizer],
-        settings: Synchronisation,
-        communicators: Communicators,
-        worker: Worker,
-        gradients: AttachedGradients,
-        synchroniser: BlockSynchroniser,
-    ) -> None:
-        self._module = module
-        self._optimizers = optimizers
-        self._settings = settings
-        self._communicators = communicators
-        self._worker = worker
+    def __init__(self, *others: Any, gradients: AttachedGradients, **more: Any) -> None:
+        super().__init__(*others, **more)
         self._gradients = gradients
-        self._synchroniser = synchroniser
-        self._divided = is_sharded(module)
-        self._parameters: dict[str, Parameter] = dict(module.named_parameters())
-        self._names = {parameter: name for name, parameter in self._parameters.items()}
+        self._divided = is_sharded(self._module)
 
     def save(self) -> dict[str, Any]:
         """State of this rank, with copies of what training changes in place."""
         model = self._synchroniser.evaluation.state(self._module.state_dict)
         outer, rest = self._outer_state()
-        run, group, own = self._run(rest), None, self._of_rank()
+        run, group, own = self._run(rest), None, self.of_rank()
         communicators = self._communicators
         if self._divided:
-            own |= self._of_group()
+            own |= self.of_group()
         elif communicators.group.position == 0:
-            group = as_bytes(self._of_group())
+            group = as_bytes(self.of_group())
         rows = {"run": as_bytes(run), "group": group, "rank": as_bytes(own)}
         lengths = {name: 0 if row is None else len(row) for name, row in rows.items()}
         every = gather_json(lengths, communicators.device, place="the state of a checkpoint")
@@ -107,18 +79,15 @@ class LoopState:
             },
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a state that was read into the values of :meth:`save`."""
         run = state["run"].loaded()
-        synchroniser, trained = self._synchroniser, self._synchroniser.trained
+        synchroniser = self._synchroniser
         synchroniser.rewind()
         self._worker.memory.tensors.clear()
         self._module.load_state_dict(state["model"])
-        trained.note_frozen()
-        trained.buffers.add({self._parameters[name]: name for name in run["written"]})
-        trained.kept_equal = set(run["kept_equal"])
-        for count, saved in zip(self._worker.steps, run["steps"], strict=True):
-            vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
+        synchroniser.trained.note_frozen()
+        self.load_steps(run)
         if not synchroniser.warming:
             self._gradients.end_warm_up()
         now = self._like(run)
@@ -127,21 +96,10 @@ class LoopState:
         else:
             self._load_elsewhere(state, run)
 
-    @torch.no_grad()
     def _load_exactly(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         own = state["rank"].loaded()
-        model = own if self._divided else state["group"].loaded()
-        self._gradients.rehearse([self._parameters[name] for name in run["ready_order"]])
-        for optimizer, saved in zip(self._optimizers, model["optimizers"], strict=True):
-            load_optimizer(optimizer, saved)
-        if own["blocks"] is not None:
-            for block, saved in zip(self._open_blocks(run), own["blocks"], strict=True):
-                block.load(saved)
-        self._synchroniser.trained.mark_written(own["buffers"].keys())
-        tensors: dict[str, Tensor] = {**dict(self._module.named_buffers()), **self._parameters}
-        for name, value in {**model["parameters"], **own["buffers"]}.items():
-            local_tensor(tensors[name]).copy_(value)
-        self._worker.memory.load(own["memory"], self._parameters)
+        self._gradients.rehearse([self.parameters[name] for name in run["ready_order"]])
+        self.load(run, own if self._divided else state["group"].loaded(), own)
 
     @torch.no_grad()
     def _load_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -159,8 +117,8 @@ class LoopState:
                     load_optimizer(optimizer, saved["optimizers"][index])
                 broadcast_optimizer_(optimizer, world, device)
         if run["counts"] is not None and not self._synchroniser.warming:
-            for index, block in enumerate(self._open_blocks(run)):
-                counts = {self._parameters[n]: v for n, v in run["counts"][index].items()}
+            for index, block in enumerate(self.open_blocks(run)):
+                counts = self.by_parameter(run["counts"][index])
                 block.restart(self._restored(index, state["outer"], run), counts)
         if world.position == 0:
             was, now = run["sizes"], self._like(run)["sizes"]
@@ -176,51 +134,20 @@ class LoopState:
         """What must equal the entries of ``run`` to continue it exactly."""
         return {
             "sizes": list(self._communicators.layout.sizes),
-            "kinds": kinds(self._settings, self._communicators, self._synchroniser.placement),
+            "kinds": self.kinds(),
             "divided": self._divided,
         }
 
     def _run(self, outer: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """State that is equal on all ranks."""
-        synchroniser, blocks = self._synchroniser, self._synchroniser.blocks
-        trained = synchroniser.trained
         sync = self._settings.block_sync
-        counts = None
-        if blocks is not None:
-            counts = [
-                {self._names[p]: values for p, values in block.counts().items()} for block in blocks
-            ]
+        has_errors = sync is not None and sync.has_error_feedback
         return {
+            **self.shared(self._gradients.ready_order),
             **self._like({}),
-            "steps": [asdict(count) for count in self._worker.steps],
-            "trainable": [self._names[p] for p in synchroniser.local.parameters()],
-            "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
-            "kept_equal": sorted(trained.kept_equal),
-            "counts": counts,
-            "ready_order": [self._names[p] for p in self._gradients.ready_order],
-            "had_residuals": bool(self._worker.memory.tensors)
-            or (sync is not None and sync.has_error_feedback),
+            "had_residuals": bool(self._worker.memory.tensors) or has_errors,
             "outer": outer,
         }
-
-    def _of_group(self) -> dict[str, Any]:
-        """Local model and optimizers, which all ranks of a group have, or the parts of a rank."""
-        local = self._synchroniser.local.parameters()
-        return {
-            "parameters": {self._names[p]: value for p, value in local.items()},
-            "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
-        }
-
-    def _of_rank(self) -> dict[str, Any]:
-        blocks = self._synchroniser.blocks
-        return {
-            "blocks": None if blocks is None else [block.state() for block in blocks],
-            "memory": self._worker.memory.state(self._names),
-            "buffers": self._synchroniser.local.buffers(),
-        }
-
-    def _open_blocks(self, run: Mapping[str, Any]) -> Sequence[ModelBlock]:
-        return self._synchroniser.open_blocks([self._parameters[n] for n in run["trainable"]])
 
     def _outer_state(self) -> tuple[_Outer, list[list[dict[str, Any]]]]:
         """Vectors of the outer steps by parameter, and the rest of their state."""
@@ -236,7 +163,7 @@ class LoopState:
                 for name, vector in vectors.items():
                     by_vector.setdefault(name, {}).update(self._parts(parameters, start, vector))
                 others = {n: v for n, v in state.items() if n not in vectors}
-                others["parameters"] = [self._names[p] for p in parameters]
+                others["parameters"] = [self.names[p] for p in parameters]
                 rest[-1].append(others)
         return tensors, rest
 
@@ -250,9 +177,9 @@ class LoopState:
             low, high = max(first, start), min(first + local.numel(), start + len(vector))
             part = vector[low - start : max(high, low) - start]
             if self._divided:
-                yield self._names[parameter], sharded_like(part.view(local.shape), parameter)
+                yield self.names[parameter], sharded_like(part.view(local.shape), parameter)
             else:
-                yield self._names[parameter], FlatPart(local.numel(), low - first, part)
+                yield self.names[parameter], FlatPart(local.numel(), low - first, part)
             first += local.numel()
 
     def _restored(
@@ -261,7 +188,7 @@ class LoopState:
         """State of outer steps in the order of the module, as of fragments of one parameter."""
         of_name = {name: saved for saved in run["outer"][index] for name in saved["parameters"]}
         states = []
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             if name not in of_name:
                 continue
             vectors = {

@@ -68,7 +68,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 
 
 def _resume_exactly(saved: SavedRun, session: FitSession) -> None:
-    state, worker, rank = session.state, session.worker, session.communicators.world.position
+    state, rank = session.state, session.communicators.world.position
     position, _ = session.communicators.layout.coordinates(rank)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
@@ -81,8 +81,6 @@ def _resume_exactly(saved: SavedRun, session: FitSession) -> None:
         session.averages.load(model["averages"], own["averages"])
         if own["precision"]:
             session.trainer.precision_plugin.load_state_dict(own["precision"])
-        worker.memory.load(own["memory"], state.parameters)
-        worker.samples = own["samples"]
         session.position.load(saved.section["loops"], own["random"], _lost(session))
         session.accumulated_gradients = own["gradients"]
 

@@ -103,7 +103,12 @@ class RunCheckpoints:
                 state = {"rank": rank, "save": save, **session.state.of_rank()}
                 self._write_everywhere(lambda: io.save_checkpoint(state, files.path(rank)))
                 sizes = list(session.communicators.layout.sizes)
-                section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
+                section = {
+                    "format": FORMAT,
+                    "save": save,
+                    "sizes": sizes,
+                    **session.state.of_checkpoint(),
+                }
                 checkpoint[SECTION] = section
                 self._write_everywhere(partial(write, checkpoint))
             except OSError:

@@ -1,0 +1,157 @@
+"""State of the engine: what is equal on all ranks, that of a group, and that of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.sharded_tensors import local_tensor
+from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.loop.optimizer_state import load_optimizer, local_state_dict
+from lightning_hier.loop.settings import Synchronisation, kinds
+
+State = dict[str, Any]
+
+
+class EngineState:
+    """Reads and writes the state of a rank. Does not communicate.
+
+    Args:
+        module: module inside all wrappers.
+        optimizers: optimizers of the user.
+        settings: settings of the run.
+        communicators: channels of this rank.
+        worker: step counts and residuals of this rank.
+        synchroniser: synchronises models.
+
+    Attributes:
+        parameters: parameters of the module, by name.
+        names: names of the parameters.
+
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        settings: Synchronisation,
+        communicators: Communicators,
+        worker: Worker,
+        synchroniser: BlockSynchroniser,
+    ) -> None:
+        self._module = module
+        self._optimizers = list(optimizers)
+        self._settings = settings
+        self._communicators = communicators
+        self._worker = worker
+        self._synchroniser = synchroniser
+        self.parameters: dict[str, Parameter] = dict(module.named_parameters())
+        self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
+
+    def kinds(self) -> State:
+        """Return the settings that must equal those of a saved run to resume exactly."""
+        return kinds(self._settings, self._communicators, self._synchroniser.placement)
+
+    def shared(self, ready_order: Sequence[Parameter]) -> State:
+        """Return the small state that is equal on all ranks.
+
+        Args:
+            ready_order: parameters in the order of their gradients.
+
+        """
+        blocks, trained = self._synchroniser.blocks, self._synchroniser.trained
+        return {
+            "steps": [asdict(count) for count in self._worker.steps],
+            "trainable": [self.names[p] for p in self._synchroniser.local.parameters()],
+            "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
+            "kept_equal": sorted(trained.kept_equal),
+            "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
+            "kinds": self.kinds(),
+            "ready_order": [self.names[p] for p in ready_order],
+        }
+
+    def of_group(self) -> State:
+        """Return local model and optimizers, which all ranks of a group have.
+
+        If the module is divided, these are the parts of this rank. Tensors are not copied.
+        """
+        local = self._synchroniser.local.parameters()
+        return {
+            "parameters": {self.names[p]: value for p, value in local.items()},
+            "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
+        }
+
+    def of_rank(self) -> State:
+        """Return what this rank has for itself. Tensors are not copied.
+
+        It finishes what is in flight: a collective of the world if there is anything.
+        """
+        blocks = self._synchroniser.blocks
+        return {
+            "blocks": None if blocks is None else [block.state() for block in blocks],
+            "memory": self._worker.memory.state(self.names),
+            "samples": list(self._worker.samples),
+            "buffers": self._synchroniser.local.buffers(),
+        }
+
+    def load_steps(self, shared: Mapping[str, Any]) -> None:
+        """Load step counts, and the names of tensors that are buffers or are not averaged."""
+        trained = self._synchroniser.trained
+        trained.buffers.add({self.parameters[name]: name for name in shared["written"]})
+        trained.kept_equal = set(shared["kept_equal"])
+        for count, saved in zip(self._worker.steps, shared["steps"], strict=True):
+            vars(count).update(vars(StepCount(**saved)))  # in place: others refer to the count
+
+    @torch.no_grad()
+    def load(self, shared: Mapping[str, Any], model: State, rank: State) -> None:
+        """Continue a run of the same groups exactly. The module then contains the local model.
+
+        Args:
+            shared: result of :meth:`shared`.
+            model: :meth:`of_group` of this rank's group.
+            rank: :meth:`of_rank` of this rank.
+
+        """
+        self.load_optimizers(model["optimizers"])
+        if shared["counts"] is not None:
+            for block, state in zip(self.open_blocks(shared), rank["blocks"], strict=True):
+                block.load(state)
+        tensors: dict[str, Tensor] = {**dict(self._module.named_buffers()), **self.parameters}
+        if missing := [name for name in rank["buffers"] if name not in tensors]:
+            raise ValueError(
+                f"the module has no buffer {missing[0]!r}, which the saved run has registered in "
+                "training: register it in __init__ or setup, with its shape"
+            )
+        self._synchroniser.trained.mark_written(rank["buffers"].keys())
+        for name, value in {**model["parameters"], **rank["buffers"]}.items():
+            local_tensor(tensors[name]).copy_(value)
+        self._worker.memory.load(rank["memory"], self.parameters)
+        self._worker.samples = rank["samples"]
+
+    def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load the state of all optimizers, bit for bit."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            load_optimizer(optimizer, state)
+
+    def open_blocks(self, shared: Mapping[str, Any]) -> Sequence[ModelBlock]:
+        """Start blocks with the current model and the parameters that the saved run trained."""
+        return self._synchroniser.open_blocks(
+            [self.parameters[name] for name in shared["trainable"]]
+        )
+
+    def by_parameter(self, counts: Mapping[str, list[float]]) -> dict[Parameter, list[float]]:
+        """Counts by parameter instead of by name."""
+        return {self.parameters[name]: values for name, values in counts.items()}
+
+    def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
+        return {self.names[parameter]: values for parameter, values in counts.items()}
