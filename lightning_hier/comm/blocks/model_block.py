@@ -306,7 +306,7 @@ class ModelBlock:
                     continue  # others contain only buffers or optimizer state
                 state = bucket.outer_state() | {"pending": fragment.has_pending}
                 state["has_update"] = state["in_flight"] is not None
-                if not state["has_update"] and self._context.merge is not None:
+                if not state["has_update"] and self._context.delayed:
                     state["in_flight"] = torch.zeros_like(state["global_model"])
                 yield by_kind[bucket.kind], bucket.shard.start, state
 
