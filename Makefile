@@ -3,7 +3,7 @@
 # environment.
 
 PYTHON ?= python3
-EXTRAS := cli,elastic,loops,stateful,examples,bench,docs,dev
+EXTRAS := accelerate,cli,elastic,stateful,examples,bench,docs,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
 # Test files run in parallel: more than cores, because ranks often wait for each other.

@@ -47,7 +47,7 @@ class GroupsCallback(transformers.TrainerCallback):
 
 
 if __name__ == "__main__":
-    parser = transformers.HfArgumentParser(transformers.TrainingArguments)  # type: ignore[arg-type]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     parser.set_defaults(ddp_find_unused_parameters=False, ddp_broadcast_buffers=False)
     parser.set_defaults(learning_rate=3e-3, max_steps=200, eval_strategy="steps", eval_steps=50)
     (args,) = parser.parse_args_into_dataclasses()

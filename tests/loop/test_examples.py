@@ -61,7 +61,7 @@ def test_loop_learns_and_resumes(loop: str, text: Path, tmp_path: Path) -> None:
 
 def test_transformers_trainer_learns_and_resumes(tmp_path: Path) -> None:
     """The Trainer sees and saves the global model, and resumes in the middle of a block."""
-    pytest.importorskip("transformers", reason="it needs Python 3.11")
+    pytest.importorskip("transformers", reason="pip install '.[transformers]' on Python 3.11")
     arguments = [
         "--output_dir",
         str(tmp_path),
