@@ -23,7 +23,8 @@ from tests.docs.test_blocks import CI
 from tests.packaging.environment import OutsideEnvironment
 
 VERSION = lightning_hier.__version__
-EXTRAS = set("cli demo examples bench docs dev elastic loops peers ray stateful".split())
+EXTRAS = {"accelerate", "transformers"}
+EXTRAS |= set("cli demo examples bench docs dev elastic peers ray stateful".split())
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
-ALL = "cli,elastic,loops,stateful,examples,bench,docs,dev"
+ALL = "accelerate,cli,elastic,stateful,examples,bench,docs,dev"
 
 
 @pytest.fixture
