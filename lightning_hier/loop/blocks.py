@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,7 +22,7 @@ from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.loop.state import LoopState
 
 
-class Blocks(Stateful):
+class Blocks:
     """The synchronisation of a plain loop. :func:`lightning_hier.attach` makes it.
 
     It is a ``Stateful`` of ``torch.distributed.checkpoint`` and holds everything of the run, the

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 # Bytes of one piece of a row, and the most pieces of a row: 256 GiB.
 _PIECE = 4 << 20
@@ -90,10 +88,7 @@ class Row(_Part):
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """The places of all pieces that this rank's row may have."""
         self._read = {}
-        return [
-            ChunkStorageMetadata(self._at(piece), torch.Size((1, _PIECE)))
-            for piece in range(_MOST_PIECES)
-        ]
+        return [_chunk(self._at(piece), (1, _PIECE)) for piece in range(_MOST_PIECES)]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         """The piece at ``index`` to save, or memory for one that is loaded."""
@@ -145,7 +140,7 @@ class FlatPart(_Part):
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """The place of all elements."""
         self._read = torch.zeros(self._elements, dtype=self._part.dtype)
-        return [ChunkStorageMetadata(torch.Size((0,)), torch.Size((self._elements,)))]
+        return [_chunk((0,), (self._elements,))]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         """The part to save, or memory for all elements that are loaded."""
@@ -172,14 +167,24 @@ def padded(content: Tensor | None, length: int) -> Tensor | None:
     return torch.nn.functional.pad(content, (0, length - len(content)))
 
 
+def _chunk(at: Sequence[int], sizes: Sequence[int]) -> ChunkStorageMetadata:
+    # Imported here and below, because importing it takes long.
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(torch.Size(at), torch.Size(sizes))
+
+
 def _written(
     name: str, tensor: Tensor, whole: Sequence[int], at: Sequence[int], sizes: Sequence[int]
 ) -> WriteItem:
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
     return WriteItem(
         MetadataIndex(name, torch.Size(at)),
         WriteItemType.SHARD,
         tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)),
+            chunk=_chunk(at, sizes),
             properties=TensorProperties.create_from_tensor(tensor),
             size=torch.Size(whole),
         ),

@@ -135,7 +135,8 @@ class LocalValues:
                 "the global model (from validation or the end of an epoch until the next batch "
                 "starts, or in blocks.global_model()): training continues from the local model, so "
                 "the write would be lost. Write the same values on all ranks in "
-                "on_train_batch_start or on_train_batch_end instead, or outside of that context. Hooks may write to buffers and frozen parameters at any time."
+                "on_train_batch_start or on_train_batch_end instead, or outside of that context. "
+                "Hooks may write to buffers and frozen parameters at any time."
             )
         self.saved.keep(written)
 
