@@ -115,8 +115,8 @@ class TwoOptimizers(Net):
 class Watched(Net):
     """Has BatchNorm, and notes all parameters and buffers in validation."""
 
-    def __init__(self) -> None:
-        super().__init__(batchnorm=True)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(batchnorm=True, **options)
 
     def on_validation_epoch_end(self) -> None:
         buffers = [b.double().reshape(-1) for b in self.buffers()]
