@@ -142,7 +142,7 @@ def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
         ),
         pytest.param(
             lh.BMUF(block_size=TAU, local_momentum="average"),
-            {"optimizers": 2, "ranks": 2},
+            {"optimizers": 2},
             id="two-optimizers",
         ),
     ],
