@@ -191,6 +191,8 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     def starting(self: Quorums) -> Quorum | None:
         if number == 0:
             leave_mark(Path(run.folder), f"starting-{life.group}")
+            if life.after:
+                leave_mark(Path(run.folder), "returning")
         return start(self)
 
     def joining(self: Quorums) -> tuple[str, str]:

@@ -29,11 +29,11 @@ from tests.membership.groups import (
 )
 
 TAU = 4
-# Group 1 dies in its third block. The others pause in their seventh until it requests to join.
+# Group 1 dies in its third block. The others pause in it until group 1 has come back.
 LIVES = [
-    Life(0, stands_at=26, until="joining"),
+    Life(0, stands_at=11, until="returning"),
     Life(1, dies_at=10),
-    Life(2, stands_at=26, until="joining"),
+    Life(2, stands_at=11, until="returning"),
     Life(1, after="died"),
 ]
 
