@@ -42,7 +42,7 @@ class Life:
         group: number of the group.
         after: mark of another life, such as "died", after which this one starts.
         stands_at: step at which the group pauses until the mark `until`.
-        until: mark of another life, such as "joining".
+        until: mark of another life, such as "returning".
         stops: whether the group pauses as a stopped process (SIGSTOP) instead of waiting.
         saves: name of the checkpoint that is saved at the end.
         resumes: name of the checkpoint from which training resumes.

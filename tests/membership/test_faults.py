@@ -66,9 +66,9 @@ def test_a_group_that_diverges_ends_and_comes_back_with_the_model_of_the_others(
 ) -> None:
     """It ends before it votes. The others synchronise without it, and do not fail."""
     lives = [
-        Life(0, stands_at=26, until="joining"),
+        Life(0, stands_at=14, until="returning"),
         Life(1, diverges_at=9),
-        Life(2, stands_at=26, until="joining"),
+        Life(2, stands_at=14, until="returning"),
         Life(1, after="restarts-1"),
     ]
     with lighthouse() as address:
