@@ -186,7 +186,7 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     )
     if life.after:
         wait_for_marks(Path(run.folder), life.after)
-    start, join = Quorums.start, Quorums.join
+    start = Quorums.start
 
     def starting(self: Quorums) -> Quorum | None:
         if number == 0:
@@ -195,12 +195,7 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
                 leave_mark(Path(run.folder), "returning")
         return start(self)
 
-    def joining(self: Quorums) -> tuple[str, str]:
-        if number == 0:
-            leave_mark(Path(run.folder), "joining")
-        return join(self)
-
-    Quorums.start, Quorums.join = starting, joining  # type: ignore[method-assign]
+    Quorums.start = starting  # type: ignore[method-assign]
     module = Module(run, life, rank)
     if isinstance(life.dies_at, tuple):
         _die_in(module, *life.dies_at)
