@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -65,6 +68,22 @@ def check_wrapping(
             "DistributedDataParallel(model, process_group=groups.group), divide it by "
             "fully_shard(model, mesh=groups.mesh['group']), or use groups of one rank"
         )
+    if is_sharded(module):
+        _check_divided(module, communicators.group.ranks)
+
+
+def _check_divided(module: Module, group: Sequence[int]) -> None:
+    # FSDP2 averages the gradients of a parameter over the ranks of its own mesh alone.
+    for name, parameter in module.named_parameters():
+        ranks = [dist.get_rank()]
+        if isinstance(parameter, DTensor):
+            ranks = parameter.device_mesh.mesh.flatten().tolist()
+        if parameter.requires_grad and sorted(ranks) != sorted(group):
+            raise ValueError(
+                f"the parameter {name!r} is divided among the ranks {ranks}, and its group has the "
+                f"ranks {list(group)}: end with fully_shard(model, mesh=groups.mesh['group']), "
+                "which takes all parameters that are left"
+            )
 
 
 def _check_ddp(

@@ -13,10 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lightning_hier as lh
-from tests.loop.loops import Loop, network
+from tests.loop.loops import Loop, adam, network
 from tests.ranks import rank_outcomes, run_ranks
 
 SYNC = {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 0}
@@ -24,6 +26,20 @@ SYNC = {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 0}
 
 def attach_bare() -> None:
     Loop(2, wrap="", **SYNC)
+
+
+def divide_a_part() -> None:
+    dist.init_process_group("gloo")
+    module, groups = network(), lh.Groups(2)
+    fully_shard(module[0], mesh=groups.mesh["group"])
+    lh.attach(module, adam(module), groups=groups, **SYNC)
+
+
+def divide_over_all() -> None:
+    dist.init_process_group("gloo")
+    module, groups = network(), lh.Groups(1)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    lh.attach(module, adam(module), groups=groups, **SYNC)
 
 
 def wrap_twice() -> None:
@@ -130,6 +146,8 @@ def half_frozen() -> nn.Module:
     ("mistake", "text"),
     [
         (attach_bare, "nothing averages the gradients of the 2 ranks of a group"),
+        (divide_a_part, "the parameter '2.weight' is divided among the ranks ["),
+        (divide_over_all, "the parameter '0.weight' is divided among the ranks [0, 1]"),
         (wrap_twice, "wrapped by DistributedDataParallel twice"),
         (attach_twice, "has a communication hook already"),
         (buffers_across, "broadcast_buffers=True of a DistributedDataParallel module over all"),
