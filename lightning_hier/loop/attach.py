@@ -23,11 +23,11 @@ from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import name_missing_at_exit
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.blocks import Blocks
-from lightning_hier.loop.gradients import AttachedGradients
 from lightning_hier.loop.groups import Groups
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import (
@@ -128,15 +128,10 @@ def attach(
     name_missing_at_exit()
     worker = Worker()
     worker.count_optimizers(len(optimizers))
-    gradients = AttachedGradients(
-        model,
-        module,
-        communicators=communicators,
-        config=used.gradient_sync,
-        memory=worker.memory,
-        grad_scale=_scale_of(grad_scaler),
-        warming=warms_up,
+    reduction = Reduction(
+        module, communicators, used.gradient_sync, worker.memory, _scale_of(grad_scaler)
     )
+    reduction.attach(model, warming=warms_up)
     synchroniser = BlockSynchroniser(
         module,
         optimizers,
@@ -153,7 +148,7 @@ def attach(
         settings=used,
         communicators=communicators,
         worker=worker,
-        gradients=gradients,
+        reduction=reduction,
         synchroniser=synchroniser,
     )
 

@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.trained import optimizer_parameters, parameters_of
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
-from lightning_hier.loop.gradients import AttachedGradients
 from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.loop.state import LoopState
 
@@ -41,7 +41,7 @@ class Blocks:
         settings: settings, with numbers instead of ``"auto"``.
         communicators: channels of this rank.
         worker: step counts of this rank.
-        gradients: averages gradients.
+        reduction: averages gradients.
         synchroniser: synchronises models.
 
     """
@@ -54,14 +54,14 @@ class Blocks:
         settings: Synchronisation,
         communicators: Communicators,
         worker: Worker,
-        gradients: AttachedGradients,
+        reduction: Reduction,
         synchroniser: BlockSynchroniser,
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
         self._communicators = communicators
         self._worker = worker
-        self._gradients = gradients
+        self._reduction = reduction
         self._synchroniser = synchroniser
         self._by_samples = settings.block_sync is not None and (
             settings.block_sync.weighting == "samples"
@@ -73,12 +73,12 @@ class Blocks:
             communicators=communicators,
             worker=worker,
             synchroniser=synchroniser,
-            gradients=gradients,
+            reduction=reduction,
         )
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
         self._stepped: set[int] = set()
-        synchroniser.on_warm = gradients.end_warm_up
+        synchroniser.on_warm = reduction.end_warm_up
         self._hooks: list[Any] = []
         for index, optimizer in enumerate(self._optimizers):
             begin, end = partial(self._begin_step, index), partial(self._end_step, index)
@@ -96,7 +96,7 @@ class Blocks:
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients, blocks and traffic by name. Does not communicate."""
         blocks = self._synchroniser.log.metrics(self._worker.steps)
-        return self._gradients.metrics() | blocks | self.traffic.metrics()
+        return self._reduction.metrics() | blocks | self.traffic.metrics()
 
     def step(self, *, samples: float | None = None) -> None:
         """Count a step of every attached optimizer, and synchronise what is due after it.
@@ -166,7 +166,7 @@ class Blocks:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._gradients.close()
+        self._reduction.close()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the run on this rank, for ``torch.distributed.checkpoint``.

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.loop.engine_state import EngineState
-from lightning_hier.loop.gradients import AttachedGradients
 from lightning_hier.loop.optimizer_state import (
     broadcast_optimizer_,
     load_optimizer,
@@ -40,14 +40,14 @@ class LoopState(EngineState):
     """Reads and writes the state of a plain loop. :meth:`save` and the loads are collectives.
 
     Args:
-        gradients: averages gradients.
+        reduction: averages gradients.
         others: arguments of :class:`~lightning_hier.loop.engine_state.EngineState`.
 
     """
 
-    def __init__(self, *others: Any, gradients: AttachedGradients, **more: Any) -> None:
+    def __init__(self, *others: Any, reduction: Reduction, **more: Any) -> None:
         super().__init__(*others, **more)
-        self._gradients = gradients
+        self._reduction = reduction
         self._divided = is_sharded(self._module)
 
     def save(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class LoopState(EngineState):
         synchroniser.trained.note_frozen()
         self.load_steps(run)
         if not synchroniser.warming:
-            self._gradients.end_warm_up()
+            self._reduction.end_warm_up()
         now = self._like(run)
         if now == {name: run[name] for name in now}:
             self._load_exactly(state, run)
@@ -98,7 +98,7 @@ class LoopState(EngineState):
 
     def _load_exactly(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         own = state["rank"].loaded()
-        self._gradients.rehearse([self.parameters[name] for name in run["ready_order"]])
+        self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
         self.load(run, own if self._divided else state["group"].loaded(), own)
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ class LoopState(EngineState):
         sync = self._settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
         return {
-            **self.shared(self._gradients.ready_order),
+            **self.shared(self._reduction.ready_order),
             **self._like({}),
             "had_residuals": bool(self._worker.memory.tensors) or has_errors,
             "outer": outer,

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from lightning_hier.algorithms.kernels import prepare_kernels
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.trained import parameters_of
-from lightning_hier.comm.gradients.reduction import Reduction, Wrap
-from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.strategies.averaged_weights import AveragedWeights
@@ -28,13 +27,14 @@ from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.trainer_changes import TrainerChanges
+from lightning_hier.strategies.wrapping import Wrap, Wrapping
 
 
 class FitSession:
     """Residuals, gradient reduction, block synchronisation, and changes to the Trainer.
 
     It is created before the optimizers and closed at teardown, so that no state of a ``fit``
-    affects the next one. :meth:`set_reduction` and :meth:`begin` set the attributes that
+    affects the next one. :meth:`average` and :meth:`begin` set the attributes that
     depend on the length of the run and on the optimizers.
 
     Args:
@@ -50,8 +50,9 @@ class FitSession:
         communicators: channels of this rank.
         worker: residuals and step counts of this rank.
         position: position in the training data.
-        settings: settings of the synchronisation in this run. Set by :meth:`set_reduction`.
-        reduction: averages gradients. Set by :meth:`set_reduction`.
+        settings: settings of the synchronisation in this run. Set by :meth:`average`.
+        reduction: averages gradients. Set by :meth:`average`.
+        wrapping: wraps the module by DDP. Set by :meth:`average`.
         elastic: see above.
         begun: whether :meth:`begin` has been called.
         closed: whether :meth:`close` has been called.
@@ -65,7 +66,8 @@ class FitSession:
     """
 
     settings: Synchronisation
-    reduction: Reduction | ShardedGradients
+    reduction: Reduction
+    wrapping: Wrapping
     synchroniser: BlockSynchroniser
     state: RunState
     averages: AveragedWeights
@@ -83,17 +85,13 @@ class FitSession:
         self.begun = self.closed = False
         self.accumulated_gradients: dict[str, Any] = {}
 
-    def set_reduction(
-        self, settings: Synchronisation, reduction: Reduction | ShardedGradients
-    ) -> None:
-        """Set the synchronisation, with numbers instead of ``"auto"``."""
-        self.settings, self.reduction = settings, reduction
-
-    def reduce_by_ddp(self, settings: Synchronisation, wrap: Wrap) -> None:
-        """Call :meth:`set_reduction` for a module that DDP wraps, see :class:`Reduction`."""
-        config, channels = settings.gradient_sync, self.communicators
-        reduction = Reduction(channels, self.worker.memory, config, self.grad_scale, wrap)
-        self.set_reduction(settings, reduction)
+    def average(self, settings: Synchronisation, wrap: Wrap) -> None:
+        """Set the synchronisation, without ``"auto"``, and how to wrap."""
+        self.settings = settings
+        module, channels = self.trainer.lightning_module, self.communicators
+        config, memory = settings.gradient_sync, self.worker.memory
+        self.reduction = Reduction(module, channels, config, memory, self.grad_scale)
+        self.wrapping = Wrapping(channels, memory, config, self.reduction, wrap)
 
     def begin(
         self,
@@ -157,7 +155,7 @@ class FitSession:
 
     def wrap(self) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of them."""
-        self.reduction.wrap(warming=self.warming)
+        self.wrapping.wrap(warming=self.warming)
 
     def wrap_if_changed(self) -> None:
         """Wrap the module again if these ranks, or the trainable parameters, have changed.
@@ -165,7 +163,7 @@ class FitSession:
         DDP ignores parameters that were frozen when it was created.
         """
         present = parameters_of(self.trainer.lightning_module)
-        if not self.reduction.suits(present, warming=self.warming):
+        if not self.wrapping.suits(present, warming=self.warming):
             self.wrap()
 
     def start(self) -> None:
@@ -185,7 +183,7 @@ class FitSession:
         trained, reduced = self.synchroniser.trained, self.reduction.reduced
         present = parameters_of(module)
         trained.known.require_kept(present)
-        if self.reduction.temporary or not (present <= trained.parameters and present <= reduced):
+        if self.wrapping.temporary or not (present <= trained.parameters and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
 

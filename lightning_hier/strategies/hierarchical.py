@@ -32,6 +32,7 @@ from lightning_hier.strategies import (
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.synchronous import SynchronousStrategy
+from lightning_hier.strategies.wrapping import wrap_by_ddp
 
 
 class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
@@ -158,7 +159,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         if self.membership and used.block_sync:
             check_delay(used.block_sync)  # with the number that stands for "auto"
         self.gradient_sync, session = used.gradient_sync, self._fit_session
-        session.reduce_by_ddp(used, partial(module_setup.wrap_by_ddp, self))
+        session.average(used, partial(wrap_by_ddp, self))
         # DDP would copy the model of the first rank of each group only.
         share_initial_model(self._module, self.communicators)
         if self._elastic is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -13,10 +13,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
-from torch.nn import Parameter
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import (
@@ -28,9 +25,7 @@ from lightning_hier.algorithms.arguments import (
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
-from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.initial_model import share_initial_model
@@ -175,11 +170,11 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
         used = self._open_session()
-        self._gradients = ShardedGradients(self.communicators.across, self._module)
-        self._fit_session.set_reduction(used, self._gradients)
+        self._fit_session.average(used, lambda _: self._module)
         # First inside each group: then the ranks of the first group send consistent values.
         module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
         share_initial_model(self._module, self.communicators)
+        self._fit_session.wrap()
         super().setup_optimizers(trainer)
 
     @override
@@ -193,26 +188,6 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def on_train_start(self) -> None:
         reshard_(self._module)  # after the sanity check
         super().on_train_start()
-
-    @override
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Average the gradients of a step over the groups in the warm-up."""
-        super().post_backward(closure_loss)
-        module = self._module
-        if module.automatic_optimization and not module.trainer.fit_loop._should_accumulate():
-            self._average_gradients(module.parameters())
-
-    def _average_gradients(self, parameters: Iterable[Parameter]) -> None:
-        if self._fit_session.warming:
-            self._gradients.average_(parameters)
-
-    @override
-    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer. A collective of the group, and of the world at the end of a block."""
-        # In manual optimization, no backward pass is known to be the last one before the step.
-        if not self._module.automatic_optimization:
-            self._average_gradients(optimizer_parameters(optimizer))
-        return super().optimizer_step(optimizer, *args, **kwargs)
 
     @override
     def save_checkpoint(

@@ -1,4 +1,4 @@
-"""Prepares the module of a rank: initial model, DDP, SyncBatchNorm, wrapped layers."""
+"""Prepares the module of a rank: initial model, SyncBatchNorm, wrapped layers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.layer_sync import LayerSync
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,8 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module, SyncBatchNorm
 from typing_extensions import override
 
-from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.sharded_tensors import is_sharded
 
@@ -54,35 +51,6 @@ def _mesh_ranks(tensor: Tensor) -> set[int]:
     if not isinstance(tensor, DTensor):
         return set()
     return set(tensor.device_mesh.mesh.flatten().tolist())
-
-
-def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
-    """Set the model of the strategy: its module, wrapped by DDP over ``ranks`` if given.
-
-    A collective of these ranks.
-    """
-    module = strategy.lightning_module
-    assert module is not None
-    strategy.model = module
-    if ranks is None:
-        return module
-    check_sendable(module, dist.get_backend())
-    # DDP copies the model in a separate stream, which must run after the optimizer's kernels and
-    # before the next step.
-    _wait_for_kernels(strategy.root_device)
-    strategy._ddp_kwargs["process_group"] = ranks.group
-    try:
-        strategy.model = wrapped = strategy._setup_model(module)
-    finally:
-        # The strategy may outlive the process group, and no reference to it may remain at exit.
-        del strategy._ddp_kwargs["process_group"]
-    _wait_for_kernels(strategy.root_device)
-    return wrapped
-
-
-def _wait_for_kernels(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def check_divided(module: Module, mesh: DeviceMesh) -> None:

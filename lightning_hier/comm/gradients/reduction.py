@@ -1,7 +1,7 @@
-"""Averages the gradients of a rank while a Trainer fits."""
+"""Averages the gradients of a module, by one hook of DDP or without it."""
 
 # No postponed evaluation of annotations in this file: DDP checks the annotations of a hook.
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,11 +22,9 @@ from lightning_hier.comm.gradients.reducers import (
     Reducer,
     finished,
 )
+from lightning_hier.comm.gradients.warm_up import WarmUp
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import GradientMemory
-
-Wrap = Callable[[Channel | None], Module]
-"""Wraps the module in DDP over a channel, or unwraps it for None."""
 
 
 @dataclass
@@ -72,113 +70,96 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
 class Reduction:
     """Averages gradients over the world in the warm-up, and over the group after it.
 
-    DDP over these ranks has one communication hook. The module is wrapped again when they change.
-    If there is nothing to reduce, it is not wrapped.
+    Nothing is wrapped. A DDP module gets one communication hook, whichever ranks it spans. Modules
+    that FSDP2 divides average inside their group by themselves, and groups of one rank need no
+    average; in the warm-up, these average over the groups in every backward pass.
 
     Args:
+        module: module inside all wrappers.
         communicators: channels of this rank.
-        memory: residuals and thresholds of this rank.
         config: gradient synchronisation inside a group.
-        grad_scale: returns the current factor of fp16 loss scaling.
-        wrap: see :data:`Wrap`.
+        memory: residuals and thresholds of this rank.
+        grad_scale: returns the current factor of loss scaling.
 
     Attributes:
-        warming: whether the module was last wrapped for the warm-up.
-        temporary: whether DDP is used only until a group of one rank has returned older residuals.
-        reduced: parameters that were trainable when the module was last wrapped.
+        warming: whether gradients are averaged over the world.
+        reduced: parameters that were trainable in :meth:`attach`.
 
     """
 
     def __init__(
         self,
+        module: Module,
         communicators: Communicators,
-        memory: GradientMemory,
         config: GradientSync,
+        memory: GradientMemory,
         grad_scale: Callable[[], float],
-        wrap: Wrap,
     ) -> None:
-        self._group, self._world = communicators.group, communicators.world
-        self._device = communicators.device
-        self._memory = memory
+        self._module = module
+        self._communicators = communicators
         self._config = config
-        self._is_hook = isinstance(config, CommHook)
+        self._memory = memory
         self._grad_scale = grad_scale
-        self._wrap = wrap
-        self.warming = self.temporary = False
-        self._in_group: Reducer | None = None
-        self._hook: GradientHook | None = None
+        self.warming = False
         self.reduced: set[Parameter] = set()
-        self._over: Channel | None = None
+        self._in_group: Reducer | None = None
+        self._ddp: DistributedDataParallel | None = None
+        self._hook: GradientHook | None = None
+        self._warm_up: WarmUp | None = None
+
+    def attach(self, model: Module, *, warming: bool) -> None:
+        """Average the gradients of ``model``, instead of those of an earlier one.
+
+        Args:
+            model: the module, perhaps wrapped by DDP.
+            warming: whether to average over the world until :meth:`end_warm_up`.
+
+        """
+        # First, because a hook of the user gets the new group only if its state has none.
+        self.close()
+        channels = self._communicators
+        reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.reduced, self.warming, self._hook = set(reduced), warming, None
+        # Also in the warm-up, in which only its metrics are used.
+        self._in_group = build_reducer(self._config, channels.group, self._memory, self._grad_scale)
+        if isinstance(model, DistributedDataParallel):
+            # Without find_unused_parameters, every step reaches all parameters.
+            reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
+            first = AllReducer(channels.world) if warming else self._in_group
+            self._ddp, self._hook = model, GradientHook(first, reached)
+            model.register_comm_hook(self._hook, gradient_hook)
+        elif warming and channels.across.size > 1:
+            self._warm_up = WarmUp(self._module, channels.across)
 
     @property
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order of their gradients in the first step."""
         return [] if self._hook is None else self._hook.reached.first_order
 
-    def wrap(self, *, warming: bool) -> None:
-        """Wrap the module over the ranks that average gradients now. A collective of these ranks.
+    def end_warm_up(self) -> None:
+        """Average over the group from now on. Does not communicate."""
+        self.warming = False
+        if self._hook is not None and self._in_group is not None:
+            self._hook.reducer = self._in_group
+        self._remove_warm_up()
 
-        Args:
-            warming: whether to average over the world, as in the warm-up, instead of the group.
-
-        """
-        self._over = over = self._ranks_of_ddp(warming=warming)
-        self.temporary = over is not None and over.size == 1 and not self._is_hook
-        # The old wrapper is not kept, because its buckets are as large as the gradients.
-        self._attach(self._wrap(over), warming=warming)
-
-    def _ranks_of_ddp(self, *, warming: bool) -> Channel | None:
-        """The ranks over which DDP wraps the module, or None if it is not wrapped.
-
-        In a group of one rank, DDP's reducer would copy every gradient twice at every step without
-        need. DDP is still used there for a hook of the user, and to return residuals of a run with
-        larger groups.
-        """
-        ranks = self._world if warming else self._group
-        used = self._is_hook or bool(self._memory.tensors)
-        return ranks if ranks.size > 1 or used else None
-
-    def _attach(self, model: Module, *, warming: bool) -> None:
-        # First, because a hook of the user gets the new group only if its state has none.
-        self.close()
-        reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.reduced, self.warming = set(reduced), warming
-        # Also in the warm-up, in which only its metrics are used.
-        self._in_group = build_reducer(self._config, self._group, self._memory, self._grad_scale)
-        reducer = AllReducer(self._world) if warming else self._in_group
-        self._hook = None
-        if isinstance(model, DistributedDataParallel):
-            # Without find_unused_parameters, every step reaches all parameters.
-            reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
-            self._hook = GradientHook(reducer, reached)
-            model.register_comm_hook(self._hook, gradient_hook)
-
-    def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
-        """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""
-        # Channels by identity: two channels of the same ranks have different process groups.
-        return (
-            self.warming == warming
-            and self._over is self._ranks_of_ddp(warming=warming)
-            and all(p in self.reduced for p in parameters if p.requires_grad)
-        )
-
-    def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
+    def rehearse(self, order: Sequence[Parameter]) -> None:
         """Make DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
 
-        With ``find_unused_parameters``, DDP keeps its initial buckets.
+        They decide how sums of gradients are rounded. With ``find_unused_parameters``, DDP keeps
+        its initial buckets. A collective of the ranks of DDP.
         """
-        if self._hook is None or not isinstance(model, DistributedDataParallel):
+        model, hook = self._ddp, self._hook
+        if model is None or hook is None or not order or set(order) != self.reduced:
             return
         # Resuming is bit for bit exact on the CPU only.
-        if model.find_unused_parameters or self._device.type != "cpu":
-            return
-        if not order or set(order) != self.reduced:
+        if model.find_unused_parameters or order[0].device.type != "cpu":
             return
         # DDP calls the hook here, too. The gradients are zeros, and are not exchanged.
-        self._hook.rehearsing = True
+        hook.rehearsing = True
         rehearse(model, order)
-        self._hook.rehearsing = False
-        self._hook.reached.first_order = list(order)
+        hook.rehearsing = False
+        hook.reached.first_order = list(order)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the group's reducer by name."""
@@ -190,6 +171,13 @@ class Reduction:
             self._in_group.close()
         if self._hook is not None:
             self._hook.reached.remove()
+        self._ddp = None  # its buckets are as large as the gradients
+        self._remove_warm_up()
+
+    def _remove_warm_up(self) -> None:
+        if self._warm_up is not None:
+            self._warm_up.remove()
+            self._warm_up = None
 
 
 def build_reducer(

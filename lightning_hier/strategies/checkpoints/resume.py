@@ -72,7 +72,7 @@ def _resume_exactly(saved: SavedRun, session: FitSession) -> None:
     position, _ = session.communicators.layout.coordinates(rank)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     # The buckets of the saved run, because they decide how sums of gradients are rounded.
-    session.reduction.rehearse(session.trainer.strategy.model, order)
+    session.reduction.rehearse(order)
     with saved.loading(rank, session.communicators.device):
         own = saved.of_rank(rank)
         # The first rank of each group has saved the local model of all, except if it is divided.

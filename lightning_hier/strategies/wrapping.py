@@ -1,0 +1,105 @@
+"""The DDP module of a Trainer, which is made anew when the ranks that average gradients change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn import Module, Parameter
+
+from lightning_hier.comm.broadcast import check_sendable
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
+from lightning_hier.comm.gradients.reduction import Reduction
+from lightning_hier.comm.worker import GradientMemory
+
+Wrap = Callable[[Channel | None], Module]
+"""Wraps the module in DDP over a channel, or unwraps it for None."""
+
+
+class Wrapping:
+    """Wraps the module over the world in the warm-up, and over the group after it.
+
+    In a group of one rank, DDP's reducer would copy every gradient twice at every step without
+    need. DDP is still used there for a hook of the user, and to return residuals of a run with
+    larger groups.
+
+    Args:
+        communicators: channels of this rank.
+        memory: residuals and thresholds of this rank.
+        config: gradient synchronisation inside a group.
+        reduction: averages the gradients of the module.
+        wrap: see :data:`Wrap`.
+
+    Attributes:
+        temporary: whether DDP is used only until a group of one rank has returned older residuals.
+
+    """
+
+    def __init__(
+        self,
+        communicators: Communicators,
+        memory: GradientMemory,
+        config: GradientSync,
+        reduction: Reduction,
+        wrap: Wrap,
+    ) -> None:
+        self._communicators, self._memory = communicators, memory
+        self._is_hook = isinstance(config, CommHook)
+        self._reduction, self._wrap = reduction, wrap
+        self._over: Channel | None = None
+        self.temporary = False
+
+    def wrap(self, *, warming: bool) -> None:
+        """Wrap the module over the ranks that average gradients now. A collective of them."""
+        self._over = over = self._ranks(warming=warming)
+        self.temporary = over is not None and over.size == 1 and not self._is_hook
+        self._reduction.close()  # first, because it refers to the old wrapper
+        self._reduction.attach(self._wrap(over), warming=warming)
+
+    def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
+        """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""
+        # Channels by identity: two channels of the same ranks have different process groups.
+        return (
+            self._reduction.warming == warming
+            and self._over is self._ranks(warming=warming)
+            and all(p in self._reduction.reduced for p in parameters if p.requires_grad)
+        )
+
+    def _ranks(self, *, warming: bool) -> Channel | None:
+        """The ranks over which DDP wraps the module, or None if it is not wrapped."""
+        ranks = self._communicators.world if warming else self._communicators.group
+        used = self._is_hook or bool(self._memory.tensors)
+        return ranks if ranks.size > 1 or used else None
+
+
+def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
+    """Set the model of the strategy: its module, wrapped by DDP over ``ranks`` if given.
+
+    A collective of these ranks.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    strategy.model = module
+    if ranks is None:
+        return module
+    check_sendable(module, dist.get_backend())
+    # DDP copies the model in a separate stream, which must run after the optimizer's kernels and
+    # before the next step.
+    _wait_for_kernels(strategy.root_device)
+    strategy._ddp_kwargs["process_group"] = ranks.group
+    try:
+        strategy.model = wrapped = strategy._setup_model(module)
+    finally:
+        # The strategy may outlive the process group, and no reference to it may remain at exit.
+        del strategy._ddp_kwargs["process_group"]
+    _wait_for_kernels(strategy.root_device)
+    return wrapped
+
+
+def _wait_for_kernels(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
