@@ -14,8 +14,6 @@ pytest.importorskip("torchaudio", reason="alignment needs the extra 'examples'")
 
 from examples.acoustic.alignment import (  # noqa: E402
     Alignments,
-    flat_start,
-    realign,
     viterbi,
 )
 from examples.acoustic.corpora.recording import (  # noqa: E402
@@ -51,7 +49,6 @@ class ToySpeech:
         self.transcripts: list[Transcript] = []
         self.features: dict[str, Tensor] = {}
         self.truth: dict[str, Tensor] = {}
-        self.readings: dict[str, Reading] = {}
         for i in range(count):
             words = tuple(draw.choice(LEXICON.words) for _ in range(draw.randint(1, 5)))
             reading = Reading(
@@ -65,7 +62,6 @@ class ToySpeech:
             self.transcripts.append(Transcript(key, words, len(truth)))
             self.features[key] = means[truth] + noise
             self.truth[key] = truth
-            self.readings[key] = reading
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,28 +76,6 @@ def test_viterbi_is_the_best_of_all_segmentations(seed: int) -> None:
     assert total == pytest.approx(best, rel=1e-5)
     assert [state for state, _ in itertools.groupby(path.tolist())] == states
     assert total == pytest.approx(float(scores[torch.arange(8), path].sum()), rel=1e-5)
-
-
-def test_short_utterances_are_left_out_and_named() -> None:
-    transcripts = [
-        Transcript("long", ("ka",), 12),
-        Transcript("tight", ("ka",), 6),
-        Transcript("short", ("ka",), 5),
-        Transcript("empty", (), 30),
-    ]
-    flat = flat_start(transcripts, LEXICON, SENONES, silence_frames=0)
-    again = realign(
-        transcripts,
-        lambda key: torch.zeros({"long": 12, "tight": 6}[key], len(SENONES)),
-        LEXICON,
-        SENONES,
-    )
-    for result in (flat, again):
-        assert set(result.by_key) == {"long", "tight"}
-        assert dict(result.left_out) == {"short": "5 frames for 6 states", "empty": "no words"}
-        assert "2 of 4 utterances aligned" in result.summary()
-        assert "2 left out (short: 5 frames for 6 states; empty: no words)" in result.summary()
-    assert flat.by_key["tight"].senones.tolist() == [*SENONES.of("k"), *SENONES.of("a")]
 
 
 def toy_corpus(speech: ToySpeech, *, normalisation: NormalisationMode = "global") -> Corpus:
@@ -129,7 +103,7 @@ def agreement(alignments: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> 
 
 
 def test_corpus_is_aligned_from_transcripts() -> None:
-    speech = ToySpeech(120, seed=0)
+    speech = ToySpeech(60, seed=0)
     corpus = toy_corpus(speech)
     likelihoods: list[float] = []
 
@@ -137,7 +111,7 @@ def test_corpus_is_aligned_from_transcripts() -> None:
         likelihoods.append(alignments.log_likelihood)
 
     options = FlatStartOptions(
-        realignments=4, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
+        realignments=3, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
     )
     alignments_by_key = align_corpus(corpus, options, on_round=note)
     assert set(alignments_by_key) == {transcript.key for transcript in speech.transcripts}
@@ -148,7 +122,3 @@ def test_corpus_is_aligned_from_transcripts() -> None:
         assert before.senones is None
         assert after.senones is not None
         assert len(after.senones) == len(before.features)
-    torch.rand(1)
-    state = torch.get_rng_state()
-    assert agreement(align_corpus(corpus, options), alignments_by_key) == 1.0
-    assert torch.equal(torch.get_rng_state(), state)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 
 from examples.acoustic.corpora import synthesis
-from examples.acoustic.corpora.espeak import Espeak
 from examples.acoustic.corpora.synthesis import (
     SynthesisConfig,
     build_synthetic_corpus,
@@ -24,29 +22,6 @@ SMALL = {"sentences": 40, "seed": 3, "valid_fraction": 0.2, "test_fraction": 0.2
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
     return build_synthetic_corpus(**SMALL)
-
-
-@pytest.fixture(scope="module")
-def espeak() -> Espeak:
-    return Espeak()
-
-
-def test_corpus_has_the_requested_splits_and_shapes(corpus: Corpus) -> None:
-    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [24, 8, 8]
-    assert corpus.feature_dim == 192
-    assert corpus.frame_shift_s == pytest.approx(0.03)
-    speakers = [{utterance.speaker for utterance in split} for split in corpus.splits.values()]
-    assert not any(one & other for one, other in combinations(speakers, 2))
-    frames = torch.cat([corpus.recorded[u.key] for u in corpus.train])
-    torch.testing.assert_close(frames.mean(0), torch.zeros(64), atol=1e-3, rtol=0)
-    torch.testing.assert_close(frames.std(0), torch.ones(64), atol=1e-2, rtol=0)
-    for split in corpus.splits.values():
-        for utterance in split:
-            assert utterance.senones is not None
-            assert utterance.features.shape == (len(utterance.senones), 192)
-            assert utterance.features.dtype == torch.float32
-            assert int(utterance.senones.max()) < len(corpus.senones)
-            corpus.lexicon.check_words(utterance.words)
 
 
 def test_same_seed_same_corpus(corpus: Corpus) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the acoustic models: context, independence of padding, chunks, norms of weights."""
+"""Tests of the acoustic models: context, independence of padding, norms of weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from examples.acoustic.models import (
@@ -15,13 +13,6 @@ from examples.acoustic.models import (
     DNNAcousticModel,
     FrameClassifier,
     LSTMAcousticModel,
-)
-from examples.acoustic.models.chunks import (
-    ChunkShape,
-    combine_windows,
-    decoding_windows,
-    join_chunks,
-    training_chunks,
 )
 
 SENONES = 6
@@ -118,53 +109,3 @@ def test_max_norm_holds_after_every_update_for_hidden_layers_only() -> None:
     norms = torch.cat([layer.weight.norm(dim=1) for layer in model.hidden_layers])
     assert norms.max() <= 0.5 + 1e-6
     assert model.affine.weight.norm(dim=1).max() > 0.5 * output_before
-
-
-shapes = st.builds(
-    lambda chunk, left, right, share: ChunkShape(
-        chunk=chunk, left=left, right=right, overlap=int(share * ((left + chunk + right) // 2))
-    ),
-    st.integers(1, 12),
-    st.integers(0, 6),
-    st.integers(0, 6),
-    st.floats(0.0, 1.0),
-)
-batches = st.lists(st.integers(1, 50), min_size=1, max_size=4)
-
-
-def numbered(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features with one value, which encodes the utterance and the frame. Padding is -1."""
-    features = torch.full((len(lengths), max(lengths), 1), -1.0, dtype=torch.float64)
-    for row, length in enumerate(lengths):
-        features[row, :length, 0] = torch.arange(length) + 100.0 * row
-    return features, torch.tensor(lengths)
-
-
-@settings(deadline=None, max_examples=150)
-@given(shape=shapes, lengths=batches)
-def test_training_chunks_hold_every_frame_exactly_once(
-    shape: ChunkShape, lengths: list[int]
-) -> None:
-    features, sizes = numbered(lengths)
-    chunks, needed = training_chunks(features, sizes, shape)
-    # Chunks that are not needed must hold no frame, so they are overwritten.
-    marked = torch.where(needed[:, :, None, None], chunks, -7.0)
-    joined = join_chunks(marked, features.shape[1], shape)
-    assert joined.shape == features.shape
-    for row, length in enumerate(lengths):
-        assert torch.equal(joined[row, :length], features[row, :length])
-        assert needed[row].sum() == -(-length // shape.chunk)
-
-
-@settings(deadline=None, max_examples=150)
-@given(shape=shapes, lengths=batches)
-def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
-    shape: ChunkShape, lengths: list[int]
-) -> None:
-    features, sizes = numbered(lengths)
-    windows, needed = decoding_windows(features, sizes, shape)
-    combined = combine_windows(windows, needed, features.shape[1], shape)
-    assert combined.shape == features.shape
-    # All windows agree on a frame here, so any weights that sum to one reproduce it.
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(combined[row, :length], features[row, :length])

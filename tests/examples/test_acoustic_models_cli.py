@@ -21,7 +21,6 @@ from examples.acoustic.senones import SenoneMap
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, TrainingCLI, run
 from tests.examples.manifests import write_manifest
-from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "acoustic" / "configs"
 SENTENCES = 20
@@ -39,42 +38,6 @@ def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
         *more,
         command=command,
     )
-
-
-def test_recipe_of_the_an4_report_holds_the_rate_and_then_halves_it(tmp_path: Path) -> None:
-    """11 epochs at the full rate, one at a half, one at a quarter. The next has an eighth."""
-    whole, _ = an4(tmp_path)
-    cli = run(
-        [
-            "fit",
-            f"--config={CONFIGS / 'an4_ddp.yaml'}",
-            f"--data.corpus_args.path={whole}",
-            f"--data.cache_dir={tmp_path / 'cache'}",
-            f"--trainer.logger.init_args.save_dir={tmp_path}",
-            "--trainer.devices=1",
-            "--trainer.strategy=auto",
-            "--trainer.max_epochs=13",
-            "--trainer.limit_train_batches=1",
-            "--trainer.limit_val_batches=0",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-            "--trainer.enable_checkpointing=false",
-        ]
-    )
-    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.5 / 8
-
-
-def fit_on_this_rank(directory: str) -> tuple[float, float]:
-    torch.set_num_threads(1)
-    strategy = ["--trainer.strategy=bmuf_gtc", "--trainer.devices=2"]
-    cli = run(small_run(Path(directory), *strategy))
-    total = sum(float(p.detach().double().sum()) for p in cli.model.parameters())
-    return float(cli.trainer.callback_metrics["valid/loss"]), total
-
-
-def test_fit_by_the_name_of_a_strategy_on_two_ranks(tmp_path: Path) -> None:
-    first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path))
-    assert first == second
 
 
 def an4(folder: Path) -> tuple[str, str]:

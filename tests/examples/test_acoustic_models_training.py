@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, seed_everything
-from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -91,18 +90,6 @@ class TinyData(LightningDataModule):
         )
 
 
-class OneFrameOneWord:
-    """Replaces a decoder: each frame that is not silence is a word."""
-
-    def __init__(self) -> None:
-        self.seen: list[Tensor] = []
-
-    def decode(self, log_likelihoods: Tensor) -> list[str]:
-        self.seen.append(log_likelihoods)
-        best = log_likelihoods.argmax(dim=1).tolist()
-        return ["ab"[senone - 1] for senone in best if senone > 0]
-
-
 def reference(model: FrameClassifier, split: list[Utterance]) -> tuple[float, float]:
     """Loss and frame error rate of a split, one utterance at a time, frames counted equally."""
     total, errors, frames = 0.0, 0, 0
@@ -133,30 +120,3 @@ def test_training_learns_and_logs_exact_averages(kind: str) -> None:
     assert tested["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert tested["test/frame_error_rate"] == pytest.approx(error_rate)
     assert "test/word_error_rate" not in tested
-
-
-def word_errors(words: tuple[str, ...], hypothesis: list[str]) -> int:
-    """Levenshtein distance."""
-    row = list(range(len(hypothesis) + 1))
-    for i, word in enumerate(words, start=1):
-        previous, row[0] = row[0], i
-        for j, other in enumerate(hypothesis, start=1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (word != other))
-    return row[-1]
-
-
-def test_test_decodes_every_utterance_at_its_own_length() -> None:
-    seed_everything(0)
-    model = SMALL["lstm"]()
-    decoder = OneFrameOneWord()
-    model.decoder = decoder
-    corpus = TinyCorpus()
-    [tested] = quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
-    assert [len(scores) for scores in decoder.seen] == [len(each) for each in corpus.test]
-    errors = sum(
-        word_errors(each.words, decoder.decode(scores))
-        for each, scores in zip(corpus.test, list(decoder.seen), strict=True)
-    )
-    words = sum(len(each.words) for each in corpus.test)
-    assert errors > 0
-    assert tested["test/word_error_rate"] == pytest.approx(errors / words)

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-
-import torch
-
 from examples.elastic.demo import different_models
-from examples.elastic.step_log import Line, StepLog, digest_of, read_log
-
-
-def step(number: int, time_s: float, loss: float = 1.0, pid: int = 7) -> Line:
-    return Line("step", pid, number, time_s, loss)
+from examples.elastic.step_log import Line
 
 
 def block(number: int, digest: str) -> Line:
     return Line("block", 7, number, 0.0, 1.0, digest)
-
-
-def test_log_has_a_digest_at_the_end_of_each_block(tmp_path: Path) -> None:
-    file = tmp_path / "group_0.jsonl"
-    assert read_log(file) == []
-    module = torch.nn.BatchNorm1d(2)
-    log = StepLog(file, block_size=2, validate=lambda module: 0.25)
-    for number in (1, 2):
-        trainer = SimpleNamespace(global_step=number)
-        log.on_train_batch_end(trainer, module, {"loss": torch.tensor(0.5)}, None, 0)
-    with file.open("a") as out:
-        out.write('{"event": "st')  # by a group that was killed during the write
-    first, second = read_log(file)
-    assert (first.event, first.loss, first.digest) == ("step", 0.5, None)
-    assert (second.event, second.valid_loss) == ("block", 0.25)
-    assert second.digest == digest_of(module)
-    module.num_batches_tracked.add_(1)
-    assert second.digest != digest_of(module)
 
 
 def test_models_are_compared_where_groups_have_taken_part() -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
-from collections import Counter
 from hashlib import md5
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from examples.image.batching import ImageDataset, ImageSampler, mean_and_deviation
 from examples.image.corpora.cifar10 import build_cifar10_corpus
@@ -120,37 +117,6 @@ def test_cifar10_is_read_from_the_users_copy(
     (folder / "data_batch_1").unlink()
     alone = build_cifar10_corpus(path=str(tmp_path))
     assert alone.train is None and torch.equal(alone.test.images, corpus.test.images)
-
-
-@given(
-    images=st.integers(1, 300),
-    batch_images=st.integers(1, 20),
-    world_size=st.integers(1, 9),
-    epoch=st.integers(0, 3),
-)
-def test_every_image_is_in_one_batch_and_ranks_have_as_many(
-    images: int, batch_images: int, world_size: int, epoch: int
-) -> None:
-    steps = -(-images // (batch_images * world_size))
-    if steps * world_size > images:
-        with pytest.raises(ValueError, match="take fewer ranks"):
-            ImageSampler(images, batch_images=batch_images, world_size=world_size)
-        return
-    seen: Counter[int] = Counter()
-    sizes = set()
-    for rank in range(world_size):
-        sampler = ImageSampler(
-            images, batch_images=batch_images, rank=rank, world_size=world_size, seed=3
-        )
-        sampler.set_epoch(epoch)
-        draws = list(sampler)
-        assert len(draws) == len(sampler) == steps
-        for draw in draws:
-            assert draw.epoch == epoch
-            seen.update(draw.positions)
-            sizes.add(len(draw.positions))
-    assert seen == Counter(range(images))
-    assert max(sizes) <= batch_images and max(sizes) - min(sizes) <= 1
 
 
 def test_train_images_are_normalised_and_others_likewise() -> None:

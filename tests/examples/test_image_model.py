@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
-from examples.image.networks import ResidualBlock
 from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
@@ -29,14 +28,6 @@ def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
     return command_lines.small_run(config, directory, *small, *more, command=command)
 
 
-@pytest.mark.parametrize(("size", "channels"), [(8, (4, 8)), (28, (4, 8, 8)), (9, (4,))])
-def test_small_network_takes_images_of_any_size(size: int, channels: tuple[int, ...]) -> None:
-    model = ResNetClassifier(num_classes=7, image_channels=3, channels=channels, blocks=2)
-    assert model(torch.zeros(5, 3, size, size)).shape == (5, 7)
-    blocks = [module for module in model.modules() if isinstance(module, ResidualBlock)]
-    assert len(blocks) == 2 * len(channels)
-
-
 def test_optimizer_has_the_settings_of_the_paper() -> None:
     configured = ResNetClassifier(**SIZES, learning_rate=0.4).configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -48,17 +39,6 @@ def test_optimizer_has_the_settings_of_the_paper() -> None:
         optimizer.step()
         schedule.step()
     assert rates == pytest.approx([0.4] * 30 + [0.04] * 30 + [0.004] * 30)
-
-
-def test_digits_are_learnt_within_seconds() -> None:
-    """One rank, 4 epochs. Guesses have an accuracy of 0.1."""
-    pl.seed_everything(0, verbose=False)
-    trainer = quiet_trainer(max_epochs=4)
-    model = ResNetClassifier(channels=(8, 16), decay_epochs=(3,))
-    data = Images(batch_images=32)
-    trainer.fit(model, data)
-    assert float(trainer.callback_metrics["valid/accuracy"]) > 0.9
-    assert trainer.test(model, data, verbose=False)[0]["test/accuracy"] > 0.9
 
 
 def scores_on_this_rank() -> tuple[float, float, float, float]:

@@ -16,7 +16,7 @@ from examples.language.corpora.stdlib import build_stdlib_documents
 from examples.language.corpus import TokenStream, tokenise
 from examples.language.documents import SPLITS, split_of
 from examples.language.vocabulary import BPEVocabulary, ByteVocabulary
-from examples.language.windows import IGNORED, WindowDataset, WindowSampler
+from examples.language.windows import IGNORED, WindowDataset
 from tests.examples.language_texts import write_texts
 
 
@@ -126,32 +126,3 @@ def test_every_token_is_the_target_of_one_window(parts: list[int], context: int)
     assert batch.inputs[counted].tolist() == [999, *tokens.tolist()][:-1]
     assert batch.bytes.sum() == tokens.sum() and batch.inputs.min() >= 0
     assert batch.bytes.tolist() == [int(row[row >= 0].sum()) for row in batch.targets]
-
-
-@given(
-    windows=st.integers(1, 200),
-    batch_windows=st.integers(1, 20),
-    world_size=st.integers(1, 6),
-    epoch=st.integers(0, 2),
-)
-def test_ranks_share_the_windows_of_an_epoch(
-    windows: int, batch_windows: int, world_size: int, epoch: int
-) -> None:
-    for shuffle in (True, False):
-        per_step = batch_windows * world_size
-        steps = windows // per_step if shuffle else -(-windows // per_step)
-        settings: dict[str, Any] = {"batch_windows": batch_windows, "shuffle": shuffle}
-        if steps < 1 or steps * world_size > windows:
-            with pytest.raises(ValueError, match="take a smaller batch_windows"):
-                WindowSampler(windows, **settings, world_size=world_size)
-            continue
-        seen: Counter[int] = Counter()
-        for rank in range(world_size):
-            sampler = WindowSampler(windows, **settings, rank=rank, world_size=world_size)
-            sampler.set_epoch(epoch)
-            batches = list(sampler)
-            assert len(batches) == len(sampler) == steps
-            assert all(len(batch) == batch_windows for batch in batches) or not shuffle
-            seen.update(window for batch in batches for window in batch)
-        assert max(seen.values()) == 1 and set(seen) <= set(range(windows))
-        assert len(seen) == (steps * per_step if shuffle else windows)

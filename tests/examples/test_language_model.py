@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from examples.language.documents import split_of
 from examples.language.model import LanguageModel
-from examples.language.transformer import rotary_angles
 from examples.quiet import quiet_trainer
 from tests.examples.language_texts import small_data, small_model, write_texts
 from tests.ranks import run_ranks
@@ -35,25 +34,6 @@ def test_logits_do_not_depend_on_later_tokens() -> None:
         after = model(changed)
         assert torch.equal(after[:, :position], before[:, :position])
         assert not torch.allclose(after[:, position:], before[:, position:])
-
-
-@torch.no_grad()
-def test_attention_matches_a_direct_computation() -> None:
-    """One head is computed position by position, with complex numbers for the rotation."""
-    attention = (
-        small_model(vocabulary=5, context=6, heads=1).double().transformer.blocks[0].attention
-    )
-    hidden = torch.randn(1, 6, 16, dtype=torch.float64)
-    outputs = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
-    query, key, value = (hidden[0] @ attention.query_key_value.weight.t()).split(16, dim=1)
-    turns = torch.outer(torch.arange(6.0).double(), 10_000 ** (-torch.arange(8.0).double() / 8))
-    turns = torch.polar(torch.ones_like(turns), turns)
-    query, key = (torch.complex(x[:, :8], x[:, 8:]) * turns for x in (query, key))
-    wanted = []
-    for t in range(6):
-        weights = ((query[t] * key[: t + 1].conj()).sum(1).real / 4).softmax(0)
-        wanted.append(weights @ value[: t + 1])
-    torch.testing.assert_close(outputs[0], torch.stack(wanted) @ attention.output.weight.t())
 
 
 def test_decay_acts_on_the_matrices_of_the_blocks() -> None:

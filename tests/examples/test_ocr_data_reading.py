@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from examples.ocr.augmentation import Augmentation
-from examples.ocr.reading import image_size, read_line_image, scaled_width
+from examples.ocr.reading import read_line_image
 from tests.examples.line_images import inked, png
 
 GREY = inked(width=100, height=30)
@@ -45,22 +45,6 @@ def test_every_kind_of_pixels_gives_the_same_line(kind: str) -> None:
     line = read_line_image(png(KINDS[kind]), height=30)
     assert line.dtype == np.uint8
     assert np.array_equal(line, EXPECTED)
-
-
-@pytest.mark.parametrize("height", [7, 24, 60])
-@pytest.mark.parametrize("scale", [0.5, 1.0])
-def test_any_height(height: int, scale: float) -> None:
-    data = png(GREY)
-    assert image_size(data) == (100, 30)
-    line = read_line_image(data, height, scale)
-    assert line.shape == (height, scaled_width((100, 30), height, scale))
-    assert line.shape[1] == round(100 * height / 30 * scale)
-    # Resampling keeps the share of ink.
-    assert abs(float(line.mean()) - float(EXPECTED.mean())) < 8
-
-
-def test_a_line_is_at_least_one_pixel_wide() -> None:
-    assert scaled_width((1, 1000), 10) == 1
 
 
 def test_an_empty_image_is_refused() -> None:

@@ -21,8 +21,6 @@ from examples.ocr.decoding.beam import (  # noqa: E402
     CharacterBeam,
     WordBeam,
 )
-from examples.ocr.decoding.language_model import Bigram  # noqa: E402
-from examples.ocr.decoding.scorers import PythonBigram, kenlm_scorer  # noqa: E402
 
 ALPHABET = Alphabet("ab ")
 TEXTS = ["ab a", "ab b", "ab ab", "b a", "aa b", "ab"]
@@ -70,20 +68,6 @@ def test_best_path_is_the_best_of_all_paths() -> None:
         every = itertools.product(range(4), repeat=length)
         best = max(every, key=lambda p: sum(log_probs[t, line, o] for t, o in enumerate(p)))
         assert decoded[line] == collapse(list(best))
-
-
-def test_kenlm_and_python_give_the_same_scores() -> None:
-    bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
-    units = ["<blank>", *bigram.units]
-    kenlm, nats = kenlm_scorer(bigram, units)
-    python = PythonBigram(bigram, units)
-    for sequence in itertools.product((1, 2, 3), repeat=3):
-        ours, theirs = python.start(False), kenlm.start(False)
-        for unit in sequence:
-            ours, expected = python.score(ours, unit)
-            theirs, score = kenlm.score(theirs, unit)
-            assert score * nats == pytest.approx(expected, abs=1e-4)
-        assert kenlm.finish(theirs)[1] * nats == pytest.approx(python.finish(ours)[1], abs=1e-4)
 
 
 WEIGHTS = pytest.mark.parametrize("lm_weight", [0.0, 0.7, 2.0])

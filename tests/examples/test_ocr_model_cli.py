@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
 from tests.examples import command_lines
@@ -183,14 +182,3 @@ def test_error_rates_over_ranks_weigh_characters_alike() -> None:
     for cer, wer in run_ranks(rates_of_this_rank, 2):
         assert cer == pytest.approx(3 / 18)
         assert wer == pytest.approx(2 / 6)
-
-
-def test_decoder_has_error_rates_of_its_own() -> None:
-    model = model_with_hypotheses()
-    model.decoder = DecodeLines(lm_weight=1e-6).build(Alphabet(), ["the cat sat on a mat"])
-    recognised = model.test_step(batch_of(REFERENCES[0]), 0)
-    assert recognised["hypotheses"] == HYPOTHESES[0]
-    assert model.metrics["test/cer_lm"].compute() == pytest.approx(1 / 10)
-    model.decoder = DecodeLines(language_model="words").build(Alphabet(), ["the cat sat on a mat"])
-    recognised = model.test_step(batch_of(REFERENCES[1]), 0)
-    assert set(recognised["hypotheses"][0].split()) <= set("the cat sat on a mat".split())

@@ -162,7 +162,7 @@ def test_a_run_in_the_file_is_not_done_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "runs.jsonl"
-    arguments = ["--systems", "bmuf_adam", "--workers", "2", "--steps", "4"]
+    arguments = ["--systems", "bmuf_adam", "--workers", "1", "--steps", "4"]
     arguments += ["--out", str(tmp_path)]
     defaults.main(arguments)
     first, lines = capsys.readouterr().out, file.read_text()
