@@ -61,13 +61,12 @@ def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, 
     check_final(case, states, run_reference(case).global_model())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_outer_step_matters(case: Any) -> None:
+def test_the_outer_step_matters() -> None:
     """A reference that only averages the models has another final model."""
+    case = CASES[0]
     plain = replace(case, method=replace(case.method, outer=partial(BlockMomentum, eta=0.0)))
-    assert (
-        difference(run_reference(plain).global_model(), run_reference(case).global_model()) > 1e-6
-    )
+    models = [run_reference(own).global_model() for own in (plain, case)]
+    assert difference(*models) > 1e-6
 
 
 _LOOKING: dict[str, Any] = {"trainer": {"val_check_interval": 1}, "batches": 11}

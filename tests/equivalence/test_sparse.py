@@ -147,8 +147,7 @@ def test_sending_everything_is_sending_the_models(states: list[dict[str, Values]
     assert difference(states[0]["everything"], expected) < 1e-10
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_density_matters(case: Any) -> None:
+def test_density_matters() -> None:
     """A reference that sends whole updates has another final model."""
-    models = [run_reference(own).global_model() for own in (_dense(case), case)]
+    models = [run_reference(own).global_model() for own in (_dense(CASES[0]), CASES[0])]
     assert difference(*models) > 1e-6
