@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks.performance.figures import figures
-from benchmarks.performance.link import wire_seconds
 from benchmarks.performance.short import regressions
 from benchmarks.performance.store import Store
 
@@ -34,21 +33,6 @@ def test_steps_at_the_end_of_a_block_are_separated_from_those_between() -> None:
     assert own.control_s == pytest.approx(0.2)
     assert own.ratio == pytest.approx(2.5)
     assert own.communication_share == pytest.approx(0.6)
-
-
-def test_bytes_of_a_host_count_once_for_any_number_of_ranks() -> None:
-    ranks = [reading(host, [0.1] * 4, sent_bytes=[sent, 0, 0, 100]) for host, sent in
-             ((0, 300), (0, 304), (1, 700), (1, 700))]  # fmt: skip
-    own = figures(ranks, 1)
-    assert own.host_bytes == pytest.approx((404 + 800) / 2 / 4)
-    assert own.peak_bytes == pytest.approx((304 + 700) / 2)
-
-
-def test_wire_time() -> None:
-    # 24.3M float32 over 0.956 Gbit/s
-    assert wire_seconds(4 * 24_301_935, 0.956e9 / 8) == pytest.approx(0.8134, abs=1e-4)
-    with pytest.raises(ValueError, match="goodput must be above 0"):
-        wire_seconds(1.0, 0.0)
 
 
 def test_store_continues_after_a_truncated_line(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ from lightning_hier.planning import (
     predict_all,
 )
 from lightning_hier.planning.layout import Layout
-from lightning_hier.planning.strategies import synchronisation_memory_bytes
-from lightning_hier.planning.synchronisation import synchronise
 
 ROUNDING = 1 + 1e-9
 FREE = 1e18
@@ -114,16 +112,6 @@ def test_a_faster_link_costs_nothing(
     no_slower(plan, replace(network, within=inside))
 
 
-@given(plans(), st.floats(0, 1))
-def test_less_latency_costs_nothing(
-    plan: tuple[Workload, Network, Settings], factor: float
-) -> None:
-    network = plan[1]
-    between = replace(network.between, latency_s=factor * network.between.latency_s)
-    within = replace(network.within, latency_s=factor * network.within.latency_s)
-    no_slower(plan, replace(network, between=between, within=within))
-
-
 @given(plans(least_hosts=2), st.integers(2, 20))
 def test_more_hosts_are_no_more_efficient(
     plan: tuple[Workload, Network, Settings], factor: int
@@ -138,37 +126,6 @@ def test_more_hosts_are_no_more_efficient(
     settings = replace(settings, across_dtype="same")
     larger = replace(network, hosts=factor * network.hosts)
     no_slower((workload, larger, settings), network, but=["psp"])
-
-
-@given(workloads, networks(), st.integers(1, 400), st.sampled_from(["same", "int8", "int4"]))
-def test_overlap_is_never_slower_where_memory_is_free(
-    workload: Workload, network: Network, block_size: int, across_dtype: str
-) -> None:
-    """Otherwise overlap can be slower, because a late mean takes additional passes."""
-    free = Processor(copy_bytes_per_second=FREE)
-    network = replace(network, processor=free)
-    plain = Settings(block_size=block_size, across_dtype=across_dtype)
-    some = replace(plain, overlap=(block_size + 1) // 2)
-    late = replace(plain, overlap=True)
-    one, two, other = (predict("bmuf", workload, network, own) for own in (plain, some, late))
-    assert other.step_s <= two.step_s * ROUNDING and two.step_s <= one.step_s * ROUNDING
-
-
-@given(plans(least_hosts=2), st.integers(2, 8))
-def test_fragments_pause_no_longer_and_send_as_much(
-    plan: tuple[Workload, Network, Settings], fragments: int
-) -> None:
-    """The bytes of a synchronisation are equal up to the rounding of shards."""
-    workload, network, settings = plan
-    whole = replace(settings, block_size=400, fragments=1, overlap=False, across_dtype="same")
-    whole = replace(whole, across_density=1.0)
-    one, parts = (
-        predict("diloco", workload, network, own)
-        for own in (whole, replace(whole, fragments=fragments))
-    )
-    assert parts.pause_s <= one.pause_s * ROUNDING and parts.step_s >= one.step_s / ROUNDING
-    rounding = 2 * (fragments * network.ranks) * workload.element_bytes
-    assert parts.peak_bytes * fragments == pytest.approx(one.peak_bytes, abs=2 * rounding)
 
 
 @given(workloads, st.sampled_from([1, 2, 4, 8]))
@@ -237,18 +194,8 @@ FOUR = Network(
     processor=Processor(copy_bytes_per_second=1e18),
 )
 WORK = Workload(parameters=8_000_000, step_s=0.1)
-MODEL = 32e6
 # Health reports take 15 microseconds.
 CLOSE = 1e-3
-
-
-def test_fragments_divide_the_largest_synchronisation_and_the_pause() -> None:
-    whole, parts = (synchronise(WORK, FOUR, Settings(fragments=n)) for n in (1, 4))
-    assert whole.host_bytes == whole.peak_bytes == 48e6
-    assert whole.blocking_s == whole.pause_s == pytest.approx(3.84, rel=CLOSE)
-    assert parts.host_bytes == 48e6 and parts.peak_bytes == 12e6
-    assert parts.blocking_s == pytest.approx(3.84, rel=CLOSE)
-    assert parts.pause_s == pytest.approx(0.96, rel=CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -270,60 +217,6 @@ def test_a_delay_hides_what_fits_into_its_steps(
     assert prediction.step_s == pytest.approx(step_s, rel=CLOSE)
     assert prediction.pause_s == pytest.approx(pause_s, rel=CLOSE, abs=1e-4)
     assert prediction.host_bytes == pytest.approx(48e6 / settings["block_size"], rel=CLOSE)
-
-
-def test_a_delay_does_not_hide_the_passes_of_a_codec() -> None:
-    """Each host decodes 1 + 1 models, and encodes its model and a quarter: 4.5 copies."""
-    network = replace(FOUR, processor=Processor(copy_bytes_per_second=1e9))
-    exact, int8 = (
-        synchronise(WORK, network, Settings(overlap=20, across_dtype=dtype)).blocking_s
-        for dtype in ("same", "int8")
-    )
-    assert int8 - exact == pytest.approx(4.5 * MODEL / 1e9)
-
-
-def test_on_one_host_every_group_quantises_and_keeps_errors() -> None:
-    slow = Processor(cores=1, copy_bytes_per_second=1e9)
-    one = replace(FOUR, hosts=1, devices=4, processor=slow)
-    exact, int8 = (Settings(overlap=20, across_dtype=dtype) for dtype in ("same", "int8"))
-    cost_s = [synchronise(WORK, one, own).blocking_s for own in (exact, int8)]
-    assert cost_s[1] - cost_s[0] == pytest.approx(4 * 4.5 * MODEL / 1e9)
-    memory_bytes = [synchronisation_memory_bytes(WORK, one, own) for own in (exact, int8)]
-    assert memory_bytes[1] - memory_bytes[0] == 1.25 * MODEL
-
-
-def test_int4_sends_half_a_byte_for_an_element_and_a_scale_for_128() -> None:
-    """Each host sends three rows of a quarter of the elements, and three of sums."""
-    row = WORK.parameters / 4 * (1 / 2 + 4 / 128)
-    assert synchronise(WORK, FOUR, Settings(across_dtype="int4")).host_bytes == 6 * row
-
-
-@pytest.mark.parametrize("hosts", [2, 4, 32])
-def test_sparse_updates_go_to_every_other_host(hosts: int) -> None:
-    """2% of the elements: half a byte, 1/32 for the scale, and two bytes for the position."""
-    settings = Settings(across_density=0.02, across_dtype="int4")
-    payload = 0.02 * WORK.parameters * (1 / 2 + 1 / 32 + 2)
-    cost = synchronise(WORK, replace(FOUR, hosts=hosts), settings)
-    assert cost.host_bytes == pytest.approx((hosts - 1) * payload)
-
-
-def test_moments_that_are_exchanged_in_every_third_block() -> None:
-    """Three models, then one and one. The largest synchronisation has three."""
-    settings = Settings(block_sync="bmuf_adam", moments_every=3)
-    cost = synchronise(WORK, FOUR, settings)
-    assert cost.host_bytes == pytest.approx(48e6 * 5 / 3)
-    assert cost.peak_bytes == 3 * 48e6
-    assert cost.blocking_s == pytest.approx(3.84 * 5 / 3, rel=CLOSE)
-    assert cost.pause_s == pytest.approx(3 * 3.84, rel=CLOSE)
-
-
-def test_moments_are_sent_with_their_fragment() -> None:
-    """Three models take 28.8 steps for each of four fragments."""
-    settings = Settings(block_sync="bmuf_adam", block_size=120, fragments=4, overlap=29)
-    assert predict("bmuf_adam", WORK, FOUR, settings).step_s == pytest.approx(0.1, rel=CLOSE)
-    short = replace(settings, overlap=19)
-    prediction = predict("bmuf_adam", WORK, FOUR, short)
-    assert prediction.step_s == pytest.approx(0.1 + 4 * 0.98 / 120, rel=CLOSE)
 
 
 @pytest.mark.parametrize(

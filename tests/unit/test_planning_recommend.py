@@ -10,7 +10,6 @@ import pytest
 
 from lightning_hier.planning import Link, Network, Processor, Workload, recommend
 from lightning_hier.planning.candidates import ENOUGH, LONG
-from lightning_hier.planning.synchronisation import synchronise
 
 LSTM = Workload(parameters=24_300_000, step_s=0.15)
 FAST_INSIDE = Link(bytes_per_second=20e9, latency_s=2e-5)
@@ -103,45 +102,6 @@ def test_slower_links_get_fewer_bytes_and_longer_delays(
     assert ("overlap" in own) == ("fragments" in own)
 
 
-def test_a_delay_hides_an_exchange_that_takes_a_fifth_longer_than_predicted() -> None:
-    chosen = recommend(LSTM, cluster(20)).settings
-    assert chosen.overlap is not True and chosen.overlap > 1
-    assert chosen.overlap <= chosen.block_size / chosen.fragments
-    in_flight_s = synchronise(LSTM, cluster(20), chosen).in_flight_s
-    assert (
-        (chosen.overlap - 1) * LSTM.step_s
-        < 1.2 * in_flight_s
-        <= chosen.overlap * LSTM.step_s * 1.01
-    )
-
-
-@pytest.mark.parametrize("mbit_s", [100, 300, 1000, 10_000])
-def test_a_block_is_as_short_as_three_percent_of_its_steps_allow(mbit_s: float) -> None:
-    network = cluster(mbit_s, devices=1)
-    for own in recommend(LSTM, network, {"overlap": False}).candidates:
-        size, cost_s = own.settings.block_size, synchronise(LSTM, network, own.settings).blocking_s
-        assert cost_s / (size * LSTM.step_s) <= ENOUGH or size == 400
-        assert size == 10 or cost_s / ((size - 1) * LSTM.step_s) > ENOUGH
-
-
-@pytest.mark.parametrize(("hosts", "sparse"), [(18, True), (24, False)])
-def test_sparse_updates_are_recommended_up_to_the_break_even(hosts: int, sparse: bool) -> None:
-    """A dense exchange in int4 sends less on more than 20 hosts."""
-    recommended = recommend(LSTM, cluster(5, hosts=hosts, devices=1))
-    assert recommended.settings.across_dtype == "int4"
-    assert (recommended.settings.across_density < 1) == sparse
-
-
-def test_the_push_period_makes_computing_as_long_as_sending() -> None:
-    """T_calc of eq. 7 is N mini-batches on two devices, T_trans of eq. 6 is 2 N_e M / B."""
-    network = replace(
-        cluster(1000, hosts=4, devices=2), processor=Processor(copy_bytes_per_second=1e18)
-    )
-    period = recommend(LSTM, network).settings.push_period
-    sending_s = 2 * 3 * LSTM.gradient_bytes / 125e6 + 2e-4
-    assert LSTM.step_s * period / 2 >= sending_s > LSTM.step_s * (period - 1) / 2
-
-
 def test_fixed_settings_are_kept() -> None:
     fixed = {"block_size": 77, "group_size": 2, "density": 0.02, "across_dtype": "int8"}
     recommended = recommend(LSTM, cluster(100), {**fixed, "overlap": True})
@@ -151,29 +111,6 @@ def test_fixed_settings_are_kept() -> None:
     late = {"fragments": 4, "overlap": free.settings.overlap}
     assert free.arguments == {**fixed, **late, "warmup_steps": 0}
     assert 1 <= free.settings.overlap <= 77 / 4
-
-
-def test_moments_overlap_only_on_request() -> None:
-    adam = replace(LSTM, optimizer="adam")
-    fixed = {"block_sync": "bmuf_adam", "overlap": True}
-    assert recommend(adam, cluster(100, devices=1), fixed).settings.overlap is True
-    for own in recommend(adam, cluster(10)).candidates:
-        assert not (own.settings.moments and own.settings.overlap)
-    moments = recommend(adam, cluster(10), {"moments_every": 5})
-    assert moments.settings.moments and not moments.settings.overlap
-    with pytest.raises(ValueError, match="moments_every=5 needs optimizer='adam', got 'sgd_mom"):
-        recommend(LSTM, cluster(10), {"moments_every": 5})
-    with pytest.raises(ValueError, match="block_sync=bmuf_adam needs optimizer='adam'"):
-        recommend(LSTM, cluster(10), {"block_sync": "bmuf_adam"})
-
-
-def test_a_density_across_is_an_argument_of_the_component() -> None:
-    fixed = {"across_density": 0.02, "across_dtype": "int4"}
-    for devices in (1, 8):
-        recommended = recommend(LSTM, cluster(100, devices=devices), fixed)
-        assert recommended.strategy == "HierarchicalStrategy"
-        assert recommended.arguments["group_size"] == devices
-        assert recommended.arguments["block_sync"]["init_args"].items() >= fixed.items()
 
 
 @pytest.mark.parametrize(("mbit_s", "name"), [(2000, "block_momentum"), (500, "outer_momentum")])
