@@ -162,9 +162,9 @@ def _add_device(undo: ExitStack, device: str, *kind: str) -> None:
 
 def link_bytes(interface: str = _LINK) -> tuple[int, int]:
     """Return the bytes sent and received over the link of the host of this process."""
-    folder = Path("/sys/class/net") / interface / "statistics"
-    sent, received = (int((folder / f"{kind}_bytes").read_text()) for kind in ("tx", "rx"))
-    return sent, received
+    lines = (line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines())
+    counts = next(line[1].split() for line in lines if line[0].strip() == interface)
+    return int(counts[8]), int(counts[0])
 
 
 def loopback_interface() -> str:

@@ -1,9 +1,12 @@
-"""Script that trains on one rank and prints at exit whether process groups are left."""
+"""Script that trains on one rank and prints at exit whether process groups are left.
+
+It does so twice, in processes of its own: one ends well, and one fails.
+"""
 
 from __future__ import annotations
 
 import atexit
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,11 @@ def _print_what_is_left() -> None:
 
 # Registered before all handlers of the strategy, so that it runs after them.
 atexit.register(_print_what_is_left)
-
-
 trainer: Any = None
 
 
-def main() -> None:
-    """Train. If the first argument is "fail", raise an error in the first step."""
+def main(end: str) -> None:
+    """Train. If ``end`` is "fail", raise an error in the first step."""
     from tests.trainer.fitting import Net, fit
 
     class Failing(Net):
@@ -35,8 +36,22 @@ def main() -> None:
             raise RuntimeError("as asked")
 
     global trainer  # as in a script without a main function
-    trainer = fit("bmuf", 3, Failing() if sys.argv[1] == "fail" else Net())
+    trainer = fit("bmuf", 3, Failing() if end == "fail" else Net())
+
+
+def _forks(end: str) -> bool:
+    """Start a process, and return whether this is the one. The other prints its status."""
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        print(f"{end}: status {os.waitstatus_to_exitcode(status)}", flush=True)
+    return not pid
 
 
 if __name__ == "__main__":
-    main()
+    import tests.trainer.fitting  # noqa: F401 - imported once for both processes
+
+    own = next((end for end in ("well", "fail") if _forks(end)), None)
+    if own is None:
+        os._exit(0)
+    main(own)

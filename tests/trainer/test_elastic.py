@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.reliability import event_log, job
 from benchmarks.reliability.agents import Agent, log_tail, wait_until
@@ -38,13 +42,34 @@ def _undisturbed(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[s
 def _killed(
     folder: Path, strategy: str, ranks: int, kills: int, seed: int, epochs: int
 ) -> list[dict[str, Any]]:
-    """Final states of a run with ``kills`` kills, which torchrun restarts each time."""
+    """Final states of a run with ``kills`` kills, after which torchrun's agent restarts it.
+
+    The agent runs in this process, so that ranks fork from the server of `tests.ranks`.
+    """
     folder.mkdir()
-    drawn = ["--kills", str(seed), str(kills)]
-    command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
-    with Agent(command, ranks=ranks, restarts=kills + _MORE, log=folder / "log") as agent:
-        assert agent.wait(LIMIT_S * (kills + 1)) == 0, log_tail(folder / "log")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=folder.name,
+        max_restarts=kills + _MORE,
+        start_method="forkserver",
+    )
+    arguments = [str(folder), strategy, "--epochs", str(epochs), "--kills", str(seed), str(kills)]
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the error for torchrun says
+    with _signal_handlers_are_restored():
+        elastic_launch(config, job.main)(arguments)
     return _finals(folder, ranks)
+
+
+@contextmanager
+def _signal_handlers_are_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _check_kills(
