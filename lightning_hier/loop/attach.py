@@ -28,6 +28,7 @@ from lightning_hier.comm.progress_record import name_missing_at_exit
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.blocks import Blocks
+from lightning_hier.loop.elastic import ElasticLoop, check_elastic
 from lightning_hier.loop.groups import Groups
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import (
@@ -43,7 +44,7 @@ from lightning_hier.loop.settings import (
     resolved_for_run,
 )
 from lightning_hier.loop.wrapping import check_wrapping, without_compile, without_ddp
-from lightning_hier.membership.torchft import TorchFT
+from lightning_hier.membership.torchft import TorchFT, check_delay, check_one_optimizer
 
 _log = logging.getLogger("lightning_hier")
 
@@ -83,8 +84,9 @@ def attach(
             it is unknown.
         total_steps: steps of the run, from which ``"auto"`` values follow.
         grad_scaler: the ``torch.amp.GradScaler`` of the loop, whose factor GTC needs.
-        membership: must be None. Groups that come and go need a Trainer, whose checkpoints they
-            send to groups that join.
+        membership: ``TorchFT(...)`` if groups come and go. Every group is then a job of its own,
+            whose ranks are one group, and has no warm-up. A group that joins takes the state of one
+            that trains here, with the steps that this one has counted (``blocks.steps``).
         offload_outer_state: whether the state of outer steps lies in the memory of the host.
 
     Returns:
@@ -98,29 +100,34 @@ def attach(
     check_synchronisations(gradient_sync, block_sync, {})
     check_whole_or_auto("warmup_steps", warmup_steps, least=0)
     check_flag("offload_outer_state", offload_outer_state)
-    if membership is not None:
-        raise ValueError(
-            "membership=TorchFT(...) needs a Trainer, whose checkpoint goes to the groups that "
-            "join: use Trainer(strategy=HierarchicalStrategy(membership=...)), or leave it out"
-        )
     if total_steps is not None:
         check_whole("total_steps", total_steps)
-    groups = groups or Groups()
+    if membership is not None and warmup_steps == "auto":
+        warmup_steps = 0  # jobs exchange no gradients
+    groups = groups or Groups("node" if membership is None else "world")
     communicators, device = groups.communicators, groups.device
     given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     optimizers = [_inner(each) for each in given]
     model, module = without_compile(model), without_ddp(model)
     asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
+    settings: dict[str, Any] = {"offload_outer_state": offload_outer_state, **vars(asked)}
+    elastic = None
+    if membership is not None:
+        with raise_everywhere(device, place="attach()"):
+            check_elastic(membership, block_sync, module, groups, int(asked.warmup_steps))
+            check_one_optimizer(block_sync, len(optimizers))
+        elastic = ElasticLoop(membership, groups, described(settings))
     with raise_everywhere(device, place="attach()"):
-        check_groups(block_sync, *communicators.layout.sizes)
+        check_groups(block_sync, communicators.group.size, communicators.models)
         check_averaged(optimizers, block_sync)
         used, chosen = resolved_for_run(
             asked, {}, lambda: math.inf if total_steps is None else total_steps, communicators
         )
+        if membership is not None and used.block_sync is not None:
+            check_delay(used.block_sync)  # with the number that stands for "auto"
         warms_up = int(used.warmup_steps) > 0
         check_wrapping(model, module, communicators, used.gradient_sync, warms_up=warms_up)
-    settings: dict[str, Any] = {"offload_outer_state": offload_outer_state, **vars(used)}
-    require_same(described(settings), device)
+    require_same(described({**settings, **vars(used), "membership": membership}), device)
     require_same_optimizers(module, optimizers, device)
     _share(module, communicators)
     _announce(module, optimizers, used, communicators, chosen)
@@ -139,10 +146,11 @@ def attach(
         communicators=communicators,
         worker=worker,
         warmup_steps=int(used.warmup_steps),
-        nics=fewest_nics(device) if groups.hosts > 1 else None,
+        nics=fewest_nics(device) if len({*groups.host_of}) > 1 else None,
         offload=offload_outer_state,
+        membership=None if elastic is None else elastic.exchange,
     )
-    return Blocks(
+    blocks = Blocks(
         module,
         optimizers,
         settings=used,
@@ -150,7 +158,11 @@ def attach(
         worker=worker,
         reduction=reduction,
         synchroniser=synchroniser,
+        elastic=elastic,
     )
+    if elastic is not None:
+        elastic.start(blocks, module, synchroniser)
+    return blocks
 
 
 def _inner(optimizer: Any) -> Optimizer:

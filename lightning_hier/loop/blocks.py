@@ -18,6 +18,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
+from lightning_hier.loop.elastic import ElasticLoop
 from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.loop.state import LoopState
 
@@ -43,6 +44,7 @@ class Blocks:
         worker: step counts of this rank.
         reduction: averages gradients.
         synchroniser: synchronises models.
+        elastic: connection with other groups, or None if groups do not come and go.
 
     """
 
@@ -56,6 +58,7 @@ class Blocks:
         worker: Worker,
         reduction: Reduction,
         synchroniser: BlockSynchroniser,
+        elastic: ElasticLoop | None = None,
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
@@ -63,6 +66,7 @@ class Blocks:
         self._worker = worker
         self._reduction = reduction
         self._synchroniser = synchroniser
+        self._elastic = elastic
         self._by_samples = settings.block_sync is not None and (
             settings.block_sync.weighting == "samples"
         )
@@ -74,6 +78,7 @@ class Blocks:
             worker=worker,
             synchroniser=synchroniser,
             reduction=reduction,
+            membership=None if elastic is None else elastic.exchange,
         )
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
@@ -87,6 +92,11 @@ class Blocks:
         # Of all optimizers of the process: one that replaces an attached one has no hook of its
         # own. The reference is weak, because torch keeps the hook.
         self._hooks.append(register_optimizer_step_pre_hook(partial(_refuse_others, ref(self))))
+
+    @property
+    def steps(self) -> int:
+        """Steps counted so far, also those of the run whose state was loaded."""
+        return self._worker.steps[0].total
 
     @property
     def traffic(self) -> Traffic:
@@ -129,6 +139,8 @@ class Blocks:
         for index in range(len(self._optimizers)):
             synchroniser.after_step(index)
         self._stepped.clear()
+        if self._elastic is not None:
+            self._elastic.serve(self)
 
     @contextmanager
     def global_model(self) -> Iterator[None]:
@@ -167,6 +179,8 @@ class Blocks:
             hook.remove()
         self._hooks.clear()
         self._reduction.close()
+        if self._elastic is not None:
+            self._elastic.close()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the run on this rank, for ``torch.distributed.checkpoint``.
@@ -178,9 +192,12 @@ class Blocks:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the run of a state that ``torch.distributed.checkpoint`` has loaded.
 
-        A collective of the world. Model and optimizers change in place.
+        A collective of the world. Model and optimizers change in place. A group that has joined
+        others keeps their state, which is newer.
         """
         self._require_running("load_state_dict()")
+        if self._elastic is not None and self._elastic.refuses_state():
+            return
         self._state.restore(state_dict)
 
     def _require_running(self, what: str) -> None:

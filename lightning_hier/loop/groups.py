@@ -37,6 +37,8 @@ class Groups:
         mesh: the process groups as a DeviceMesh with the dimensions ``"across"`` and ``"group"``.
         device: see above.
         traffic: bytes and seconds by tier.
+        limit: time limit of every collective.
+        host_of: host number of each rank.
 
     Raises:
         RuntimeError: there is no process group yet.
@@ -61,10 +63,10 @@ class Groups:
         destroy_groups_at_exit(self)
         self.device = _default_device() if device is None else torch.device(device)
         SHARED.renew(self.device)
-        hosts = _hosts(self.device)
+        self.host_of = hosts = _hosts(self.device)
         with raise_everywhere(self.device, place="the creation of groups"):
             layout = RankLayout.two_tiers(_ranks_of_group(group_size, hosts), len(hosts))
-        limit = timeout or default_pg_timeout
+        self.limit = limit = timeout or default_pg_timeout
         # Compared first: with another size, ranks would create other process groups and hang.
         same = {"group_size": layout.sizes[0], "timeout": str(limit), "device": self.device.type}
         require_same(same, self.device)
@@ -78,7 +80,6 @@ class Groups:
             process_groups=SHARED,
             own_world=True,  # dcp.async_save communicates in a thread meanwhile
         )
-        self.hosts = len(set(hosts))
 
     @property
     def communicators(self) -> Communicators:

@@ -31,6 +31,7 @@ from lightning_hier.loop.optimizer_state import (
     load_optimizer,
 )
 from lightning_hier.loop.pieces import FlatPart, Row, as_bytes, padded
+from lightning_hier.membership.group_exchange import GroupExchange
 
 # By optimizer, vector and parameter.
 _Outer = dict[str, dict[str, dict[str, Any]]]
@@ -41,13 +42,21 @@ class LoopState(EngineState):
 
     Args:
         reduction: averages gradients.
+        membership: synchronisations with the groups that are present, if groups come and go.
         others: arguments of :class:`~lightning_hier.loop.engine_state.EngineState`.
 
     """
 
-    def __init__(self, *others: Any, reduction: Reduction, **more: Any) -> None:
+    def __init__(
+        self,
+        *others: Any,
+        reduction: Reduction,
+        membership: GroupExchange | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(*others, **more)
         self._reduction = reduction
+        self._membership = membership
         self._divided = is_sharded(self._module)
 
     def save(self) -> dict[str, Any]:
@@ -90,6 +99,8 @@ class LoopState(EngineState):
         self.load_steps(run)
         if not synchroniser.warming:
             self._reduction.end_warm_up()
+        if self._membership is not None and run["membership"] is not None:
+            self._membership.load(run["membership"])
         now = self._like(run)
         if now == {name: run[name] for name in now}:
             self._load_exactly(state, run)
@@ -147,6 +158,7 @@ class LoopState(EngineState):
             **self._like({}),
             "had_residuals": bool(self._worker.memory.tensors) or has_errors,
             "outer": outer,
+            "membership": None if self._membership is None else self._membership.state(),
         }
 
     def _outer_state(self) -> tuple[_Outer, list[list[dict[str, Any]]]]:
@@ -155,7 +167,6 @@ class LoopState(EngineState):
         rest: list[list[dict[str, Any]]] = []
         # In the warm-up those with which it will end, so that every state has the same entries.
         for index, block in enumerate(self._synchroniser.present_blocks()):
-            block.state()  # finishes what is in flight
             by_vector = tensors[str(index)] = {}
             rest.append([])
             for parameters, start, state in block.outer_states():

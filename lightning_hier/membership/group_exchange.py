@@ -8,7 +8,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import torch
+
 from lightning_hier.algorithms.arguments import counted
+from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
@@ -57,8 +60,9 @@ class GroupExchange:
 
     Args:
         quorums: quorums in which this group takes part.
-        own: channels of this rank. Its ``layout`` and ``world`` have all groups that are present
-            while they synchronise, and otherwise this group only.
+        own: channels of this rank. Its ``across`` and ``route`` become those of the groups. Its
+            ``layout`` and ``world`` have all groups that are present while they synchronise, and
+            otherwise this group only.
         log: logs a line, on one rank.
 
     Attributes:
@@ -81,6 +85,10 @@ class GroupExchange:
         self._own = own
         self._log = log
         self._connections = GroupConnections(own)
+        # Blocks refer to both, so they are replaced before there are blocks. Later, their contents
+        # change with the groups that are present.
+        own.across, own.route = self.across, AcrossRoute(self.across, None, 1)
+        own.most_groups = self.settings.groups
         self._connected: Sequence[str] = ()
         self._together: Quorum | None = None
         self._positions: dict[int, Sequence[int]] = {}
@@ -92,6 +100,11 @@ class GroupExchange:
     def across(self) -> Channel:
         """Ranks at this rank's position in the groups that are present."""
         return self._connections.across
+
+    @property
+    def device(self) -> torch.device:
+        """Device of collectives."""
+        return self._own.device
 
     @property
     def commits(self) -> int:
@@ -279,7 +292,7 @@ class GroupExchange:
     def _with_channels(self, groups: int, function: Callable[[], None]) -> None:
         """Call a function while the channels of this rank are those of the groups."""
         own = self._own
-        # `across` and the route have the channel of the connections all the time (ElasticFit).
+        # `across` and the route have the channel of the connections all the time.
         before = own.layout, own.world
         own.layout, own.world = self._connections.layout, self._connections.world
         own.route.inter_host_ranks = groups

@@ -126,6 +126,20 @@ def check_membership(
         )
 
 
+def check_one_optimizer(sync: BlockSync | None, optimizers: int) -> None:
+    """Check that a delay has one optimizer.
+
+    Raises:
+        ValueError: it has several.
+
+    """
+    if sync is not None and sync.overlap and optimizers > 1:
+        raise ValueError(
+            f"overlap={sync.overlap} with membership=TorchFT(...) supports one optimizer, got "
+            f"{optimizers}: pass overlap=False"
+        )
+
+
 def check_delay(sync: BlockSync) -> None:
     """Check that each fragment is applied before the next one is sent, if block_size is a number.
 

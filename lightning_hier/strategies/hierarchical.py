@@ -23,7 +23,12 @@ from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
-from lightning_hier.membership.torchft import TorchFT, check_delay, check_membership
+from lightning_hier.membership.torchft import (
+    TorchFT,
+    check_delay,
+    check_membership,
+    check_one_optimizer,
+)
 from lightning_hier.strategies import (
     module_setup,
     optimizer_checks,
@@ -122,12 +127,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _check_optimizers(self) -> None:
         super()._check_optimizers()
-        if self.membership and self.block_sync and self.block_sync.overlap:
-            if len(self.optimizers) > 1:
-                raise ValueError(
-                    f"overlap={self.block_sync.overlap} with membership=TorchFT(...) supports one "
-                    f"optimizer, got {len(self.optimizers)}: pass overlap=False"
-                )
+        if self.membership is not None:
+            check_one_optimizer(self.block_sync, len(self.optimizers))
 
     @override
     def setup_environment(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
+from lightning_hier.comm.tiers import GroupSize
 
 
 def network() -> nn.Sequential:
@@ -34,7 +35,7 @@ class Loop:
 
     def __init__(
         self,
-        group_size: int = 1,
+        group_size: GroupSize = 1,
         *,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
         make_module: Callable[[], nn.Module] = network,
@@ -50,17 +51,18 @@ class Loop:
         self.dtype = dtype
         self.model: nn.Module = self.module
         over = {"group": self.groups.group, "world": dist.group.WORLD}
-        if wrap == "world" or (wrap == "group" and group_size > 1):
+        if wrap == "world" or (wrap == "group" and self.groups.group.size() > 1):
             self.model = DistributedDataParallel(
                 self.module, process_group=over[wrap], **(ddp or {})
             )
         self.optimizer = make_optimizer(self.module)
         self.blocks = lh.attach(self.model, self.optimizer, groups=self.groups, **settings)
         self.done = 0
+        self.rank = dist.get_rank()  # determines the data
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            inputs, targets = batch(self.done, dist.get_rank())
+            inputs, targets = batch(self.done, self.rank)
             outputs = self.model(inputs.to(self.dtype))
             loss = (outputs - targets.to(self.dtype)).square().mean()
             loss.backward()

@@ -19,7 +19,7 @@ import lightning_hier as lh
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership import connections, group_exchange, transfer
 from lightning_hier.membership.connections import GroupLostError, serve_store
-from lightning_hier.strategies.elastic import ElasticFit
+from lightning_hier.membership.state_transfer import StateTransfer
 from tests.ranks import run_ranks
 
 LIMIT = timedelta(seconds=20)
@@ -49,18 +49,14 @@ def test_a_group_that_reaches_no_other_group_ends(
     def on_first(function: Callable[[], Any]) -> Any:
         return function()
 
-    fit = object.__new__(ElasticFit)
-    own: Any = SimpleNamespace(join=join, on_first=on_first, host="127.0.0.1", close=lambda: None)
-    settings = lh.TorchFT("http://127.0.0.1:9", 1, 2)
-    fit.exchange = SimpleNamespace(settings=settings, quorums=own, close=lambda: None)  # type: ignore[assignment]
-    fit._changes = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-    device = torch.device("cpu")
-    fit._strategy = SimpleNamespace(local_rank=0, root_device=device)  # type: ignore[assignment]
-    fit._folder = None
+    quorums = SimpleNamespace(join=join, on_first=on_first, host="127.0.0.1")
+    settings, device = lh.TorchFT("http://127.0.0.1:9", 1, 2), torch.device("cpu")
+    exchange: Any = SimpleNamespace(settings=settings, quorums=quorums, device=device)
+    own = StateTransfer(exchange, host_of=[0], rank=0, log=print)
     with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
-        fit._receive()
+        own.receive()
     assert len(folders) == len(set(folders)) == group_exchange.MOST_ATTEMPTS
-    fit.close()
+    own.remove()
     assert not list(tmp_path.iterdir())
 
 

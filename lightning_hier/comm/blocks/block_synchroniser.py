@@ -286,6 +286,12 @@ class BlockSynchroniser:
         self.evaluation.forget()
         self.log.reports.clear()
 
+    def forget_errors(self) -> None:
+        """Discard residuals and error feedback, those of another group whose state was loaded."""
+        self._worker.memory.tensors.clear()
+        for block in self.blocks or ():
+            block.forget_errors()
+
     def admit_trainable(self, present: set[Parameter]) -> None:
         """Add those of the module's parameters ``present`` that were unfrozen since the last call.
 

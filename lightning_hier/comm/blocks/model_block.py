@@ -290,7 +290,7 @@ class ModelBlock:
     def outer_states(self) -> Iterator[tuple[Sequence[Parameter], int, dict[str, Any]]]:
         """The part of :meth:`state` from which runs with other shards or settings start.
 
-        Nothing may be in flight: call it after :meth:`state`.
+        A collective as :meth:`state` is.
 
         Yields:
             Parameters of one fragment and kind, the first of their elements that this rank holds,
@@ -299,13 +299,13 @@ class ModelBlock:
             ``"has_update"`` is False.
 
         """
-        for fragment in self._all:
+        for fragment, own in zip(self._all, self.state(), strict=True):
             by_kind = self._context.placement.by_kind(fragment.members.parameters)
-            for bucket in fragment.buckets:
+            for bucket, saved in zip(fragment.buckets, own["buckets"], strict=True):
                 if bucket.kind not in by_kind:
                     continue  # others contain only buffers or optimizer state
-                state = bucket.outer_state() | {"pending": fragment.has_pending}
-                state["has_update"] = state["in_flight"] is not None
+                state = {name: saved[name] for name in bucket.outer_state()}
+                state |= {"pending": own["pending"], "has_update": state["in_flight"] is not None}
                 if not state["has_update"] and self._context.delayed:
                     state["in_flight"] = torch.zeros_like(state["global_model"])
                 yield by_kind[bucket.kind], bucket.shard.start, state

@@ -1,0 +1,137 @@
+"""A plain loop in a group that comes and goes."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.nn import Module
+
+from lightning_hier.algorithms.arguments import counted
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.sharded_tensors import is_sharded
+from lightning_hier.loop.groups import Groups
+from lightning_hier.membership.group_exchange import GroupExchange
+from lightning_hier.membership.quorums import Quorums
+from lightning_hier.membership.state_transfer import StateTransfer
+from lightning_hier.membership.torchft import TorchFT, check_membership
+
+if TYPE_CHECKING:
+    from lightning_hier.loop.blocks import Blocks
+
+_log = logging.getLogger("lightning_hier")
+
+
+class ElasticLoop:
+    """Connects the blocks of a job with the groups that are present.
+
+    A group that synchronises saves its blocks with ``torch.distributed.checkpoint``, and the group
+    that joins loads them. Methods are collectives of the job unless stated otherwise.
+
+    Args:
+        settings: settings of the groups.
+        groups: the ranks of the job, which are one group.
+        required: settings that must be equal in all groups.
+
+    Attributes:
+        exchange: synchronisations with the groups that are present.
+        joined: whether this group has taken the state of another at its start.
+
+    """
+
+    def __init__(self, settings: TorchFT, groups: Groups, required: Mapping[str, Any]) -> None:
+        quorums = Quorums(
+            settings,
+            groups.communicators,
+            limit=groups.limit,
+            log=_log_once,
+            position=lambda: (0, 0),  # the data belongs to the loop
+            required={**required, "device": groups.device.type},
+        )
+        self.exchange = GroupExchange(quorums, groups.communicators, log=_log_once)
+        self._transfer = StateTransfer(
+            self.exchange, host_of=groups.host_of, rank=dist.get_rank(), log=_log_once
+        )
+        self.joined = False
+
+    def start(self, blocks: Blocks, module: Module, synchroniser: BlockSynchroniser) -> None:
+        """Wait for the groups that start together, or take the state of one that trains."""
+        tensors = [*module.parameters(), *module.buffers()]
+        elements = sum(parameter.numel() for parameter in module.parameters())
+        size = f"{len(tensors)} tensors, {elements} elements"
+        self.exchange.quorums.required["parameters"] = size
+        if self.exchange.start():
+            self.exchange.share_initial_model(
+                lambda channel: broadcast_tensors_(tensors, channel, "initial_model")
+            )
+            return
+        from torch.distributed import checkpoint as dcp  # takes long
+
+        dcp.load({"blocks": blocks}, checkpoint_id=self._transfer.receive())
+        synchroniser.forget_errors()  # those of the group that has sent the state
+        self.joined = True
+        dist.barrier()  # all ranks have read the files
+        self._transfer.remove()
+        _log_once(f"Took the state after {counted(self.exchange.commits, 'synchronisation')}.")
+
+    def refuses_state(self) -> bool:
+        """Whether a state of this group is older than the one it has taken. Warns on rank 0."""
+        if self.joined and dist.get_rank() == 0:
+            warnings.warn(
+                "the state that is loaded was not used: this group has taken a newer one from the "
+                "groups that train",
+                stacklevel=4,
+            )
+        return self.joined
+
+    def serve(self, blocks: Blocks) -> None:
+        """Send the state to the groups that wait for it, after the synchronisations of a step."""
+
+        def save(folder: Path) -> None:
+            from torch.distributed import checkpoint as dcp
+
+            try:
+                dcp.save({"blocks": blocks}, checkpoint_id=folder)
+            except dcp.CheckpointException as error:
+                raise OSError(str(error)) from error
+
+        self._transfer.serve(save)
+
+    def close(self) -> None:
+        """Leave the groups. Does not communicate."""
+        self._transfer.remove()
+        self.exchange.close()
+
+
+def check_elastic(
+    settings: TorchFT, sync: BlockSync | None, module: Module, groups: Groups, warmup_steps: int
+) -> None:
+    """Check the arguments of a loop whose groups come and go. Does not communicate.
+
+    Raises:
+        ValueError: they cannot be combined.
+
+    """
+    check_membership(settings, sync, warmup_steps=warmup_steps, limit=groups.limit)
+    size, number = groups.communicators.layout.sizes
+    if number > 1:
+        raise ValueError(
+            f"with membership=TorchFT(...) all ranks of a job are one group, got {number} groups "
+            f"of {counted(size, 'rank')}: pass groups=Groups('world'), or leave groups out"
+        )
+    if is_sharded(module):
+        raise ValueError(
+            "membership=TorchFT(...) can't be combined with a module that is divided in its group: "
+            "leave out fully_shard, or membership"
+        )
+
+
+def _log_once(text: str) -> None:
+    if dist.get_rank() == 0:
+        _log.info(text)

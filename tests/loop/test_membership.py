@@ -1,0 +1,162 @@
+"""Plain loops in groups that come and go, each group in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed import TCPStore
+
+import lightning_hier as lh
+from tests.loop.loops import Loop
+from tests.membership.groups import lighthouse
+from tests.ranks import rank_outcomes, run_ranks
+from tests.waiting import leave_mark, wait_for_marks
+
+TAU, STEPS = 4, 24
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with lighthouse() as url:
+        yield url
+
+
+def _job(rank: int, ranks: int, port: int) -> tuple[int, int]:
+    """Make the environment of this rank that of a job of its own. Returns its group and number."""
+    os.environ.update(
+        MASTER_PORT=str(port), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+        RANK=str(rank % ranks), LOCAL_RANK=str(rank % ranks), RUST_LOG="error",
+    )  # fmt: skip
+    return rank // ranks, rank % ranks
+
+
+def _loop(address: str, group: int, sync: Any, group_size: Any = "world", **settings: Any) -> Loop:
+    member = lh.TorchFT(address, group, 2, min_groups=1, join_timeout_s=20.0)
+    return Loop(
+        group_size, dtype=torch.float64, block_sync=sync, membership=member, total_steps=STEPS,
+        **settings,
+    )  # fmt: skip
+
+
+def _train(address: str, ports: list[int], ranks: int, sync: Any, folder: str) -> Any:
+    """Train in the groups 0, 1, and 1 again, which dies at its first life in its third block."""
+    rank = int(os.environ["RANK"])
+    life, number = _job(rank, ranks, ports[rank // ranks])
+    marks, group = Path(folder), min(life, 1)
+    if life == 2:
+        wait_for_marks(marks, "died")
+        if number == 0:
+            leave_mark(marks, "returning")
+    loop = _loop(address, group, sync)
+    loop.rank = group * ranks + number
+    started = loop.blocks.steps
+    if life == 2:  # its old checkpoint is older than what it has taken
+        before = loop.weights()
+        with pytest.warns(UserWarning, match="a newer one") if number == 0 else nullcontext():
+            dcp.load({"blocks": loop.blocks}, checkpoint_id=marks / "saved-1")
+        assert torch.equal(before, loop.weights())
+    while loop.blocks.steps < STEPS:
+        if loop.blocks.steps == 2 * TAU + 2:
+            if life == 1:
+                dcp.save({"blocks": loop.blocks}, checkpoint_id=marks / "saved-1")
+                dist.barrier()
+                if number == 0:
+                    leave_mark(marks, "died")
+                os.kill(os.getpid(), signal.SIGKILL)
+            if life == 0:
+                wait_for_marks(marks, "returning")
+        loop.train(1)
+    loop.blocks.finish()
+    return started, loop.blocks.steps, loop.weights().tolist()
+
+
+SYNCS = [
+    pytest.param(lh.BMUF(block_size=TAU), 1, id="bmuf"),
+    pytest.param(lh.BMUFAdam(block_size=TAU), 2, id="bmuf_adam-2"),
+    pytest.param(lh.DiLoCo(block_size=TAU, fragments=2, overlap=1), 1, id="fragments-overlap"),
+]
+
+
+@pytest.mark.parametrize(("sync", "ranks"), SYNCS)
+def test_a_group_that_died_returns_with_the_state_of_the_other(
+    tmp_path: Path, address: str, sync: Any, ranks: int
+) -> None:
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(3)]
+    ports = [store.port for store in stores]
+    outcomes = rank_outcomes(
+        _train, 3 * ranks, address, ports, ranks, sync, str(tmp_path), timeout_s=100.0
+    )
+    stayed, died, returned = (outcomes[i * ranks : (i + 1) * ranks] for i in range(3))
+    assert all(outcome.died for outcome in died)
+    assert [outcome.error for outcome in [*stayed, *returned]] == [None] * (2 * ranks)
+    weights = [outcome.result[2] for outcome in [*stayed, *returned]]
+    assert all(each == weights[0] for each in weights)
+    for outcome in returned:
+        started, ended, _ = outcome.result
+        assert started >= 2 * TAU and ended == STEPS
+
+
+def _together(address: str, ports: list[int], folder: str) -> Any:
+    group, _ = _job(int(os.environ["RANK"]), 1, ports[int(os.environ["RANK"])])
+    loop = _loop(address, group, lh.BMUF(block_size=TAU))
+    loop.rank = group
+    loop.train(TAU + 2)
+    state = Path(folder) / str(group)
+    dcp.save({"blocks": loop.blocks}, checkpoint_id=state)
+    loop.train(TAU)
+    middle = loop.weights()
+    loop.blocks.finish()
+    # Both groups have ended. They start again, each from its own checkpoint.
+    again = _loop(address, group, lh.BMUF(block_size=TAU))
+    again.rank = group
+    dcp.load({"blocks": again.blocks}, checkpoint_id=state)
+    again.done = TAU + 2
+    again.train(TAU)
+    assert torch.equal(again.weights(), middle)
+    again.blocks.finish()
+    return middle.tolist()
+
+
+def _plain() -> list[float]:
+    loop = Loop(1, dtype=torch.float64, block_sync=lh.BMUF(block_size=TAU), warmup_steps=0)
+    loop.train(2 * TAU + 2)
+    return loop.weights().tolist()
+
+
+def test_groups_that_are_all_there_train_as_without_membership(
+    tmp_path: Path, address: str
+) -> None:
+    """And they resume exactly from their own checkpoints.
+
+    Up to rounding, because they exchange updates where others exchange models.
+    """
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    ports = [store.port for store in stores]
+    outcomes = rank_outcomes(_together, 2, address, ports, str(tmp_path), timeout_s=100.0)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for outcome, plain in zip(outcomes, run_ranks(_plain, 2), strict=True):
+        torch.testing.assert_close(outcome.result, plain, rtol=1e-12, atol=1e-14)
+
+
+def _refused(address: str) -> None:
+    for match, sync, size, settings in (
+        ("all ranks of a job are one group, got 2 groups of 1 rank", lh.BMUF(), 1, {}),
+        ("warmup_steps=5 can't be combined", lh.BMUF(), "world", {"warmup_steps": 5}),
+        ("block_sync=None can't be combined", None, "world", {}),
+        ("pass an overlap below", lh.BMUF(block_size=4, overlap=True), "world", {}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _loop(address, 0, sync, size, **settings)
+
+
+def test_what_groups_that_come_and_go_cannot_have() -> None:
+    run_ranks(_refused, 2, "http://127.0.0.1:9")
