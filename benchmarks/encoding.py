@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.performance.figures import spread
 from examples.tables import markdown
-from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels import gtc
 from lightning_hier.comm.worker import TensorMemory
 
 SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
@@ -66,9 +66,9 @@ def encode(flat: Tensor, memory: TensorMemory) -> int:
         Number of words to send.
 
     """
-    threshold, kernels = float(memory.threshold or 0.0), kernels_for(flat, memory.residual)
-    words, _ = kernels.encode_(flat, memory.residual, threshold)
-    kernels.decode_(flat, memory.residual, words, threshold, [], [])
+    threshold = float(memory.threshold or 0.0)
+    words, _ = gtc.encode_(flat, memory.residual, threshold)
+    gtc.decode_(flat, memory.residual, words, threshold, [], [])
     return words.numel()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.arguments import check_choice, check_flag, check_positive, is_number
-from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.reference import BlockCoefficients, SumOfSquares
+from lightning_hier.algorithms.chunks import chunks
+from lightning_hier.algorithms.squares import SumOfSquares, sum_of_squares
 
 UpdateFrom = Literal["global", "start"]
 
@@ -118,7 +118,7 @@ class BlockMomentum(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with settings that differ from those of the optimizer."""
         super().add_param_group(param_group)
-        # Kernels address the memory of plain tensors.
+        # A step takes the elements in their order, as one flat tensor.
         if any(hasattr(parameter, "to_local") for parameter in param_group["params"]):
             raise ValueError("BlockMomentum can't step a DTensor: pass parameter.to_local()")
 
@@ -196,19 +196,62 @@ def advance_(
         look-ahead.
 
     """
-    eta, zeta, nesterov = group["block_momentum"], group["block_lr"], group["nesterov"]
-    ahead, from_start = look_ahead(group) != 0.0, group["update_from"] == "start"
-    kernels = kernels_for(mean, model, update)
-    if from_updates:
-        # Delta(t) is then added to W_g(t-1), which is W(t-1) + eta * Delta(t-1).
-        adds, inside = ahead and from_start, nesterov and group["includes_ahead"]
-        by = BlockCoefficients(eta, zeta, ahead, adds, inside)
-        return kernels.advance_by_(mean, model, update, by)
-    # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1). It follows from W and
-    # Delta, and is no argument, because it would be one more model in memory.
-    adds = eta != 0.0 and not (nesterov and not from_start)
-    by = BlockCoefficients(eta, zeta, ahead, adds)
-    return kernels.advance_(mean, model, update, by)
+    ahead = look_ahead(group)
+    step_ = _from_updates_ if from_updates else _from_models_
+    of_mean: SumOfSquares = 0.0
+    of_update: SumOfSquares = 0.0
+    for values, weights, delta in chunks(mean, model, update):
+        of_mean += sum_of_squares(values)
+        # Before the start model overwrites `values`, which the update may be.
+        of_update += sum_of_squares(step_(values, weights, delta, group))
+        if ahead and delta is not None:
+            torch.add(weights, delta, alpha=ahead, out=values)
+        else:
+            values.copy_(weights)
+    return of_mean, of_update
+
+
+def _from_models_(
+    mean: Tensor, model: Tensor, update: Tensor | None, group: Mapping[str, Any]
+) -> Tensor:
+    """Update W and Delta from the mean of models, in place. Returns Delta(t)."""
+    eta, zeta, ahead = group["block_momentum"], group["block_lr"], look_ahead(group)
+    # W_g(t-1) follows from W and Delta, and is no argument, because it would be one more model in
+    # memory.
+    start = model.add(update, alpha=ahead) if ahead and update is not None else model
+    moved = mean - start
+    if zeta == 1.0:
+        model.copy_(mean)
+    else:
+        moved.mul_(zeta)
+        torch.lerp(start, mean, zeta, out=model)
+    # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1).
+    if update is not None and not (group["nesterov"] and group["update_from"] == "global"):
+        model.add_(update, alpha=eta)
+    return moved if update is None else torch.add(moved, update, alpha=eta, out=update)
+
+
+def _from_updates_(
+    mean: Tensor, model: Tensor, update: Tensor | None, group: Mapping[str, Any]
+) -> Tensor:
+    """Update W and Delta from the mean of local updates, in place.
+
+    Returns:
+        Delta(t), or ``W(t) - W(t-1)`` if W contains the look-ahead.
+
+    """
+    eta, zeta = group["block_momentum"], group["block_lr"]
+    if zeta != 1.0:
+        mean.mul_(zeta)
+    moved = mean
+    if update is not None:
+        if look_ahead(group) and group["update_from"] == "start":
+            model.add_(update, alpha=eta)
+        moved = torch.add(mean, update, alpha=eta, out=update)
+        if group["nesterov"] and group["includes_ahead"]:
+            moved = mean.add_(update, alpha=eta)
+    model.add_(moved)
+    return moved
 
 
 def look_ahead(group: Mapping[str, Any]) -> float:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.chunks import chunks
-from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.quantisation_groups import INT4_GROUP, QUANTISATION_GROUP
+from lightning_hier.algorithms.kernels.native import loops_for
+
+# The scales add 0.8% to the bytes.
+QUANTISATION_GROUP = 512
+"""Elements that share a float32 scale in int8. Tensors consist of whole groups."""
+
+# At equal bits, the least error of 32 to 512, for normal and heavier tails (docs/algorithms.md).
+INT4_GROUP = 128
+"""Elements that share a float32 scale in int4, a divisor of ``QUANTISATION_GROUP``."""
+
+# Half a byte stores a step from -7 to 7 plus this.
+_INT4_ZERO = 8
+
+# The product of the largest step and a rounded scale could be above the largest float32.
+_LARGEST_PRODUCT = 0.999999 * torch.finfo(torch.float32).max
 
 
 class Codec:
@@ -86,8 +101,15 @@ class BFloat16Codec(Codec):
         self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
     ) -> None:
         """See :class:`Codec`."""
-        rounded = out.view(torch.bfloat16)
-        kernels_for(values, plus).encode_bfloat16_(values, plus, weight, rounded)
+        if loops := loops_for(values, plus):
+            loops.encode_bfloat16(*_summed(values, plus, weight), out.data_ptr())
+            return
+        for chunk, start in _summed_chunks(values, plus, weight):
+            rounded = out.view(torch.bfloat16)[start : start + chunk.numel()].copy_(chunk)
+            # The bits of the largest finite number are those of inf minus 1.
+            too_large = rounded.isinf().logical_and_(chunk.isfinite())
+            rounded.view(torch.int16).sub_(too_large.to(torch.int16))
+            chunk.sub_(rounded)
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
@@ -112,13 +134,24 @@ class Int8Codec(Codec):
     ) -> None:
         """See :class:`Codec`."""
         scales, steps = _parts(out, values.numel() // QUANTISATION_GROUP, values.numel())
-        encode_ = kernels_for(values, plus).encode_int8_
-        encode_(values, plus, weight, scales, steps.view(torch.int8))
+        if loops := loops_for(values, plus):
+            loops.encode_int8(*_summed(values, plus, weight), scales.data_ptr(), steps.data_ptr())
+            return
+        for rows, scale, stored in _groups(values, scales, steps.view(torch.int8), plus, weight):
+            rounded, wide = _quantise(rows, scale, 127.0)
+            stored.copy_(rounded)
+            # The same product as in decode, so that the error is exact.
+            rows.sub_(rounded.mul_(wide))
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
         scales, steps = _parts(data, out.numel() // QUANTISATION_GROUP, out.numel())
-        kernels_for(out).decode_int8(out, scales, steps.view(torch.int8), add=add)
+        if loops := loops_for(out):
+            loops.decode_int8(*_place(out), scales.data_ptr(), steps.data_ptr(), add)
+            return
+        for rows, scale, stored in _groups(out, scales, steps.view(torch.int8)):
+            values = stored.to(out.dtype).mul_(scale.to(out.dtype).unsqueeze(1))
+            rows.add_(values) if add else rows.copy_(values)
 
 
 class Int4Codec(Codec):
@@ -127,6 +160,9 @@ class Int4Codec(Codec):
     The scale is the largest magnitude of the group divided by 7, in float32. The error of an
     element is at most half of the scale. A group has ``INT4_GROUP`` elements: with so few steps,
     the largest element of a longer group costs more accuracy than the shorter group costs bytes.
+
+    Byte i of a group holds element i in its lower half and element i + 64 in its upper half, so
+    that both halves are contiguous.
     """
 
     def bytes_for(self, numel: int) -> int:
@@ -138,12 +174,26 @@ class Int4Codec(Codec):
     ) -> None:
         """See :class:`Codec`."""
         scales, packed = _parts(out, values.numel() // INT4_GROUP, values.numel() // 2)
-        kernels_for(values, plus).encode_int4_(values, plus, weight, scales, packed)
+        if loops := loops_for(values, plus):
+            loops.encode_int4(*_summed(values, plus, weight), scales.data_ptr(), packed.data_ptr())
+            return
+        for rows, scale, stored in _groups(values, scales, packed, plus, weight):
+            rounded, wide = _quantise(rows, scale, 7.0)
+            lower, upper = rounded.chunk(2, dim=1)
+            # 16 * (upper + _INT4_ZERO) + lower + _INT4_ZERO
+            stored.copy_((upper * 16).add_(lower).add_(17 * _INT4_ZERO))
+            rows.sub_(rounded.mul_(wide))
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
         scales, packed = _parts(data, out.numel() // INT4_GROUP, out.numel() // 2)
-        kernels_for(out).decode_int4(out, scales, packed, add=add)
+        if loops := loops_for(out):
+            loops.decode_int4(*_place(out), scales.data_ptr(), packed.data_ptr(), add)
+            return
+        for rows, scale, stored in _groups(out, scales, packed):
+            steps = torch.cat([stored & 15, stored >> 4], dim=1).to(out.dtype).sub_(_INT4_ZERO)
+            values = steps.mul_(scale.to(out.dtype).unsqueeze(1))
+            rows.add_(values) if add else rows.copy_(values)
 
 
 def _parts(data: Tensor, groups: int, length: int) -> tuple[Tensor, Tensor]:
@@ -151,3 +201,58 @@ def _parts(data: Tensor, groups: int, length: int) -> tuple[Tensor, Tensor]:
     # Scales first, because float32 must be aligned and bytes need not be.
     end = 4 * groups
     return data[:end].view(torch.float32), data[end : end + length]
+
+
+def _summed_chunks(
+    values: Tensor, plus: Tensor | None, weight: float
+) -> Iterator[tuple[Tensor, int]]:
+    """Chunks of ``values`` and their positions, after ``weight * plus`` has been added."""
+    start = 0
+    for (chunk,) in chunks(values):
+        if plus is not None:
+            summand = plus[start : start + chunk.numel()]
+            chunk[: summand.numel()].add_(summand, alpha=weight)
+        yield chunk, start
+        start += chunk.numel()
+
+
+def _groups(
+    values: Tensor,
+    scales: Tensor,
+    encoded: Tensor,
+    plus: Tensor | None = None,
+    weight: float = 1.0,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows of ``values + weight * plus``, a quantisation group each; their scales and codes."""
+    length = values.numel() // max(len(scales), 1)
+    for chunk, start in _summed_chunks(values, plus, weight):
+        rows = chunk.view(-1, length)
+        place = slice(start // length, start // length + len(rows))
+        yield rows, scales[place], encoded.view(len(scales), -1)[place]
+
+
+def _quantise(rows: Tensor, scale: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    """Set the scale of each row. Returns the rows in whole steps, and the scales as a column."""
+    rounded = torch.abs(rows)
+    most = rounded.amax(dim=1)
+    # Finite groups have finite products. inf and NaN must not be hidden.
+    limited = most.div(largest).clamp_(max=_LARGEST_PRODUCT / largest)
+    scale.copy_(torch.where(most.isfinite(), limited, most))
+    # Scale 0 for groups of zeros, and for scales below the normal range of float32, whose
+    # reciprocal may overflow. By a product, in which NaN stays NaN: it must not be hidden.
+    scale.mul_(scale >= torch.finfo(torch.float32).tiny)
+    wide = scale.to(rows.dtype).unsqueeze(1)
+    torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
+    # Longer dtypes have values beyond the largest product. What is above it stays as error.
+    rounded.clamp_(-largest, largest)
+    return rounded, wide
+
+
+def _place(values: Tensor) -> tuple[int, int]:
+    """Address and length, for a C loop."""
+    return values.data_ptr(), values.numel()
+
+
+def _summed(values: Tensor, plus: Tensor | None, weight: float) -> tuple[int | None | float, ...]:
+    """``values + weight * plus``, for a C loop."""
+    return (*_place(values), *(_place(plus) if plus is not None else (None, 0)), weight)

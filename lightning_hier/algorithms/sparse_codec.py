@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP
-from lightning_hier.algorithms.quantisation import Codec
+from lightning_hier.algorithms.kernels.native import loops_for
+from lightning_hier.algorithms.kernels.payload import INTEGER
+from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP, Codec
 
 # Short enough that every part of a model sends its share, and that a position fits into int16.
 SELECTION_BLOCK = 4096
@@ -82,9 +82,8 @@ class SparseCodec(Codec):
 
     def _largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Positions in their blocks (int16), and positions, of the elements to send."""
-        kernels = kernels_for(values)
         offsets_of_blocks = [
-            kernels.largest(values[start : start + rows * length], length, self._of_block(length))
+            largest(values[start : start + rows * length], length, self._of_block(length))
             for start, rows, length in _blocks(values.numel())
         ]
         offsets = torch.cat(offsets_of_blocks)
@@ -106,6 +105,32 @@ class SparseCodec(Codec):
         sent = self.entries(numel)
         end = self._values.bytes_for(_padded(sent))
         return data[:end], data[end : end + 2 * sent].view(torch.int16)
+
+
+def largest(values: Tensor, length: int, number: int) -> Tensor:
+    """Select the ``number`` largest magnitudes in each row of ``length`` elements.
+
+    NaN and inf count as the largest. Of equal magnitudes, the first are selected.
+
+    Returns:
+        Their offsets in their rows (int16), row by row and in ascending order.
+
+    """
+    if loops := loops_for(values):
+        rows = values.numel() // length
+        offsets = torch.empty(rows * number, dtype=torch.int16)
+        loops.largest(values.data_ptr(), rows, length, number, offsets.data_ptr())
+        return offsets
+    # Compared as bits, of which NaN has the largest. What topk selects depends on the device, so
+    # only its smallest value is used.
+    magnitudes = values.abs().view(INTEGER[values.itemsize]).view(-1, length)
+    least = magnitudes.topk(number, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above, equal = magnitudes > least, magnitudes == least
+    wanted = number - above.sum(1, keepdim=True)
+    # A row has at most SELECTION_BLOCK elements, whose number fits into int16.
+    chosen = above.logical_or_(equal & (equal.cumsum(1, dtype=torch.int16) <= wanted))
+    # Without a wait for the device, because the number of offsets is known.
+    return chosen.nonzero_static(size=len(chosen) * number)[:, 1].to(torch.int16)
 
 
 def _blocks(numel: int) -> Iterator[tuple[int, int, int]]:

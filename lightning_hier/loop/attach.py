@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.kernels import prepare_kernels
+from lightning_hier.algorithms.kernels.native import prepare_loops
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
@@ -131,7 +131,7 @@ def attach(
     require_same_optimizers(module, optimizers, device)
     _share(module, communicators)
     _announce(module, optimizers, used, communicators, chosen)
-    prepare_kernels(module.parameters())
+    prepare_loops(module.parameters())
     name_missing_at_exit()
     worker = Worker()
     worker.count_optimizers(len(optimizers))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 

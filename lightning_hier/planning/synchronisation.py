@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.exchange_chunks import chunk_elements
+from lightning_hier.algorithms.chunks import exchanged_length
 from lightning_hier.planning.collectives import (
     Load,
     all_gather,
@@ -152,7 +152,7 @@ class _Fragment:
         self._bytes = elements * width
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
-        each = chunk_elements(
+        each = exchanged_length(
             on_cpu=workload.on_cores or self._network.processor.cores is not None,
             quantised=self._encodes,
             one_host=self._network.hosts == 1,

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.kernels import prepare_kernels
+from lightning_hier.algorithms.kernels.native import prepare_loops
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.gradients.reduction import Reduction
@@ -109,7 +109,7 @@ class FitSession:
 
         """
         module = self.trainer.lightning_module
-        prepare_kernels(module.parameters())
+        prepare_loops(module.parameters())
         self.worker.count_optimizers(len(optimizers))
         self.synchroniser = BlockSynchroniser(
             module,

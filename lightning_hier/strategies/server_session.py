@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.fingerprint import bit_sums
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.blocks.local_values import SavedTensors

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_hier import BMUF, HierarchicalStrategy
-from lightning_hier.algorithms import exchange_chunks
+from lightning_hier.algorithms import chunks
 from lightning_hier.comm.channel import Channel
 from tests.distributed.blocks import end_block, make_blocks
 from tests.distributed.gradients import open_world
@@ -92,7 +92,7 @@ def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Te
     never_complete = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
         mock.patch.object(Channel, "_starting", recorded),
-        mock.patch.multiple(exchange_chunks, CHUNK=4, ONE_HOST_CHUNK=4),
+        mock.patch.multiple(chunks, EXCHANGED=4, EXCHANGED_ON_HOST=4),
         never_complete if late else nullcontext(),
     ):
         fit(strategy, 14, model)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import lightning_hier as lh
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
-from lightning_hier.algorithms import exchange_chunks
+from lightning_hier.algorithms import chunks
 from lightning_hier.reference import BlockMomentum, DiLoCo, Method, Training, Worker
 from tests.equivalence.tasks import (
     B_PERIOD,
@@ -235,7 +235,7 @@ def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
 
     A shard may end in the middle of a chunk.
     """
-    with mock.patch.multiple(exchange_chunks, CHUNK=elements, ONE_HOST_CHUNK=elements):
+    with mock.patch.multiple(chunks, EXCHANGED=elements, EXCHANGED_ON_HOST=elements):
         return fit_all(cases)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Adam, AdamW, NAdam
 
 from lightning_hier import BMUFAdam
-from lightning_hier.algorithms import exchange_chunks
+from lightning_hier.algorithms import chunks
 from tests.equivalence.cases import Case, case, identical, make_reference
 from tests.equivalence.watching import (
     Seen,
@@ -65,7 +65,7 @@ def _watch_in_chunks(cases: list[Case]) -> dict[str, Seen]:
 
     The moments of a parameter may end in the middle of a chunk.
     """
-    with mock.patch.multiple(exchange_chunks, CHUNK=29, ONE_HOST_CHUNK=29):
+    with mock.patch.multiple(chunks, EXCHANGED=29, EXCHANGED_ON_HOST=29):
         return watch_all(cases)
 
 

@@ -1,10 +1,10 @@
-"""GTC kernels of both CPU backends return the bits of the paper's equations."""
+"""GTC's passes return the bits of the paper's equations, with and without C loops."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hier.algorithms import chunks, kernels
-from lightning_hier.algorithms.kernels import kernels_for, native
+from lightning_hier.algorithms import chunks
+from lightning_hier.algorithms.kernels import gtc, native
+from lightning_hier.algorithms.kernels.gtc import decode_, encode_
 from lightning_hier.algorithms.kernels.payload import SIGN_BIT, words_to_bitmap
 from lightning_hier.reference.workers import send
 
@@ -25,37 +26,16 @@ SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e3
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 
 
-@pytest.fixture(autouse=True, params=["reference", "native"], scope="module")
+@pytest.fixture(autouse=True, params=["torch", "loops"], scope="module")
 def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both backends, with small chunks, so that small tensors have many chunk boundaries."""
-    if request.param == "native" and native.native_kernels() is None:
+    """With and without loops, in small chunks: small tensors have many chunk boundaries."""
+    if request.param == "loops" and native.compiled_loops() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK", SMALL_CHUNK)
-        patch.setattr(native, "PIECE", 2 * SMALL_CHUNK)
-        patch.setattr(kernels, "SMALLEST", 0 if request.param == "native" else 1 << 60)
+        patch.setattr(gtc, "PIECE", 2 * SMALL_CHUNK)
+        patch.setattr(native, "SMALLEST", 0 if request.param == "loops" else 1 << 60)
         yield
-
-
-def _encode_(
-    values: Tensor, residual: Tensor, threshold: float, scale: float = 1.0
-) -> tuple[Tensor, bool]:
-    return kernels_for(values, residual).encode_(values, residual, threshold, scale=scale)
-
-
-def _decode_(
-    values: Tensor,
-    residual: Tensor,
-    words: Tensor,
-    threshold: float,
-    rows: Sequence[Tensor] = (),
-    factors: Sequence[float] = (),
-    *,
-    bitmaps: bool = False,
-) -> None:
-    kernels_for(values, residual).decode_(
-        values, residual, words, threshold, rows, factors, bitmaps=bitmaps
-    )
 
 
 def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tensor:
@@ -100,13 +80,13 @@ def test_words_residual_and_mean_are_those_of_the_equations(
     gradient[nonfinite], residual[nonfinite] = 0.0, 0.0
     expected, next_residual = _expected(gradient, residual, threshold)
     values, before = gradient.clone(), residual.clone()
-    words, finite = _encode_(values, residual, threshold)
+    words, finite = encode_(values, residual, threshold)
     assert finite
     assert words.dtype == torch.int32
     assert words.tolist() == expected
     assert _bits(values) == _bits(gradient + residual)
     assert _bits(residual) == _bits(before)
-    _decode_(values, residual, words, threshold)
+    decode_(values, residual, words, threshold, [], [])
     assert _bits(residual) == _bits(next_residual)
     assert _bits(values) == [0] * numel
 
@@ -125,7 +105,7 @@ def test_nonfinite_values_are_detected_at_any_place(
     for poisoned in range(2):
         gradient, residual = torch.ones(2, numel, dtype=dtype)
         (gradient, residual)[poisoned][place % numel] = bad
-        _, finite = _encode_(gradient, residual, threshold)
+        _, finite = encode_(gradient, residual, threshold)
         assert not finite
 
 
@@ -150,11 +130,11 @@ def test_mean_is_that_of_the_signs_in_both_encodings(
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randn(workers, numel, generator=generator).sign()
     signs *= torch.rand(workers, numel, generator=generator) < density
-    words = [_encode_(own.clone(), own * 0, 0.5)[0] for own in signs]
+    words = [encode_(own.clone(), own * 0, 0.5)[0] for own in signs]
     rows = [words_to_bitmap(row, numel) for row in words] if bitmaps else words
     values, threshold = torch.zeros(numel, dtype=dtype), 0.37
     factors = [threshold / workers, scale]
-    _decode_(values, values.clone(), words[0], threshold, rows, factors, bitmaps=bitmaps)
+    decode_(values, values.clone(), words[0], threshold, rows, factors, bitmaps=bitmaps)
     expected = signs.sum(0).to(dtype) * (threshold / workers) * scale
     assert _bits(values) == _bits(expected + 0.0)
 
@@ -185,8 +165,8 @@ def test_nothing_as_large_as_the_tensor_is_allocated() -> None:
     gradient *= torch.rand(numel, generator=generator) < density
     residual = torch.zeros(numel)
     with _Allocations() as allocations:
-        words, _ = _encode_(gradient, residual, 0.5)
-        _decode_(gradient, residual, words, 0.5, [words] * workers, [0.25])
+        words, _ = encode_(gradient, residual, 0.5)
+        decode_(gradient, residual, words, 0.5, [words] * workers, [0.25])
     assert allocations.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
 
 
@@ -196,9 +176,9 @@ def test_residual_of_another_dtype_or_layout_than_the_gradient(kind: str) -> Non
     other = plain.double() if kind == "double" else torch.stack([plain, -plain], dim=1)[:, 0]
     for residual in (plain, other):
         values = gradient.clone()
-        words, finite = _encode_(values, residual, 0.5)
+        words, finite = encode_(values, residual, 0.5)
         assert finite
-        _decode_(values, residual, words, 0.5, [words], [0.5])
+        decode_(values, residual, words, 0.5, [words], [0.5])
         if residual is plain:
             expected = words, values
     assert torch.equal(words, expected[0])
@@ -208,4 +188,4 @@ def test_residual_of_another_dtype_or_layout_than_the_gradient(kind: str) -> Non
 
 def test_sum_that_overflows_is_detected() -> None:
     gradient, residual = torch.full((2, 70), 3e38)
-    assert not _encode_(gradient, residual, 1.0)[1]
+    assert not encode_(gradient, residual, 1.0)[1]

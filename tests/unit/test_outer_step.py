@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier import BlockMomentum
-from lightning_hier.algorithms.kernels.reference import SumOfSquares
+from lightning_hier.algorithms.squares import SumOfSquares
 from lightning_hier.comm.blocks.outer_step import OuterStep
 
 _CHUNKS = [slice(0, 5), slice(5, 8)]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.algorithms import chunks
-from lightning_hier.algorithms.kernels.quantisation_groups import INT4_GROUP
-from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.quantisation import (
+    INT4_GROUP,
     BFloat16Codec,
     Codec,
     ExactCodec,
     Int4Codec,
     Int8Codec,
 )
+from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.sparse_codec import SELECTION_BLOCK, SparseCodec
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels.payload import add_payloads_, magnitude_bits
-from lightning_hier.algorithms.kernels.reference import TorchKernels
 
 # Elements per program (measured), a multiple of the elements per code.
 BLOCK = 1024
@@ -49,8 +48,8 @@ def runs_on(device: torch.device) -> bool:
     """
     values, residual = torch.ones(2, 1, device=device)
     try:
-        words, _ = _encode_(values, residual, 0.5)
-        _decode_(values, residual, 0.5, [words], [1.0])
+        words, _ = encode_(values, residual, 0.5)
+        decode_(values, residual, 0.5, [words], [1.0])
     except ImportError:
         return False
     except Exception as error:  # the type depends on the cause and on Triton's version
@@ -64,37 +63,11 @@ def runs_on(device: torch.device) -> bool:
     return True
 
 
-class TritonKernels(TorchKernels):
-    """Passes by Triton on devices where it runs, otherwise by the reference."""
-
-    def encode_(
-        self, values: Tensor, residual: Tensor, threshold: float, *, scale: float = 1.0
-    ) -> tuple[Tensor, bool]:
-        """See :class:`TorchKernels`."""
-        if not runs_on(values.device):
-            return super().encode_(values, residual, threshold, scale=scale)
-        if scale != 1.0:
-            values.div_(scale)
-        return _encode_(values, residual, threshold)
-
-    def decode_(
-        self,
-        values: Tensor,
-        residual: Tensor,
-        sent: Tensor,
-        threshold: float,
-        rows: Sequence[Tensor],
-        factors: Sequence[float],
-        *,
-        bitmaps: bool = False,
-    ) -> None:
-        """See :class:`TorchKernels`."""
-        if not runs_on(values.device):
-            super().decode_(values, residual, sent, threshold, rows, factors, bitmaps=bitmaps)
-            return
-        _decode_(values, residual, threshold, [] if bitmaps else rows, factors)
-        if bitmaps:  # plain torch: the kernel reads words only
-            add_payloads_(values, rows, factors, bitmaps=True)
+def suits(values: Tensor, residual: Tensor) -> bool:
+    """Whether the kernels can process these tensors: on one CUDA device, contiguous, of a dtype."""
+    same = values.dtype == residual.dtype and values.device == residual.device
+    contiguous = values.is_contiguous() and residual.is_contiguous()
+    return values.is_cuda and same and contiguous and runs_on(values.device)
 
 
 def _jit() -> ModuleType:
@@ -102,7 +75,12 @@ def _jit() -> ModuleType:
     return import_module("lightning_hier.algorithms.kernels.triton_kernels")
 
 
-def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:
+def encode_(
+    values: Tensor, residual: Tensor, threshold: float, scale: float = 1.0
+) -> tuple[Tensor, bool]:
+    """See :func:`lightning_hier.algorithms.kernels.gtc.encode_`."""
+    if scale != 1.0:
+        values.div_(scale)
     kernels, numel = _jit(), values.numel()
     limit = magnitude_bits(threshold, values.dtype)
     infinity = magnitude_bits(torch.inf, values.dtype) + 1
@@ -128,24 +106,31 @@ def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor
     return words, True
 
 
-def _decode_(
+def decode_(
     values: Tensor,
     residual: Tensor,
     threshold: float,
     rows: Sequence[Tensor],
     factors: Sequence[float],
+    *,
+    bitmaps: bool = False,
 ) -> None:
-    """Decode. The sent elements follow from ``values`` and the threshold, without their words."""
+    """See :func:`lightning_hier.algorithms.kernels.gtc.decode_`.
+
+    The elements that this worker sent follow from ``values`` and the threshold.
+    """
     blocks = -(-values.numel() // BLOCK)
     if blocks == 0:
         return
-    words, begins = _by_block(rows, values, blocks)
+    words, begins = _by_block([] if bitmaps else rows, values, blocks)
     # A missing factor is 1, which changes no bits.
     first, second = (_bits64(factor) for factor in (*factors, 1.0, 1.0)[:2])
     _jit().decode[(blocks,)](
         values, residual, words, begins, values.numel(), magnitude_bits(threshold, values.dtype),
-        len(rows), first, second, BLOCK=BLOCK, WORDS=_WORDS,
+        len(begins), first, second, BLOCK=BLOCK, WORDS=_WORDS,
     )  # fmt: skip
+    if bitmaps:  # plain torch: the kernel reads words only
+        add_payloads_(values, rows, factors, bitmaps=True)
 
 
 def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor, Tensor]:

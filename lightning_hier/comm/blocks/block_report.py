@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_hier.algorithms.kernels.reference import SumOfSquares
+from lightning_hier.algorithms.squares import SumOfSquares
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import StepCount

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import kernels_for, sum_of_squares
-from lightning_hier.algorithms.kernels.reference import SumOfSquares
+from lightning_hier.algorithms.squares import SumOfSquares, sum_of_squares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
@@ -143,8 +142,7 @@ class Bucket:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         if self._late is None:
             return self.outer.prepare_(model, place)
-        start = self._late.start[place]
-        return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
+        return sum_of_squares(model.sub_(self._late.start[place]))
 
     def send(self, averaging: Averaging, *, carried: bool) -> tuple[list[Stages], int]:
         """Put the local update, after :meth:`read`, in flight. Does not communicate.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels.quantisation_groups import QUANTISATION_GROUP
+from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP
 
 
 @dataclass(frozen=True)

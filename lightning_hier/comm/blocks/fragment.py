@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from lightning_hier.algorithms.exchange_chunks import chunk_elements
+from lightning_hier.algorithms.chunks import exchanged_length
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket, given_up
@@ -105,7 +105,7 @@ class Fragment:
         config, route, codec = context.config, context.communicators.route, None
         if context.averages:
             codec = make_codec(config.across_dtype, example.dtype, config.across_density)
-        chunk = chunk_elements(
+        chunk = exchanged_length(
             on_cpu=example.device.type == "cpu",
             quantised=codec is not None,
             one_host=route.one_host,

@@ -10,7 +10,7 @@ from enum import IntEnum, IntFlag
 from torch import Tensor
 
 from lightning_hier.algorithms.arguments import counted
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
 from lightning_hier.comm.progress_record import EveryRanksError, named_ranks, ranks_by_value
 from lightning_hier.comm.sharded_tensors import local_tensor

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from lightning_hier.algorithms.block_momentum import BlockMomentum, advance_, look_ahead
-from lightning_hier.algorithms.kernels import kernels_for, sum_of_squares
-from lightning_hier.algorithms.kernels.reference import SumOfSquares
+from lightning_hier.algorithms.squares import SumOfSquares, sum_of_squares
 
 OuterOptimizer = Callable[[Iterable[Parameter]], Optimizer]
 """Makes an optimizer of the given parameters."""
@@ -94,10 +93,12 @@ class OuterStep:
     def prepare_(self, model: Tensor, place: slice) -> SumOfSquares:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         # A model is sent as it is. Its squares are for the health report and the norms.
-        if not self.from_updates:
-            return sum_of_squares(model)
-        start, update, eta = self._start(place)
-        return kernels_for(model, start, update).subtract_start_(model, start, update, eta)
+        if self.from_updates:
+            start, update, eta = self._start(place)
+            model.sub_(start)
+            if update is not None:
+                model.sub_(update, alpha=eta)
+        return sum_of_squares(model)
 
     def set_models(self, effective: float) -> None:
         """Begin a step from the next mean, with this effective number of models.

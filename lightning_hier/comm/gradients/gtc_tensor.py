@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels import gtc
 from lightning_hier.algorithms.kernels.payload import bitmap_words, words_to_bitmap
 from lightning_hier.comm.worker import TensorMemory
 
@@ -78,9 +78,7 @@ class CompressedTensor:
             rms = norm / math.sqrt(max(flat.numel(), 1))
             # The sign carries the second fact, so each tensor needs one number of each rank.
             return cls(flat, memory, None, -rms if absent else rms, math.isfinite(norm))
-        words, finite = kernels_for(flat, memory.residual).encode_(
-            flat, memory.residual, memory.threshold, scale=scale
-        )
+        words, finite = gtc.encode_(flat, memory.residual, memory.threshold, scale=scale)
         fact = float(-1 - len(words) if absent else len(words))
         return cls(flat, memory, words, fact, finite)
 
@@ -128,7 +126,7 @@ class CompressedTensor:
             return
         flat, memory = self.flat, self.memory
         assert memory.threshold is not None
-        kernels_for(flat, memory.residual).decode_(
+        gtc.decode_(
             flat,
             memory.residual,
             self.words,

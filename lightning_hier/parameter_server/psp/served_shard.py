@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.engine import Worker

@@ -16,7 +16,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
