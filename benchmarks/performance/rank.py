@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from benchmarks.hosts import link_bytes
-from benchmarks.performance import memory
+from benchmarks.performance import memory, plain_loop
 from benchmarks.performance.job import Job, Steps, steps_for
 from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
@@ -52,11 +52,15 @@ class StepRecorder(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
+        self.record()
+        if len(self.ended_s) in self._marks and isinstance(trainer.strategy, HierarchicalStrategy):
+            self.metrics = trainer.strategy.metrics()
+
+    def record(self) -> None:
+        """Record the end of a step."""
         self.ended_s.append(time.perf_counter())
         self._processor_s.append(time.process_time())
         self._sent.append(link_bytes(os.environ["GLOO_SOCKET_IFNAME"])[0])
-        if len(self.ended_s) in self._marks and isinstance(trainer.strategy, HierarchicalStrategy):
-            self.metrics = trainer.strategy.metrics()
 
     def steps_s(self) -> list[float]:
         """Return the time of each step of the window."""
@@ -140,8 +144,13 @@ def measure(job: Job, system: System, steps: Steps) -> dict[str, Any]:
     goodput = None
     if job.network.hosts > 1:
         goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
-    setup = set_up(system)
-    recorder = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
+    if system.plain:
+        recorder = StepRecorder(steps.warm_up, steps.warm_up + steps.window)
+        module = WorkModule(job.work, dist.get_rank(), adam=system.adam)
+        plain_loop.train(module, system, steps.warm_up + steps.window, recorder.record)
+    else:
+        setup = set_up(system)
+        recorder = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
     return {
         "rank": dist.get_rank(),
         "host": dist.get_rank() // job.network.ranks_per_host,

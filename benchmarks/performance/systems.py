@@ -37,6 +37,7 @@ class System:
         adam: whether the optimizer is Adam.
         needs: optional package that it needs.
         expected_failure: reason of a known failure.
+        plain: whether it trains in a plain loop instead of a Trainer.
 
     """
 
@@ -50,6 +51,7 @@ class System:
     adam: bool = False
     needs: str = ""
     expected_failure: str = ""
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,12 @@ def _diloco(name: str, title: str, *, fragments: int = 5, overlap: int = 9,
                   arguments={"group_size": 1, "block_sync": sync, "warmup_steps": 0})  # fmt: skip
 
 
+def _loop(name: str, title: str, sync: Any) -> System:
+    """A plain loop with groups of one rank."""
+    return System(name=name, title=title, family="ours", factory="attach", plain=True,
+                  arguments={"block_sync": sync, "warmup_steps": 0})  # fmt: skip
+
+
 _NO_POWER_SGD = (
     "crashes on gloo with several buckets: its collectives are issued from completions, in "
     "another order on every rank"
@@ -135,6 +143,12 @@ SYSTEMS = (
     _diloco("diloco_streaming_int8", "`diloco`, 5 fragments, delay 9, int8", across_dtype="int8"),
     _diloco("diloco_streaming_sparse", "`diloco`, 5 fragments, delay 9, int4, density 2%",
             across_dtype="int4", across_density=0.02),
+    _peer("loop_torchft_local_sgd", "plain loop, torchft LocalSGD", "torchft_local_sgd",
+          needs="torchft", plain=True),
+    _loop("loop_bmuf", "plain loop, `BMUF`", lightning_hier.BMUF(block_size=BLOCK)),
+    _peer("loop_torchft_diloco", "plain loop, torchft DiLoCo", "torchft_diloco",
+          needs="torchft", plain=True),
+    _loop("loop_diloco", "plain loop, `DiLoCo`", lightning_hier.DiLoCo(block_size=BLOCK)),
 )  # fmt: skip
 """All systems, in the order in which they run: peers run soon after the limit."""
 
