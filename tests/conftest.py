@@ -1,4 +1,4 @@
-"""Settings of all tests: number of threads, data folder, skips for missing requirements."""
+"""Settings of all tests: number of threads, skips for missing requirements."""
 
 from __future__ import annotations
 
@@ -25,16 +25,10 @@ settings.load_profile("quiet")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def _data_root() -> Path:
-    return Path(os.environ.get("LIGHTNING_HIER_DATA", REPOSITORY.parent / "shared" / "data"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose requirement is not met. The reason names the requirement."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    if item.get_closest_marker("needs_data") and not _data_root().is_dir():
-        pytest.skip(f"no data at {_data_root()}: set LIGHTNING_HIER_DATA")
     if item.get_closest_marker("needs_ray") and find_spec("ray") is None:
         pytest.skip("needs Ray Train: pip install -c constraints.txt '.[ray]'")
     if item.get_closest_marker("needs_netns") and (missing := missing_requirement()) is not None:
@@ -49,9 +43,3 @@ def environment_is_as_before() -> Iterator[None]:
     """
     with mock.patch.dict(os.environ):
         yield
-
-
-@pytest.fixture(scope="session")
-def data_root() -> Path:
-    """The folder of recorded data. A test that uses it is marked `needs_data`."""
-    return _data_root()

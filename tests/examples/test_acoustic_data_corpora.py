@@ -128,19 +128,3 @@ def test_an4_dimensions_and_flat_start(tmp_path: Path) -> None:
     keys = [u.key for split in plain.splits.values() for u in split if u.speaker == "s1"]
     frames = torch.cat([plain.recorded[key] for key in keys])
     torch.testing.assert_close(frames.mean(0), torch.zeros(13), atol=1e-3, rtol=0)
-
-
-def _recorded(data_root: Path, name: str) -> Path:
-    if not (data_root / name).is_dir():
-        pytest.skip(f"no {name} in {data_root}")
-    return data_root / name
-
-
-@pytest.mark.needs_data
-def test_recorded_an4(data_root: Path) -> None:
-    corpus = build_an4_corpus(path=_recorded(data_root, "an4_mfcc"), flat_start=True)
-    assert [len(split) for split in corpus.splits.values()] == [715, 78, 76]
-    assert corpus.feature_dim == 39
-    silence = set(corpus.senones.of("sil"))
-    assert all(u.senones is not None and int(u.senones[0]) in silence for u in corpus.train)
-    assert all(torch.isfinite(u.features).all() for u in corpus.train)

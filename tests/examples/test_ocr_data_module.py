@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
@@ -137,38 +136,3 @@ def test_texts_outside_the_alphabet(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert whole.alphabet.characters == "té’漢"
     assert [line.text for line in whole.train] == ["été’", "漢"]
     assert len(module(alphabet="abc").alphabet) == 4
-
-
-def _recorded(data_root: Path, name: str) -> str:
-    if not (data_root / name).is_dir():
-        pytest.skip(f"no {name} in {data_root}")
-    return str(data_root / name)
-
-
-@pytest.mark.needs_data
-@pytest.mark.parametrize(
-    ("name", "sizes", "alphabet"),
-    [
-        pytest.param("oldbooks", [3567, 447, 707], "keyboard", marks=pytest.mark.slow),
-        pytest.param("copiste", [2627, 580, 657], "corpus", marks=pytest.mark.slow),
-        ("memorials", [486, 50, 74], "keyboard"),
-    ],
-)
-def test_all_lines_are_read(
-    data_root: Path, tmp_path: Path, name: str, sizes: list[int], alphabet: str
-) -> None:
-    data = TextLines(
-        "manifest",
-        {"path": _recorded(data_root, name)},
-        height=24,
-        alphabet=alphabet,
-        pixels_per_frame=1,
-        cache_dir=str(tmp_path),
-    )
-    assert [len(split) for split in data.corpus.splits.values()] == sizes
-    assert not data.too_long
-    assert len(data.alphabet) == {"copiste": 131}.get(name, 96)
-    paper = [np.median(line.image) for line in data.train]
-    assert min(paper) > 200
-    # The lines with the least contrast are in pencil.
-    assert all(int(line.image.max()) - int(line.image.min()) > 30 for line in data.train)

@@ -10,11 +10,13 @@ import argparse
 import random
 import sys
 import time
+import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from tests.fuzz.checking import SUCCESS, Verdict, check
 from tests.fuzz.drawing import draw
-from tests.fuzz.workers import verdicts
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     clear: dict[str, Counter[str]] = {}
     began = time.monotonic()
-    for seed, verdict in verdicts(first, options.workers, began + 60 * options.minutes):
+    for seed, verdict in _verdicts(first, options.workers, began + 60 * options.minutes):
         ends[f"FAILED {verdict.end}" if verdict.failed else verdict.end] += 1
         if verdict.failed:
             failed += 1
@@ -39,6 +41,28 @@ def main(arguments: list[str] | None = None) -> int:
             clear.setdefault(verdict.end, Counter())[verdict.message[:160]] += 1
     print(summary(ends, clear, time.monotonic() - began))
     return int(failed > 0)
+
+
+def _verdicts(first: int, workers: int, until_s: float) -> Iterator[tuple[int, Verdict]]:
+    """Verdicts of the cases from a seed on, so many at a time. After `until_s`, none starts."""
+    with ThreadPoolExecutor(workers) as pool:
+        running = {pool.submit(_verdict, seed) for seed in range(first, first + workers)}
+        seed = first + workers
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (own.result() for own in done)
+            for _ in done:
+                if time.monotonic() < until_s:
+                    running.add(pool.submit(_verdict, seed))
+                    seed += 1
+
+
+def _verdict(seed: int) -> tuple[int, Verdict]:
+    try:
+        return seed, check(draw(seed))
+    except Exception:  # an error of the fuzzer, which is reported as a failed case
+        failed = Verdict("of the fuzzer itself", "see below", True, traceback.format_exc())
+        return seed, failed
 
 
 def describe(seed: int, verdict: Verdict) -> str:
