@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
 
 from tests.ranks import RankError, rank_outcomes, run_ranks
@@ -21,20 +20,9 @@ def _rank() -> int:
     return int(os.environ["RANK"])
 
 
-def _sum_of_ranks(offset: int, *, scale: torch.Tensor) -> torch.Tensor:
-    dist.init_process_group("gloo")
-    value = (_rank() + offset) * scale
-    dist.all_reduce(value)
-    return value + _rank()
-
-
 def _identity() -> tuple[int, ...]:
     names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
     return tuple(int(os.environ[name]) for name in names)
-
-
-def _imported() -> set[str]:
-    return {name for name in sys.modules if name.partition(".")[0] == "lightning_hier"}
 
 
 def _pid() -> int:
@@ -107,17 +95,6 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _run_pair(scale: float) -> list[torch.Tensor]:
-    return run_ranks(_sum_of_ranks, 2, 0, scale=torch.tensor(scale))
-
-
-def test_ranks_begin_with_the_package_imported() -> None:
-    """This module does not import the package. Ranks would import it in every test otherwise."""
-    engines = {f"lightning_hier.parameter_server.{kind}.engine" for kind in ("psp", "two_stage")}
-    (modules,) = run_ranks(_imported, 1)
-    assert {"lightning_hier", "lightning_hier.comm.blocks.block_synchroniser", *engines} <= modules
-
-
 def test_environments_of_several_hosts() -> None:
     identities = run_ranks(_identity, 4, ranks_per_node=2)
     assert identities == [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2)]
@@ -182,11 +159,3 @@ def test_expected_failures_are_returned_as_text() -> None:
     assert errors == ["ValueError: bad value on every rank"] * 3
     with pytest.raises(AssertionError, match="rank 1 should have raised.*returned a result"):
         run_ranks(_one_refuses, 2, expect_failure=True)
-
-
-def test_concurrent_runs_do_not_interfere() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(_run_pair, [1.0, 10.0, 100.0]))
-    assert [pair[0].item() for pair in results] == [1.0, 10.0, 100.0]

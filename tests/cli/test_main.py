@@ -64,13 +64,6 @@ def test_public_names_are_imported_when_one_is_asked_for() -> None:
     assert (done.stdout, done.stderr) == ("True nothing else\n", "")
 
 
-def test_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    main([])
-    lines = capsys.readouterr().out.splitlines()
-    for name, command in COMMANDS.items():
-        assert any(line.split() == [name, *command.summary.split()] for line in lines)
-
-
 def test_error_for_an_unknown_command_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fitt"])

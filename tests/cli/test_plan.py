@@ -7,25 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from torch import nn
 
 import lightning_hier
 from lightning_hier.cli.plan import run
-from lightning_hier.planning import size_of
 from tests.docs.pages import Page
 
 ARGS = (
     "--parameters 24.3e6 --step-s 0.15 --hosts 4 --devices 2 --between-mbit-s 1000 "
     "--within-gbit-s 100 --copy-gbyte-s 300"
 ).split()
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 5)
-        self.norm = nn.BatchNorm1d(5)
-        self.frozen = nn.Parameter(nn.Linear(1, 1).weight, requires_grad=False)
 
 
 def test_table_reasons_and_all_predictions(
@@ -156,24 +146,6 @@ def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text())["trainer"]["strategy"] == "ddp"
 
 
-def test_block_synchronisations_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "plan.json"
-    run([*ARGS, "--between-mbit-s", "100", "--json", str(file)])
-    _, table = capsys.readouterr().out.split("block synchronisations, preferred ones first:\n")
-    head, *rows = table.split("\n\n")[0].splitlines()
-    assert head.split()[:2] == ["strategy", "settings"] and head.endswith("MB of a rank")
-    options = json.loads(file.read_text())["recommended"]["candidates"]
-    assert len(rows) == len(options) == 5
-    for row, one in zip(rows, options, strict=True):
-        assert row.startswith(one["strategy"]) and len(row) == len(head)
-        assert f"{one['peak_bytes'] / 1e6:.3g}" in row and f"{1e3 * one['pause_s']:.3g}" in row
-    assert "across_dtype int4, across_density 0.02, fragments 4, overlap" in rows[-1]
-    run([*ARGS, "--between-mbit-s", "400000"])
-    assert "block synchronisations" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("args", "expected_text"),
     [
@@ -190,11 +162,3 @@ def test_error_of_wrong_arguments(args: str, expected_text: str) -> None:
     with pytest.raises(ValueError) as raised:
         run(args.split())
     assert expected_text in str(raised.value)
-
-
-def test_size_of_a_module() -> None:
-    assert size_of(Small()) == {
-        "parameters": 30,
-        "buffers": 10,
-        "element_bytes": 4,
-    }

@@ -138,16 +138,6 @@ def test_outer_optimizer_is_a_class_with_arguments() -> None:
     assert optimizer.defaults["lr"] == 0.1
 
 
-def test_outer_optimizer_that_needs_a_closure_is_an_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        outer = f"--trainer.strategy.outer_optimizer={OUTER % 'LBFGS'}"
-        main(["fit", *NET, "--trainer.strategy=diloco", outer])
-    assert stop.value.code == 2
-    assert "steps flat parameters without a closure" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> None:
     strategy = PRESETS[name]
@@ -161,16 +151,6 @@ def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> 
     defaults |= {name: of_all[name].default for name in ("ranks_per_device", "timeout")}
     shown = {k: str(v) if isinstance(v, timedelta) else v for k, v in defaults.items()}
     assert written["init_args"] == shown
-
-
-def test_files_of_presets_give_the_same_strategies_as_names() -> None:
-    """The file of a preset gives the strategy with default arguments."""
-    for name in PRESETS:
-        cli = TrainingCLI(["fit", *NET, f"--trainer.strategy={STRATEGIES}/{name}.yaml"])
-        loaded, wanted = cli.trainer.strategy, PRESETS[name]()
-        assert type(loaded) is type(wanted)
-        assert loaded._settings() == wanted._settings()
-        assert loaded._timeout == wanted._timeout
 
 
 @pytest.mark.parametrize(

@@ -129,30 +129,6 @@ def test_many_buckets_on_ranks_of_changing_pace_do_not_deadlock() -> None:
         assert buckets == 8
 
 
-class _WithNothing(torch.nn.Linear):
-    """A layer with a parameter without elements."""
-
-    def __init__(self) -> None:
-        super().__init__(6, 6)
-        self.nothing = torch.nn.Parameter(torch.empty(0))
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input) + self.nothing.sum()
-
-
-def _empty_parameter() -> None:
-    torch.manual_seed(1)
-    module = _WithNothing().double()
-    run = start(lh.GTC(dense_below=0, density=0.01), module)
-    for step in range(3):
-        run.step(inputs(step))
-    assert module.weight.grad is not None and bool(module.weight.grad.isfinite().all())
-
-
-def test_parameter_without_elements_does_no_harm() -> None:
-    run_ranks(_empty_parameter, 2)
-
-
 def _too_small_threshold() -> list[str]:
     run = start(lh.GTC(threshold=1e-4, dense_below=0), tower())
     with warnings.catch_warnings(record=True) as caught:

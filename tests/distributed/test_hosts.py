@@ -1,4 +1,4 @@
-"""Emulated hosts: their resources are removed, and failed or hanging ranks are ended."""
+"""Emulated hosts: their resources are removed, and ranks without root share the loopback."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_hosts
-from benchmarks.hosts import existing_resources, hosts, loopback_hosts
-from benchmarks.launch import LIMIT_S, run_module
+from benchmarks.hosts import existing_resources, hosts
 from tests.waiting import wait_for_marks
 
 
@@ -65,17 +64,3 @@ def test_without_root_ranks_share_the_loopback(
     output = capfd.readouterr()
     assert "host 0" in output.out and "host 1" not in output.out
     assert output.err.startswith("no emulated hosts: no root; ranks share the loopback")
-
-
-_MODULE = "tests.distributed.failing_run"
-
-
-def test_first_failure_ends_the_others_too(tmp_path: Path) -> None:
-    """Otherwise, rank 0 would run until the limit, which raises TimeoutError."""
-    with pytest.raises(RuntimeError, match="OSError: on purpose"):
-        run_module(loopback_hosts(2), 1, _MODULE, "1", folder=tmp_path, limit_s=LIMIT_S)
-
-
-def test_ranks_that_do_not_end_are_ended_at_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"not complete within 1 s\nhost0.log"):
-        run_module(loopback_hosts(2), 1, _MODULE, "none", folder=tmp_path, limit_s=1.0)

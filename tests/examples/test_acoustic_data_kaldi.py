@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from examples.acoustic.corpora.kaldi import build_kaldi_corpus
-from examples.acoustic.corpora.kaldi_archive import read_archive
 from tests.examples.manifests import SPLITS
 
 
@@ -110,20 +108,3 @@ def test_pickles_in_archives_are_not_read(kaldi_folder: Path) -> None:
     with pytest.raises(ValueError, match="pickles and sounds are not read"):
         build_kaldi_corpus(**_splits(kaldi_folder))
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("suffix", [".ark", ".ark.gz"])
-@pytest.mark.parametrize("text", [False, True])
-def test_archives_have_the_arrays_of_kaldiio(tmp_path: Path, suffix: str, text: bool) -> None:
-    draw = np.random.default_rng(0)
-    wanted = {f"k{n}": draw.normal(size=(7 + n, 5)).astype("f") for n in range(3)}
-    plain = tmp_path / "plain.ark"
-    kaldiio.save_ark(str(plain), wanted, scp=str(tmp_path / "scp"), text=text)
-    file = tmp_path / f"a{suffix}"
-    file.write_bytes(
-        gzip.compress(plain.read_bytes()) if suffix.endswith("gz") else plain.read_bytes()
-    )
-    arrays = dict(read_archive(file))
-    assert arrays.keys() == wanted.keys()
-    for key, array in kaldiio.load_ark(str(plain)):
-        np.testing.assert_array_equal(arrays[key], array)

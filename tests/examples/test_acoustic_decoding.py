@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
@@ -14,7 +13,6 @@ pytest.importorskip("kaldifst", reason="decoding needs the extra 'examples'")
 pytest.importorskip("kaldi_decoder", reason="decoding needs the extra 'examples'")
 
 from examples.acoustic.decoding import (  # noqa: E402
-    HMMTopology,
     WFSTDecoder,
     WordLoop,
 )
@@ -74,24 +72,6 @@ def test_words_of_clean_scores_come_back_exactly(silence: float) -> None:
         decoded, path = decoder.decode_with_senones(scores(frames))
         assert decoded == words
         assert path == frames
-
-
-def test_phones_shorter_than_their_states_need_skips() -> None:
-    skipping = WFSTDecoder(
-        SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0, topology=HMMTopology(skip=0.2)
-    )
-    strict = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0)
-    wrong = 0
-    for seed, words in enumerate(sentences(25, seed=2)):
-        # With one state for each phone, "a a" is the same as a long "a".
-        words = [word for word, _ in itertools.groupby(words)]
-        frames = spoken(words, seed=seed, states=1)
-        clean = scores(frames, preference=30.0)
-        decoded, path = skipping.decode_with_senones(clean)
-        assert decoded == words
-        assert path == frames
-        wrong += strict.decode_with_senones(clean)[1] != frames
-    assert wrong == 25
 
 
 def test_lexicon_reads_variants_and_lists_unknown_words(tmp_path: Path) -> None:

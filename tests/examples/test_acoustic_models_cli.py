@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from examples.acoustic import align_once
-from examples.acoustic.align_once import aligned_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.corpus import Corpus
 from examples.acoustic.fitted import Fitted
-from examples.acoustic.flat_start import FlatStartOptions
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from tests.examples import command_lines
@@ -113,35 +109,3 @@ def test_a_corpus_to_test_on_keeps_the_numbering_of_the_training() -> None:
     fewer = replace(restored, lexicon=Lexicon({"a": [("q",)]}), senones=SenoneMap(("sil", "q")))
     with pytest.raises(ValueError, match="words have phones that the model was not trained on"):
         fewer.lexicon_with(fitted.lexicon)
-
-
-def unaligned_corpus() -> Corpus:
-    corpus = build_synthetic_corpus(sentences=10)
-    bare = {
-        name: [replace(each, senones=None) for each in split]
-        for name, split in corpus.splits.items()
-    }
-    return replace(corpus, **bare)
-
-
-def test_corpus_without_alignments_is_aligned_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = unaligned_corpus()
-    options = FlatStartOptions(realignments=1, epochs=1, hidden=16, context=1)
-    aligned = aligned_corpus(corpus, options, cache_dir=tmp_path)
-    targets = [each.senones for each in aligned.train]
-    lengths = [None if each is None else len(each) for each in targets]
-    assert lengths == [len(each) for each in corpus.train]
-
-    def not_again(*_: Any) -> None:
-        raise AssertionError("alignments should come from the cache")
-
-    monkeypatch.setattr(align_once, "align_corpus", not_again)
-    again = aligned_corpus(corpus, options, cache_dir=tmp_path)
-    for one, other in zip(aligned.train, again.train, strict=True):
-        assert one.senones is not None and other.senones is not None
-        assert torch.equal(one.senones, other.senones)
-    assert aligned_corpus(aligned, options, cache_dir=tmp_path) is aligned
-    with pytest.raises(AssertionError, match="from the cache"):
-        aligned_corpus(corpus, replace(options, seed=1), cache_dir=tmp_path)

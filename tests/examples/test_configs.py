@@ -93,31 +93,6 @@ def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture
         assert model.subsample == config["data"]["init_args"].get("pixels_per_frame", 4)
 
 
-class FakeTrainer:
-    """A Trainer whose data module has a corpus with two sizes."""
-
-    def __init__(self) -> None:
-        self.datamodule = type("Data", (), {"corpus": None})()
-        self.datamodule.corpus = type("Corpus", (), {"num_classes": 3, "channels": 2})()
-
-
-def test_given_sizes_make_the_layers_at_once() -> None:
-    model = ResNetClassifier(num_classes=3, image_channels=2, channels=(4,))
-    network = model.network
-    model.configure_model()
-    assert model.network is network
-
-
-def test_missing_sizes_come_from_the_data_and_given_ones_stay() -> None:
-    model = ResNetClassifier(num_classes=7, channels=(4,))
-    assert not list(model.parameters())
-    model._trainer = FakeTrainer()  # type: ignore[assignment]
-    model.configure_model()
-    assert model(torch.zeros(1, 2, 8, 8)).shape == (1, 7)
-    assert (model.hparams["num_classes"], model.hparams["image_channels"]) == (7, 2)
-    assert model.hparams_initial["image_channels"] == 2
-
-
 @pytest.mark.parametrize(
     ("model", "names"),
     [

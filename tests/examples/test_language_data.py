@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.language.corpora.folder import build_folder_documents
-from examples.language.corpora.stdlib import build_stdlib_documents
 from examples.language.corpus import TokenStream, tokenise
 from examples.language.documents import SPLITS, split_of
 from examples.language.vocabulary import BPEVocabulary, ByteVocabulary
@@ -26,37 +25,6 @@ def test_names_are_divided_in_shares_and_the_same_each_time() -> None:
     assert counts["valid"] == pytest.approx(200, abs=50)
     assert counts["test"] == pytest.approx(200, abs=50)
     assert [split_of(name) for name in ("abc.py", "json/decoder.py")] == ["train", "train"]
-
-
-def write_library(root: Path) -> None:
-    table = "TABLE = {\n" + "".join(f"    {n}: 'x',\n" for n in range(80)) + "}\n"
-    described = '"""Says much.\n' + "a line\n" * 80 + '"""\nx = 1\n'
-    files = {
-        "one.py": "x = 1\n",
-        "package/two.py": "def f():\n    return 'é'\n",
-        "package/same.py": "x = 1\n",  # a duplicate of one.py
-        "package/table.py": table,
-        "package/described.py": described,
-        "package/empty.py": "\n",
-        "package/old.py": "print 'two'\n",
-        "package/tests/test_two.py": "assert True\n",
-        "site-packages/other.py": "y = 2\n",
-        "notes.txt": "z\n",
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text, encoding="utf-8")
-
-
-def test_library_is_read_without_duplicates_tables_and_tests(tmp_path: Path) -> None:
-    write_library(tmp_path)
-    documents = build_stdlib_documents(path=str(tmp_path)).read()
-    texts = [text for split in SPLITS for text in documents[split]]
-    assert sorted(text[:8] for text in texts) == ['"""Says ', "def f():", "x = 1\n"]
-    with_tests = build_stdlib_documents(path=str(tmp_path), tests=True).read()
-    assert sum(map(len, with_tests.values())) == 4
-    with pytest.raises(FileNotFoundError, match="no Python file in"):
-        build_stdlib_documents(path=str(tmp_path / "nothing"))
 
 
 def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:

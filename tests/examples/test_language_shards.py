@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,6 @@ from examples.language.data_module import Text
 from examples.language.documents import SPLITS
 from examples.language.shards import map_shard, write_shard
 from examples.language.write_shards import main, write_corpus
-from tests.conftest import REPOSITORY
 from tests.examples.language_texts import small_data, write_texts
 
 HEADER = 24
@@ -80,22 +76,14 @@ def test_written_corpus_is_read_as_shards(tmp_path: Path) -> None:
     assert np.array_equal(mapped.vocabulary.token_bytes, corpus.vocabulary.token_bytes)
 
 
-def test_shards_command_writes_what_the_data_module_reads(tmp_path: Path) -> None:
+def test_shards_command_writes_what_the_data_module_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = write_texts(tmp_path / "texts")
-    command = [sys.executable, "-m", "examples.language.write_shards", f"--out={tmp_path}/shards"]
-    done = subprocess.run(
-        [*command, f"--path={root}", "--tokenizer=bytes"],
-        cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "3 shards" in done.stdout and "tokens of 257" in done.stdout
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    main([f"--out={tmp_path}/shards", f"--path={root}", "--tokenizer=bytes"])
+    printed = capsys.readouterr().out
+    assert "3 shards" in printed and "tokens of 257" in printed
     paths = {split: [f"{tmp_path}/shards/{split}_*.bin"] for split in SPLITS}
     data = Text("shards", {**paths, "tokenizer": "bytes"}, context=16, batch_windows=4)
     other = small_data(root, batch_windows=4)

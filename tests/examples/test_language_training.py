@@ -69,21 +69,6 @@ def test_a_mesh_trains_the_same_model(tmp_path: Path) -> None:
     assert scores[0] == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_compiled_blocks_train_the_same_model(tmp_path: Path) -> None:
-    folder = write_texts(tmp_path / "texts")
-    losses, names = [], []
-    for chosen in (False, True):
-        torch.manual_seed(0)
-        model = small_model(compile=chosen, activation_checkpointing=chosen)
-        trainer = quiet_trainer(max_epochs=1, limit_train_batches=4)
-        trainer.fit(model, small_data(folder))
-        losses.append(float(trainer.callback_metrics["valid/loss"]))
-        names.append(list(model.state_dict()))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert names[0] == names[1]
-
-
 def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> None:
     data = small_data(write_texts(tmp_path / "texts"))
     with pytest.raises(ValueError, match="vocabulary of the model must be at least the data's 257"):

@@ -36,18 +36,6 @@ def test_rates_of_two_stage_asgd_fall_after_three_small_improvements() -> None:
     assert seen == [0.8] * 5 + [0.4, 0.2, 0.1]
 
 
-def test_rates_stop_at_the_minimum_and_groups_keep_their_ratio_above_it() -> None:
-    optimizer = sgd(1.0, 0.5)
-    scheduler = NewbobLR(optimizer, min_lr=0.2)
-    for _ in range(3):
-        scheduler.step(1.0)
-    assert scheduler.get_last_lr() == [0.25, 0.2]
-    assert not scheduler.finished
-    scheduler.step(1.0)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2]
-    assert scheduler.finished
-
-
 class ScriptedLoss(LightningModule):
     """Logs a given loss in each epoch, so that the rates in a Trainer are known."""
 

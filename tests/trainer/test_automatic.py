@@ -19,7 +19,6 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     Net,
     fit,
-    fit_on_ranks,
     fits_on_ranks,
     fitted,
     loader,
@@ -94,23 +93,6 @@ def test_automatic_values_train_as_explicit_values_to_the_last_bit(
     runs = fits_on_ranks(2, *(partial(fitted, own, Net, 40) for own in (automatic, explicit)))
     for first, other in zip(*runs, strict=True):
         assert torch.equal(first.weights, other.weights)
-
-
-@pytest.mark.parametrize(
-    ("name", "combination"),
-    [
-        ("model_averaging", "ModelAveraging with AdamW"),
-        ("bmuf_adam", None),
-    ],
-)
-def test_strategy_that_does_not_suit_adam_is_warned_of_once(
-    name: str, combination: str | None
-) -> None:
-    ranks = fit_on_ranks(2, name, _Adam, 4)
-    first, other = ([text for text in result.warned if "Adam" in text] for result in ranks)
-    expected = [True] * (combination is not None)
-    assert [text.startswith(str(combination)) for text in first] == expected
-    assert other == []
 
 
 class _Endless(IterableDataset[list[Tensor]]):

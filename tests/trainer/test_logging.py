@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger
-
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import BMUF_GTC, GTC, Net, fit, fit_on_ranks, logged_rows, logging_to
+from tests.trainer.fitting import BMUF_GTC, Net, fit, fit_on_ranks, logged_rows, logging_to
 
 _BMUF_GTC = partial(BMUF_GTC, block_size=3)
 
@@ -59,32 +57,6 @@ def test_settings_are_written_beside_the_metrics(tmp_path: Path) -> None:
         "block_size": 3,
     }
     assert expected.items() <= written.items()
-
-
-class _Remembers(CSVLogger):
-    """Keeps the metrics of the strategy."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, name="run", version=0)
-        self.given: list[dict[str, float]] = []
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.given.append({k: v for k, v in metrics.items() if k.startswith("hier/")})
-
-
-def _two_loggers(folder: Path) -> list[list[dict[str, float]]]:
-    loggers = [_Remembers(folder), _Remembers(folder)]
-    fit(GTC(), 6, logger=loggers, log_every_n_steps=2)
-    return [logger.given for logger in loggers]
-
-
-def test_every_logger_gets_the_same_numbers(tmp_path: Path) -> None:
-    (first, second), (other, _) = run_ranks(_two_loggers, 2, tmp_path)
-    assert first == second
-    assert len(first) == 4
-    assert all(value == value for metrics in first for value in metrics.values())  # no NaN
-    assert any("hier/gtc/density" in metrics for metrics in first)
-    assert other == []  # only rank 0 logs
 
 
 def _described() -> list[dict[str, Any]]:

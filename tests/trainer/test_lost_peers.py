@@ -136,12 +136,9 @@ def test_at_a_save(tmp_path: Path) -> None:
         assert "a save of a checkpoint failed because rank 1" in error
 
 
-@pytest.mark.parametrize(
-    ("hook", "number"), [("validation_step", STOP), ("on_validation_epoch_end", KILL)]
-)
-def test_in_validation(hook: str, number: signal.Signals, tmp_path: Path) -> None:
-    """The next collective reduces a metric, or is the one after validation."""
-    _outcomes(tmp_path, TIERS, 4, 2, number, hook, num_sanity_val_steps=0)
+def test_in_validation(tmp_path: Path) -> None:
+    """The next collective reduces a metric."""
+    _outcomes(tmp_path, TIERS, 4, 2, KILL, "validation_step", num_sanity_val_steps=0)
 
 
 def test_at_the_end_of_fit(tmp_path: Path) -> None:

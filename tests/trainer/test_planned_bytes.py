@@ -50,11 +50,6 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
         Settings(across_dtype="int8"),
         partial(BMUF, block_size=BLOCK, across_dtype="int8"),
     ),
-    "bmuf, int4": (
-        Settings(across_dtype="int4"),
-        partial(BMUF, block_size=BLOCK, across_dtype="int4"),
-    ),
-    "1/16": (Settings(**_SPARSE), partial(_groups, "auto", 1, **_SPARSE)),
     "1/16 in int4": (
         Settings(across_dtype="int4", **_SPARSE),
         partial(_groups, "auto", 1, across_dtype="int4", **_SPARSE),
@@ -68,10 +63,6 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
     "moments every 2 blocks": (
         Settings(block_sync="bmuf_adam", moments_every=2),
         partial(_workers, lh.BMUFAdam, moments_every=2, local_beta1="keep"),
-    ),
-    "moments with overlap": (
-        Settings(block_sync="bmuf_adam", overlap=True),
-        partial(BMUF_ADAM, block_size=BLOCK, overlap=True),
     ),
     "leader, 1/16": (Settings(group_size=2, **_SPARSE), partial(_groups, "leader", **_SPARSE)),
     "sharded, 1/16": (

@@ -127,17 +127,8 @@ def _stop_and_go_on(
     return steps, differences(whole, end)
 
 
-_PLACES = [(2, 4), (4, 6), (7, 8)]
-_QUICK = list(zip(STRATEGIES, _PLACES, strict=False))
-
-
 @pytest.mark.parametrize(
-    ("name", "step", "end"),
-    [
-        pytest.param(name, *place, marks=[] if (name, place) in _QUICK else pytest.mark.slow)
-        for name in STRATEGIES
-        for place in _PLACES
-    ],
+    ("name", "step", "end"), [("bmuf", 2, 4), ("bmuf_adam", 4, 6), ("bmuf_gtc", 7, 8)]
 )
 def test_checkpoint_is_saved_first_and_goes_on_exactly(
     name: str, step: int, end: int, tmp_path: Path

@@ -21,13 +21,10 @@ _AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4)
 STRATEGIES: dict[str, Any] = {
     "averaging": _AVERAGING,
     "bmuf": _BMUF,
-    "int8": partial(_BMUF, across_dtype="int8"),
     "overlap": partial(_BMUF, overlap=True),
     "adam": partial(lh.BMUFAdamStrategy, block_size=4),
     "warm-up": partial(_AVERAGING, warmup_steps=100),
     "bmuf_gtc": partial(_BMUF_GTC, dense_below=10),
-    "overlap_gtc": partial(_BMUF_GTC, overlap=True),
-    "sharded": partial(_BMUF_GTC, across="sharded"),
     "gtc": partial(lh.GTCStrategy, dense_below=10),
 }
 

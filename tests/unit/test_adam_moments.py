@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -17,9 +16,6 @@ from lightning_hier.algorithms.adam_moments import (
     BlockSteps,
     advance_moment_,
     advance_square_,
-    merge_moment_,
-    merge_square_,
-    nadam_product,
     next_rho,
 )
 from lightning_hier.reference.adam import eq_18
@@ -65,22 +61,6 @@ def test_without_look_ahead_the_mean_does_not_change(
         assert torch.equal(mean, before)
 
 
-@given(SEEDS, BETAS, st.integers(0, 50))
-def test_merged_squares_are_at_least_those_of_the_start_model(
-    seed: int, beta: float, steps: int
-) -> None:
-    """Float32 rounds differences of unlike magnitudes. Without steps, the result is exact."""
-    sent, start = (own.square() for own in _normal(seed, torch.float32))
-    start *= 2.0**-40
-    merged = sent * beta**steps
-    merge_square_(merged, sent, start, beta=beta, steps=steps)
-    assert bool((merged >= start * beta**steps).all())
-    for merge in (merge_moment_, merge_square_):
-        moment = sent.clone()
-        merge(moment, sent, start, beta=beta, steps=0)
-        assert torch.equal(moment, start)
-
-
 @given(
     st.lists(TINY, min_size=4, max_size=4),
     st.lists(TINY, min_size=4, max_size=4),
@@ -97,17 +77,6 @@ def test_squares_never_become_negative(
     steps = BlockSteps(tau, eta * tau / (1 - eta))
     advance_square_(mean, previous, beta=beta, steps=steps)
     assert (mean >= 0.0).all() and mean.isfinite().all()
-
-
-COUNTS = st.one_of(st.integers(0, 500).map(float), st.floats(0.0, 500.0))
-PSIS = st.sampled_from([0.0, 4e-3, 0.1, 2.0])
-
-
-@given(COUNTS, st.integers(0, 30), BETAS, PSIS)
-def test_nadam_product_of_whole_steps(k: float, steps: int, beta: float, psi: float) -> None:
-    expected = math.prod(beta * (1 - 0.5 * 0.96 ** ((k + i) * psi)) for i in range(1, steps + 1))
-    ours = nadam_product(k, steps, beta1=beta, momentum_decay=psi)
-    assert ours == pytest.approx(expected, rel=1e-12)
 
 
 def _adam(*beta1: float) -> torch.optim.Optimizer:
@@ -149,15 +118,6 @@ def test_averaging_and_compression_warn_of_adam() -> None:
         assert message is not None and "with Adam" in message and "BMUFAdam(...)" in message
         assert advice(plain) is None
     assert lh.AllReduce().advice(_adam(0.9)) is None
-
-
-def test_each_of_several_optimizers_of_one_kind_gets_advice() -> None:
-    sync = lh.BMUFAdam(local_beta1="keep")
-    with warnings.catch_warnings(record=True) as logs:
-        warnings.simplefilter("always")
-        log_advice(_NET, [_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
-    assert ["beta1=0.9" in str(logs[0].message), "beta1=0.7" in str(logs[1].message)] == [True] * 2
-    assert len(logs) == 2
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.adam_state import AdamMoments
 from lightning_hier.comm.blocks.health import Averaging
-from lightning_hier.comm.blocks.local_state import AveragedMomentum
 
 KINDS = ["Adam", "AdamW", "NAdam", "RAdam"]
 # torch has no fused kernels of NAdam and RAdam, and captures graphs only on GPUs.
@@ -63,45 +62,3 @@ def test_step_counts_have_the_form_that_the_optimizer_requires(
     assert counts["step"].item() == pytest.approx(3 + 0.6 * 3, rel=1e-7)
     if kind == "NAdam":
         assert 0.0 < counts["mu_product"].item() < 0.9**4
-
-
-@pytest.mark.parametrize(("kind", "options"), ON_CPU)
-def test_optimizer_continues_from_a_created_state_as_from_its_own(
-    kind: str, options: dict[str, Any]
-) -> None:
-    """Weights are in float32, and step counts may be in float64."""
-    ends = []
-    for created in (True, False):
-        weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
-        optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **options)
-        if created:
-            _moments(optimizer, [weight])
-        for _ in range(8):
-            weight.grad = weight.detach() - 0.3
-            optimizer.step()
-        ends.append(weight.detach())
-    torch.testing.assert_close(*ends, rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("SGD", {}), ("SGD", {"nesterov": True}), ("RMSprop", {}), ("RMSprop", {"centered": True})],
-)
-def test_optimizer_continues_from_a_created_momentum_as_from_its_own(
-    kind: str, options: dict[str, Any], foreach: bool
-) -> None:
-    ends = []
-    for created in (True, False):
-        weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
-        settings = {"lr": 0.1, "momentum": 0.9, "foreach": foreach, **options}
-        optimizer = getattr(torch.optim, kind)([weight], **settings)
-        if created:
-            (carried,) = AveragedMomentum(optimizer, [weight]).carried
-        for _ in range(5):
-            weight.grad = weight.detach() - 0.3
-            optimizer.step()
-        if created:
-            assert optimizer.state[weight]["momentum_buffer"] is carried
-        ends.append(weight.detach())
-    assert torch.equal(*ends)

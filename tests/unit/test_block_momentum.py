@@ -60,19 +60,6 @@ def test_models_are_those_of_the_reference(
     assert [bool(outer.state[p]) for p in params] == [own != 0.0 for own in etas]
 
 
-def test_a_closure_is_evaluated_and_parameters_without_a_gradient_are_left_out() -> None:
-    used, unused = Parameter(torch.ones(3)), Parameter(torch.ones(3))
-    outer = BlockMomentum([used, unused], block_momentum=0.5)
-
-    def closure() -> float:
-        used.sum().backward()
-        return 2.0
-
-    assert outer.step(closure) == 2.0
-    assert used.tolist() == [0.0] * 3 and unused.tolist() == [1.0] * 3
-    assert [start.tolist() for start in outer.start_models()] == [[-0.5] * 3, [1.0] * 3]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -131,21 +118,6 @@ def test_one_block_contributes_the_gain_of_the_paper(
         model.grad = torch.full((1,), -1.0 if block == 0 else 0.0, dtype=torch.float64)
         outer.step()
     assert model.item() == pytest.approx(gain)
-
-
-def test_long_models_are_stepped_like_short_ones() -> None:
-    """Results do not depend on chunk boundaries."""
-    generator = torch.Generator().manual_seed(1)
-    mean, start, update = torch.randn(3, 3 * (1 << 17) + 11, generator=generator)
-    indices = [0, (1 << 17) - 1, 1 << 17, 2 << 17, mean.numel() - 1]
-    few = [tensor[indices].clone() for tensor in (mean, start, update)]
-    group = _group(block_momentum=0.75, block_lr=0.5)
-    advance_(few[0], few[1], few[2], group, from_updates=False)
-    before = float(mean.double().square().sum())
-    squares = advance_(mean, start, update, group, from_updates=False)
-    for whole, part in zip((mean, start, update), few, strict=True):
-        assert torch.equal(whole[indices], part)
-    assert squares == pytest.approx((before, float(update.double().square().sum())))
 
 
 def test_eta_of_the_number_of_models() -> None:

@@ -109,12 +109,6 @@ def _interface(host: Path, name: str, state: str, *, hardware: bool) -> None:
         (folder / "device").mkdir()
 
 
-def _infiniband(host: Path, name: str, port: int, state: str) -> None:
-    folder = host / "infiniband" / name / "ports" / str(port)
-    folder.mkdir(parents=True)
-    (folder / "state").write_text(state + "\n")
-
-
 def test_only_hardware_interfaces_that_are_up_count(host: Path) -> None:
     _interface(host, "lo", "unknown", hardware=False)
     _interface(host, "docker0", "up", hardware=False)
@@ -123,19 +117,3 @@ def test_only_hardware_interfaces_that_are_up_count(host: Path) -> None:
     assert count_nics(host) == 1
     _interface(host, "eth2", "up", hardware=True)
     assert count_nics(host) == 2
-
-
-def test_infiniband_ports_count_once(host: Path) -> None:
-    _interface(host, "ib0", "up", hardware=True)
-    _infiniband(host, "mlx5_0", 1, "4: ACTIVE")
-    assert count_nics(host) == 1
-    _infiniband(host, "mlx5_1", 1, "4: ACTIVE")
-    _infiniband(host, "mlx5_2", 1, "1: DOWN")
-    assert count_nics(host) == 2
-
-
-def test_host_without_readable_nics_has_one(host: Path) -> None:
-    assert count_nics(host) == 1
-    assert count_nics(host / "nowhere") == 1
-    (host / "net" / "eth0" / "device").mkdir(parents=True)
-    assert count_nics(host) == 1

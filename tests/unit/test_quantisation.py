@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.algorithms import chunks
 from lightning_hier.algorithms.quantisation import (
     INT4_GROUP,
     BFloat16Codec,
@@ -83,33 +82,11 @@ def test_error_of_a_quantised_value_is_at_most_half_a_step(
     assert (errors.view(-1, group).abs() <= steps * (0.5 + rounding)).all()
 
 
-def test_int4_has_fifteen_levels() -> None:
-    """Each level is in each half of a byte, next to every other level."""
-    rows = torch.arange(-7, 8).double().repeat(40)[: 4 * INT4_GROUP] * 0.25
-    decoded, errors = _code(Int4Codec(), rows)
-    assert torch.equal(decoded, rows) and not errors.any()
-    data = torch.empty(Int4Codec().bytes_for(rows.numel()), dtype=torch.uint8)
-    Int4Codec().encode_(rows, data)
-    levels = data[4 * 4 :]
-    assert sorted({*(levels & 15).tolist(), *(levels >> 4).tolist()}) == [*range(1, 16)]
-
-
 @given(number=groups, seed=seeds)
 def test_error_of_bfloat16_is_at_most_a_256th(number: int, seed: int) -> None:
     values = _values(number, seed)
     _, errors = _code(BFloat16Codec(), values)
     assert (errors.abs() <= values.abs() * 2.0**-8).all()
-
-
-@CODECS
-def test_long_tensors_are_quantised_like_short_ones(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = _values(7, 2)
-    whole = _code(codec, values)
-    monkeypatch.setattr(chunks, "CHUNK", 2 * GROUP)
-    pieces = _code(codec, values)
-    assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
 
 
 @CODECS

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import math
-import pickle
 import re
 from datetime import timedelta
 from typing import Any, cast
@@ -254,20 +252,3 @@ def test_presets_pass_their_arguments_to_the_components() -> None:
     assert lh.BMUFAdamStrategy(moments="average").block_sync == lh.BMUFAdam(moments="average")
     assert lh.BMUFAdamStrategy().group_size == 1
     assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size="auto")
-
-
-def test_hook_and_its_state_may_be_positional() -> None:
-    hook = lh.CommHook(print, "state")
-    assert hook == lh.CommHook(hook=print, state="state")
-    assert hook.bytes_per_element is None
-    for value in (0.0, -2.0, "two"):
-        with pytest.raises(ValueError, match="bytes_per_element must be .*above 0, got"):
-            lh.CommHook(hook=print, bytes_per_element=cast(Any, value))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        cast(Any, hook).state = None
-
-
-def test_settings_can_be_copied_replaced_and_pickled() -> None:
-    own = lh.BMUF(block_size=3)
-    assert copy.deepcopy(own) == pickle.loads(pickle.dumps(own)) == own
-    assert dataclasses.replace(own, block_size=4) == lh.BMUF(block_size=4)

@@ -15,14 +15,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters, objection
 from tests.unit.optimizer_cases import (
     FOLLOWS_FACTOR_LATER,
     OPTIMIZERS,
     Make,
     NeedsClosure,
-    Sign,
     gradients,
     groups,
     parameters,
@@ -109,19 +107,6 @@ def _follows(
     assert same_values(tensors, own)
 
 
-def test_counters_in_groups_advance_on_the_server() -> None:
-    """The worker's optimizer never steps, so the ``seen`` that it sends never changes."""
-    own = parameters()
-    optimizer = Sign(own)
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    sent = json.loads(json.dumps(hyperparameters(optimizer)))
-    for step in range(3):
-        updater.step(gradients(step), hyperparameters=sent)
-    for step in range(3):
-        plain_step(optimizer, own, gradients(step))
-    assert same_values(tensors, own)
-
-
 def test_hooks_and_patched_steps_are_not_copied() -> None:
     own = parameters()
     optimizer = optim.SGD(own, lr=0.1)
@@ -156,20 +141,6 @@ def test_hooks_and_patched_steps_are_not_copied() -> None:
 def test_objections(make: Make, words: str) -> None:
     message = objection(make(parameters()))
     assert message is not None and words in message
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_no_objection(name: str) -> None:
-    assert objection(OPTIMIZERS[name](groups(parameters()))) is None
-
-
-def test_memory_layouts_may_differ() -> None:
-    own = [Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))]
-    gradient = torch.randn(2, 3, 4, 5)
-    tensor = own[0].detach().clone(memory_format=torch.contiguous_format)
-    updater = Updater(optim.SGD(own, lr=1.0), {own[0]: tensor})
-    updater.step([gradient.flatten()])
-    assert torch.equal(tensor, own[0].detach() - gradient)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -212,14 +183,3 @@ def test_servers_continue_from_the_state_of_one_optimizer(name: str, dtype: torc
     for step in range(3, 6):
         plain_step(optimizer, own, gradients(step, dtype))
     assert same_values(tensors, own)
-
-
-def test_states_are_copies() -> None:
-    own = parameters()
-    (updater,), _ = servers(optim.Adam(own), own, [range(5)])
-    updater.step(gradients(0))
-    first = updater.state()
-    copy = deepcopy(first)
-    updater.step(gradients(1))
-    assert same_state(first, copy)
-    assert not same_state(first, updater.state())
