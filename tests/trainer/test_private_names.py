@@ -72,18 +72,18 @@ def _foreign_names() -> Iterator[tuple[str, str]]:
     """Private names that the package uses and does not define, with their places."""
     defined = _own_names()
     for path, tree in _trees():
+        own = path.relative_to(PACKAGE)
         for node in ast.walk(tree):
-            where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
             if (
                 isinstance(node, ast.Attribute)
                 and _is_private(node.attr)
                 and node.attr not in defined
             ):
-                yield node.attr, where
+                yield node.attr, f"{own}:{node.lineno}"
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(alias.name for alias in node.names)]
                 parts = [part for name in names for part in name.split(".")]
-                yield from ((part, where) for part in parts if _is_private(part))
+                yield from ((part, f"{own}:{node.lineno}") for part in parts if _is_private(part))
 
 
 def test_every_private_name_is_listed() -> None:
