@@ -6,7 +6,6 @@ import pytest
 
 from lightning_hier.cli import mistakes
 from lightning_hier.cli.main import COMMANDS, Command, main
-from lightning_hier.cli.mistakes import plain
 from lightning_hier.version import __version__
 from tests.cli.shell import run_python
 
@@ -143,19 +142,3 @@ def test_rank_is_named(
     with pytest.raises(SystemExit):
         mistakes.end_with("no")
     assert capsys.readouterr().err == f"lightning-hier: {expected_error}\n"
-
-
-def test_parser_messages_are_shortened() -> None:
-    message = """Parser key "trainer.strategy":
-  Does not validate against any of the Union subtypes
-  Subtypes: [<class 'str'>, <class 'lightning.pytorch.strategies.strategy.Strategy'>]
-  Errors:
-    - Expected a <class 'str'>
-    - min_pulled is above 0 and at most 1, got 7.0
-  Given value type: <class 'jsonargparse._namespace.Namespace'>
-  Given value: Namespace(class_path='lightning_hier.PSPStrategy')"""
-    assert plain(message).splitlines() == [
-        'Parser key "trainer.strategy":',
-        "    - min_pulled is above 0 and at most 1, got 7.0",
-    ]
-    assert plain("Errors:") == "Errors:"

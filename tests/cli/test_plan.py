@@ -140,12 +140,6 @@ def test_table_of_choosing_has_the_recommendations(link: str, mbit_s: int, tmp_p
         assert ("2% of the elements" in shown) == (settings["across_density"] == 0.02)
 
 
-def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
-    file = tmp_path / "strategy.yaml"
-    run([*ARGS, "--between-mbit-s", "400000", "--yaml", str(file)])
-    assert yaml.safe_load(file.read_text())["trainer"]["strategy"] == "ddp"
-
-
 @pytest.mark.parametrize(
     ("args", "expected_text"),
     [

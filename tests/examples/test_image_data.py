@@ -1,4 +1,4 @@
-"""Tests of the image example's data: formats, splits, batches of ranks, normalisation."""
+"""Tests of the image example's data: formats and splits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from examples.image.batching import ImageDataset, ImageSampler, mean_and_deviation
 from examples.image.corpora.cifar10 import build_cifar10_corpus
 from examples.image.corpora.digits import build_digits_corpus
 from examples.image.corpora.mnist import build_mnist_corpus, read_idx
-from examples.image.corpus import Split
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -117,18 +115,3 @@ def test_cifar10_is_read_from_the_users_copy(
     (folder / "data_batch_1").unlink()
     alone = build_cifar10_corpus(path=str(tmp_path))
     assert alone.train is None and torch.equal(alone.test.images, corpus.test.images)
-
-
-def test_train_images_are_normalised_and_others_likewise() -> None:
-    draw = np.random.default_rng(0)
-    values = torch.from_numpy(draw.integers(0, 256, (40, 3, 6, 6)).astype(np.uint8))
-    split = Split(values, torch.zeros(40, dtype=torch.int64))
-    mean, deviation = mean_and_deviation(split)
-    dataset = ImageDataset(split, mean=mean, deviation=deviation)
-    (draws,) = ImageSampler(40, batch_images=40, shuffle=False)
-    images, labels = dataset[draws]
-    assert images.dtype == torch.float32 and labels.shape == (40,)
-    wanted = values.numpy() / 255.0
-    axes = (0, 2, 3)
-    wanted = (wanted - wanted.mean(axes, keepdims=True)) / wanted.std(axes, keepdims=True)
-    np.testing.assert_allclose(images.numpy(), wanted, atol=1e-5)

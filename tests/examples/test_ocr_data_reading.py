@@ -1,4 +1,4 @@
-"""Tests that all kinds of images become grey lines of one height, and of augmentation."""
+"""Tests that all kinds of images become grey lines of one height."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.ocr.augmentation import Augmentation
 from examples.ocr.reading import read_line_image
 from tests.examples.line_images import inked, png
 
@@ -50,17 +49,3 @@ def test_every_kind_of_pixels_gives_the_same_line(kind: str) -> None:
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(ValueError, match="all pixels are the same"):
         read_line_image(png(Image.new("L", (9, 9), 255)), 9)
-
-
-IMAGE = np.asarray(inked(width=200, height=60))
-
-
-def _augmented(epoch: int, position: int = 0, **settings: float) -> np.ndarray:
-    return Augmentation(**settings)(IMAGE, epoch=epoch, position=position)
-
-
-def test_augmentation_depends_on_seed_epoch_and_position_only() -> None:
-    first = _augmented(3, 4)
-    assert np.array_equal(first, _augmented(3, 4))
-    for other in (_augmented(4, 4), _augmented(3, 5), _augmented(3, 4, seed=1)):
-        assert first.shape != other.shape or not np.array_equal(first, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from lightning_hier.algorithms.automatic import (
     auto_density,
     auto_warmup_steps,
 )
-from lightning_hier.loop.settings import Synchronisation, automatic_values, described
+from lightning_hier.loop.settings import Synchronisation, described
 
 
 @pytest.mark.parametrize(
@@ -47,28 +46,10 @@ def test_bmuf_adam_has_twenty_blocks_for_each_model(
     assert lh.BMUF().resolved(steps, models).steps == min(50, steps // 20)
 
 
-def test_only_automatic_settings_are_chosen() -> None:
-    asked = Synchronisation(7, lh.GTC(), lh.BMUF(block_size=3))
-    assert asked.automatic == ["density"]
-    used = asked.resolved(600, num_models=2, warms_up=True)
-    assert used == Synchronisation(7, lh.GTC(density=0.05), lh.BMUF(block_size=3))
-    assert used.automatic == []
-    fixed = Synchronisation("auto", lh.GTC(threshold=0.1), None)
-    assert fixed.automatic == ["warmup_steps"]
-
-
 def test_automatic_warm_up_is_zero_where_it_is_not_possible() -> None:
     asked = Synchronisation("auto", lh.AllReduce(), lh.BMUFAdam())
     assert asked.resolved(600, num_models=2, warms_up=False).warmup_steps == 0
     assert asked.resolved(600, num_models=2, warms_up=True).warmup_steps == 60
-
-
-def test_values_of_a_saved_run_replace_automatic_settings() -> None:
-    asked = Synchronisation("auto", lh.GTC(), lh.BMUF(block_size=3))
-    run = asked.resolved(600, num_models=2, warms_up=True)
-    saved = automatic_values(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
-    assert asked.with_values(saved) == run
-    assert asked.with_values({}) == asked
 
 
 def test_automatic_setting_has_no_value_before_a_run() -> None:
@@ -96,15 +77,4 @@ def test_descriptions_contain_no_addresses() -> None:
         "bytes_per_element": None,
         "of": "hook",
         "held": "State",
-    }
-
-
-def test_descriptions_show_every_difference() -> None:
-    one, other = (described({"block_sync": lh.BMUF(block_size=n)}) for n in (3, 4))
-    assert one | {"block_size": 4} == other
-    assert one != other
-    assert described({"a": 1, "b": None, "c": timedelta(seconds=2)}) == {
-        "a": 1,
-        "b": None,
-        "c": "datetime.timedelta(seconds=2)",
     }

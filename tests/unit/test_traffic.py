@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Iterator
 from threading import Thread
@@ -52,10 +51,3 @@ def test_nothing_is_lost_when_several_threads_count() -> None:
     for thread in threads:
         thread.join()
     assert traffic.of("group", "gradients") == Count(240_000, 40_000.0, 80_000)
-
-
-def test_counts_survive_pickling() -> None:
-    """Lightning's spawning launchers pickle the strategy."""
-    traffic = pickle.loads(pickle.dumps(_some_traffic()))
-    traffic.add("across", "models", payload_bytes=1, seconds=0.0)
-    assert traffic.total("across") == Count(1001, 2.0, 2)

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters, objection
 from tests.unit.optimizer_cases import (
     FOLLOWS_FACTOR_LATER,
@@ -141,6 +142,15 @@ def test_hooks_and_patched_steps_are_not_copied() -> None:
 def test_objections(make: Make, words: str) -> None:
     message = objection(make(parameters()))
     assert message is not None and words in message
+
+
+def test_memory_layouts_may_differ() -> None:
+    own = [Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))]
+    gradient = torch.randn(2, 3, 4, 5)
+    tensor = own[0].detach().clone(memory_format=torch.contiguous_format)
+    updater = Updater(optim.SGD(own, lr=1.0), {own[0]: tensor})
+    updater.step([gradient.flatten()])
+    assert torch.equal(tensor, own[0].detach() - gradient)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
