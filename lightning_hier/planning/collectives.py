@@ -65,20 +65,52 @@ class RankGroup:
 
     Attributes:
         size: number of ranks, n in the equations.
+        latency_s: latency of one message of the group.
         hosts: number of hosts.
         concurrent: groups on the same hosts that run the same collective at the same time.
 
     """
 
     size: int
+    latency_s: float = 0.0
     hosts: int = 1
     concurrent: int = 1
 
-    def latency_s(self, network: Network) -> float:
-        """Latency of one message of the group."""
-        return (network.within if self.hosts == 1 else network.between).latency_s
+    def all_reduce(self, nbytes: float) -> Load:
+        """Ring: 2 (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
+        return self._ring(2 * self._share * nbytes, 2 * self._peers, added=self._share * nbytes)
 
-    def ring(self, network: Network, sent: float, rounds: int, added: float = 0.0) -> Load:
+    def all_gather(self, nbytes: float) -> Load:
+        """Ring: (n - 1) times the ``nbytes`` of one rank from each rank in n - 1 rounds."""
+        return self._ring(self._peers * nbytes, self._peers)
+
+    def all_to_all(self, nbytes: float) -> Load:
+        """(n - 1) / n of the tensor from each rank; the messages are in flight together."""
+        return self._ring(self._share * nbytes, min(self._peers, 1))
+
+    def reduce(self, nbytes: float) -> Load:
+        """Ring of gloo: (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
+        return self._ring(self._share * nbytes, 2 * self._peers, added=self._share * nbytes)
+
+    def broadcast(self, nbytes: float) -> Load:
+        """Binomial tree: the first rank sends log2 n times, first to other hosts."""
+        rounds, to_hosts = (math.ceil(math.log2(number)) for number in (self.size, self.hosts))
+        return Load(
+            latency_s=rounds * self.latency_s,
+            nic_bytes=self.concurrent * to_hosts * nbytes,
+            inner_bytes=(rounds - to_hosts) * nbytes,
+            socket_bytes=2 * self.concurrent * self._peers / self.hosts * nbytes,
+        )
+
+    @property
+    def _peers(self) -> int:
+        return self.size - 1
+
+    @property
+    def _share(self) -> float:
+        return self._peers / self.size
+
+    def _ring(self, sent: float, rounds: int, added: float = 0.0) -> Load:
         """Load of a ring in which each rank sends ``sent`` bytes in ``rounds`` messages.
 
         The ring leaves each host once, because ranks are ordered by host. ``added`` are the bytes
@@ -86,49 +118,10 @@ class RankGroup:
         """
         per_host = self.size / self.hosts
         return Load(
-            latency_s=rounds * self.latency_s(network),
+            latency_s=rounds * self.latency_s,
             nic_bytes=self.concurrent * sent if self.hosts > 1 else 0.0,
             inner_bytes=sent if per_host > 1 else 0.0,
             copied_bytes=self.concurrent * per_host * added,
             # Sent and received; also between ranks of one host, which gloo connects by sockets too.
             socket_bytes=2 * self.concurrent * per_host * sent,
         )
-
-
-def all_reduce(nbytes: float, group: RankGroup, network: Network) -> Load:
-    """Ring: 2 (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
-    peers = group.size - 1
-    share = peers / group.size * nbytes
-    return group.ring(network, 2 * share, 2 * peers, added=share)
-
-
-def all_gather(nbytes: float, group: RankGroup, network: Network) -> Load:
-    """Ring: (n - 1) times the ``nbytes`` of one rank from each rank in n - 1 rounds."""
-    peers = group.size - 1
-    return group.ring(network, peers * nbytes, peers)
-
-
-def all_to_all(nbytes: float, group: RankGroup, network: Network) -> Load:
-    """(n - 1) / n of the tensor from each rank; the messages are in flight at the same time."""
-    peers = group.size - 1
-    return group.ring(network, peers / group.size * nbytes, min(peers, 1))
-
-
-def reduce(nbytes: float, group: RankGroup, network: Network) -> Load:
-    """Ring of gloo: (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
-    peers = group.size - 1
-    share = peers / group.size * nbytes
-    return group.ring(network, share, 2 * peers, added=share)
-
-
-def broadcast(nbytes: float, group: RankGroup, network: Network) -> Load:
-    """Binomial tree: the first rank sends log2 n times, first to other hosts."""
-    rounds = math.ceil(math.log2(group.size))
-    to_hosts = math.ceil(math.log2(group.hosts))
-    receivers = group.concurrent * (group.size - 1) / group.hosts
-    return Load(
-        latency_s=rounds * group.latency_s(network),
-        nic_bytes=group.concurrent * to_hosts * nbytes,
-        inner_bytes=(rounds - to_hosts) * nbytes,
-        socket_bytes=2 * receivers * nbytes,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_hier.planning.collectives import Load, RankGroup, all_gather, all_reduce
+from lightning_hier.planning.collectives import Load, RankGroup
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Settings
@@ -47,10 +47,10 @@ def step_with_gradients(
     if settings.across == "divided":
         return _divided_step(workload, network, group, buckets)
     if density is None:
-        load, copies, copies_after = all_reduce(nbytes, group, network), _DDP_COPIES, 0.0
+        load, copies, copies_after = group.all_reduce(nbytes), _DDP_COPIES, 0.0
     else:
         sent = min(density, BITMAP_DENSITY)
-        load = all_gather(WORD_BYTES * sent * workload.parameters, group, network)
+        load = group.all_gather(WORD_BYTES * sent * workload.parameters)
         load += Load(latency_s=load.latency_s)  # numbers of words, which are gathered before them
         copies = (_ENCODE + _ENCODE_SENT * sent + _GTC_COPIES) / 2
         copies_after = copies + min(group.size * density, 2.0) * _DECODE
@@ -73,7 +73,7 @@ def _divided_step(
     """FSDP2: weights are gathered for both passes, and gradients are reduced and scattered."""
     nbytes = workload.gradient_bytes
     # The second gather and the reduction together have the bytes of an all-reduce.
-    load = all_gather(nbytes / group.size, group, network) + all_reduce(nbytes, group, network)
+    load = group.all_gather(nbytes / group.size) + group.all_reduce(nbytes)
     sending_s = load.seconds(network, pieces=buckets)
     # A layer is exchanged while another one is computed. On the CPU, FSDP2 waits for it.
     together = sum if workload.on_cores else max

@@ -52,7 +52,7 @@ class Layout:
         """The ranks of one group."""
         size = self.settings.group_size
         hosts = max(size // self.network.devices, 1)
-        return RankGroup(size=size, hosts=hosts, concurrent=self.groups_per_host)
+        return self._ranks(size, hosts, self.groups_per_host)
 
     @property
     def inter_host_ranks(self) -> int:
@@ -68,7 +68,7 @@ class Layout:
         """
         if self.network.hosts == 1 or self.groups_per_host == 1:
             return None
-        return RankGroup(size=self.groups_per_host, concurrent=self.inter_host_ranks)
+        return self._ranks(self.groups_per_host, 1, self.inter_host_ranks)
 
     @property
     def between_hosts(self) -> RankGroup:
@@ -76,5 +76,8 @@ class Layout:
         hosts = self.network.hosts
         size = self.models if self.within_host is None else hosts
         # Each of them is on a host of its own, also if a group spans several hosts.
-        hosts = 1 if hosts == 1 else size
-        return RankGroup(size=size, hosts=hosts, concurrent=self.inter_host_ranks)
+        return self._ranks(size, 1 if hosts == 1 else size, self.inter_host_ranks)
+
+    def _ranks(self, size: int, hosts: int, concurrent: int) -> RankGroup:
+        link = self.network.within if hosts == 1 else self.network.between
+        return RankGroup(size=size, latency_s=link.latency_s, hosts=hosts, concurrent=concurrent)

@@ -6,14 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lightning_hier.algorithms.chunks import exchanged_length
-from lightning_hier.planning.collectives import (
-    Load,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    reduce,
-)
+from lightning_hier.planning.collectives import Load
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
@@ -83,43 +76,19 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
     if layout.models == 1:
         return Synchronisation()
     # Synchronisations with the moments, and without them.
-    largest, others = (
-        _of_fragment(workload, layout, moments=moments) for moments in (settings.moments, False)
-    )
+    largest = _Fragment(workload, layout, moments=settings.moments)
+    others = _Fragment(workload, layout, moments=False)
     share = 1 / settings.moments_every
-    blocking_s, host_bytes = (
-        settings.fragments * (share * getattr(largest, name) + (1 - share) * getattr(others, name))
-        for name in ("blocking_s", "host_bytes")
-    )
+
+    def mean(of_largest: float, of_others: float) -> float:
+        return settings.fragments * (share * of_largest + (1 - share) * of_others)
+
     return Synchronisation(
-        blocking_s=blocking_s,
+        blocking_s=mean(largest.blocking_s, others.blocking_s),
         in_flight_s=largest.in_flight_s,
-        host_bytes=host_bytes,
+        host_bytes=mean(largest.host_bytes, others.host_bytes),
         pause_s=largest.blocking_s,
         peak_bytes=largest.host_bytes,
-    )
-
-
-def _of_fragment(workload: Workload, layout: Layout, *, moments: bool) -> Synchronisation:
-    """One synchronisation."""
-    network = layout.network
-    fragment = _Fragment(workload, layout, moments=moments)
-    reading_s = fragment.report().seconds(network) + fragment.read().processor_s(network)
-    exchanged, handed_out = fragment.exchange(), fragment.hand_out()
-    local = fragment.encode() + fragment.apply() + handed_out
-    if layout.settings.overlap:
-        blocking_s = local.seconds(network, pieces=fragment.chunks)
-        in_flight_s = exchanged.seconds(network, pieces=fragment.chunks)
-        if workload.on_cores:
-            # The exchange uses the same cores as the steps, so its processor time is not hidden.
-            blocking_s += exchanged.processor_s(network)
-    else:
-        blocking_s = (exchanged + local).seconds(network, pieces=fragment.chunks)
-        in_flight_s = 0.0
-    return Synchronisation(
-        blocking_s=reading_s + blocking_s,
-        in_flight_s=in_flight_s,
-        host_bytes=exchanged.nic_bytes + handed_out.nic_bytes,
     )
 
 
@@ -134,14 +103,15 @@ class _Fragment:
         moments: whether Adam's moments are sent with the fragment.
 
     Attributes:
-        chunks: pieces of the shard that are exchanged one after the other.
+        blocking_s: seconds of its synchronisation in which no rank trains.
+        in_flight_s: seconds of its exchange, if it may overlap with steps.
+        host_bytes: bytes that a host sends to other hosts.
 
     """
 
     def __init__(self, workload: Workload, layout: Layout, *, moments: bool) -> None:
-        settings = layout.settings
+        settings, network = layout.settings, layout.network
         self._workload, self._layout, self._settings = workload, layout, settings
-        self._network, self._between = layout.network, layout.between_hosts
         self._sparse = settings.across_density < 1.0
         self._encodes = settings.across_dtype != "same" or self._sparse
         shards = settings.fragments * (1 if settings.across == "leader" else settings.group_size)
@@ -153,88 +123,98 @@ class _Fragment:
         # Ranks of a host that exchange a shard.
         self._senders = layout.inter_host_ranks * layout.groups_per_host
         each = exchanged_length(
-            on_cpu=workload.on_cores or self._network.processor.cores is not None,
+            on_cpu=workload.on_cores or network.processor.cores is not None,
             quantised=self._encodes,
-            one_host=self._network.hosts == 1,
+            one_host=network.hosts == 1,
         )
-        self.chunks = math.ceil(elements / each)
+        chunks = math.ceil(elements / each)
+        exchanged, handed_out = self._exchange(chunks), self._hand_out()
+        local = self._encode() + self._apply() + handed_out
+        self.in_flight_s = 0.0
+        self.blocking_s = self._report().seconds(network) + self._read().processor_s(network)
+        self.host_bytes = exchanged.nic_bytes + handed_out.nic_bytes
+        if not settings.overlap:
+            self.blocking_s += (exchanged + local).seconds(network, pieces=chunks)
+            return
+        self.in_flight_s = exchanged.seconds(network, pieces=chunks)
+        self.blocking_s += local.seconds(network, pieces=chunks)
+        if workload.on_cores:
+            # The exchange uses the same cores as the steps, so its processor time is not hidden.
+            self.blocking_s += exchanged.processor_s(network)
 
-    def report(self) -> Load:
+    def _report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model.
 
         The first rank gathers and broadcasts them. They are short, so only latencies count.
         """
-        network = self._network
+        network = self._layout.network
         link = network.within if network.hosts == 1 else network.between
         return Load(latency_s=(1 + math.ceil(math.log2(network.ranks))) * link.latency_s)
 
-    def read(self) -> Load:
+    def _read(self) -> Load:
         """Read the shard, and check it and the models of the other ranks for NaN."""
         settings = self._settings
         sends_updates = self._encodes or settings.overlap or settings.block_sync == "diloco"
         passes = _COPY + (_SUBTRACT_START if sends_updates else _SQUARES)
         # Ranks that read all of their tensors for this.
         readers = 0 if settings.across == "sharded" else self._senders
-        others = (self._network.devices - readers) * self._workload.model_bytes
+        others = (self._layout.network.devices - readers) * self._workload.model_bytes
         others_passes = _SQUARES / settings.fragments
         return Load(copied_bytes=self._senders * self._bytes * passes + others * others_passes)
 
-    def exchange(self) -> Load:
+    def _exchange(self, chunks: int) -> Load:
         """Sum within a host, exchange between hosts, broadcast within a host."""
-        group, network = self._between, self._network
-        load = self._encoded() if self._encodes else all_reduce(self._bytes, group, network)
+        load = (
+            self._encoded() if self._encodes else self._layout.between_hosts.all_reduce(self._bytes)
+        )
         # Chunks in flight at the same time share one latency.
-        rounds = max(self.chunks / _IN_FLIGHT, 1.0)
-        load += Load(latency_s=load.latency_s * (rounds - 1))
-        inner = self._layout.within_host
-        if inner is not None:
-            load += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
+        load += Load(latency_s=load.latency_s * (max(chunks / _IN_FLIGHT, 1.0) - 1))
+        if (inner := self._layout.within_host) is not None:
+            load += inner.reduce(self._bytes) + inner.broadcast(self._bytes)
         return load
 
     def _encoded(self) -> Load:
         """Sparse updates in one all-gather; the rest in a reduce-scatter and an all-gather."""
-        group, network, settings = self._between, self._network, self._settings
+        group, settings = self._layout.between_hosts, self._settings
         # Values that are not quantised have the dtype of their errors.
-        exact = max(self._workload.element_bytes, 4)
-        width = ACROSS_BYTES.get(settings.across_dtype, exact)
+        width = ACROSS_BYTES.get(settings.across_dtype, max(self._workload.element_bytes, 4))
         load, scattered = Load(), self._moments * ACROSS_BYTES["bfloat16"]
         if self._sparse:
             selected = settings.across_density * self._weights
-            load += all_gather(selected * (width + _POSITION_BYTES), group, network)
+            load += group.all_gather(selected * (width + _POSITION_BYTES))
         else:
             scattered += self._weights * width
         if scattered:
-            load += all_to_all(scattered, group, network)
-            load += all_gather(scattered / group.size, group, network)
+            load += group.all_to_all(scattered) + group.all_gather(scattered / group.size)
         return load
 
-    def encode(self) -> Load:
+    def _encode(self) -> Load:
         """Passes of the codecs, which run between two steps also if the exchange overlaps."""
         if not self._encodes:
             return Load()
-        size, density = self._between.size, self._settings.across_density
-        passes = 2 * _DECODE + _ENCODE * (1 + 1 / size)
-        selected = _SELECT + _SCATTER * density * size
+        group, density = self._layout.between_hosts, self._settings.across_density
+        passes = 2 * _DECODE + _ENCODE * (1 + 1 / group.size)
+        selected = _SELECT + _SCATTER * density * group.size
         total = self._weights * (selected if self._sparse else passes) + self._moments * passes
         # On a single host, every group exchanges with the others.
-        encoders = self._layout.inter_host_ranks * (size if self._between.hosts == 1 else 1)
+        encoders = self._layout.inter_host_ranks * (group.size if group.hosts == 1 else 1)
         return Load(copied_bytes=encoders * self._workload.element_bytes * total)
 
-    def apply(self) -> Load:
+    def _apply(self) -> Load:
         """Outer step on each inter-host rank, and copy into all parameters."""
         settings = self._settings
         passes = _FILTER + (_LATE if settings.overlap else 0.0)
-        written = self._network.devices * self._bytes * _COPY
+        written = self._layout.network.devices * self._bytes * _COPY
         if settings.across == "sharded":  # every rank has the tensors of all shards
             written *= settings.group_size
         return Load(copied_bytes=self._senders * self._bytes * passes + written)
 
-    def hand_out(self) -> Load:
+    def _hand_out(self) -> Load:
         """Send the new start model to the other ranks of the group."""
-        group, network = self._layout.group, self._network
+        group = self._layout.group
         if group.size == 1 or self._settings.across == "divided":
             return Load()
         if self._settings.across == "leader":
-            return broadcast(self._bytes, group, network)
-        copied = network.devices * group.size * self._bytes * _GATHER_COPIES
-        return all_gather(self._bytes, group, network) + Load(copied_bytes=copied)
+            return group.broadcast(self._bytes)
+        copied = self._layout.network.devices * group.size * self._bytes * _GATHER_COPIES
+        return group.all_gather(self._bytes) + Load(copied_bytes=copied)

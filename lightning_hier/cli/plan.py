@@ -1,14 +1,28 @@
-"""The arguments of `lightning-hier plan`."""
+"""`lightning-hier plan`: predicts the cost of each strategy, and recommends one."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
+
 from lightning_hier.cli.mistakes import CommandParser
-from lightning_hier.planning import Link, Network, Processor, Workload
+from lightning_hier.planning import (
+    Link,
+    Network,
+    Prediction,
+    Processor,
+    Recommendation,
+    Settings,
+    Workload,
+    predict_all,
+    recommend,
+)
 from lightning_hier.planning.prediction import ACROSS_BYTES, BlockSyncName
 from lightning_hier.planning.workload import OptimizerName
 
@@ -36,7 +50,49 @@ _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 _NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
 
 
-def parser() -> argparse.ArgumentParser:
+def run(args: list[str]) -> None:
+    """Print the plan and write the requested files.
+
+    Args:
+        args: arguments of the command line.
+
+    Raises:
+        ValueError: an argument or a file is malformed.
+        OSError: a file cannot be read or written.
+
+    """
+    arguments = _parser().parse_args(args)
+    network, workload = _cluster_and_work(arguments)
+    recommended = recommend(workload, network, _given(arguments, Settings))
+    # With the settings of the recommendation, so that both tables agree.
+    predictions = predict_all(workload, network, recommended.candidates[0].settings)
+    _print_cluster(workload, network)
+    _print_table(predictions)
+    if recommended.strategy != "ddp":
+        print("\nblock synchronisations, preferred ones first:")
+        _print_table([candidate.prediction for candidate in recommended.candidates])
+    _print_recommended(recommended)
+    if arguments.yaml is not None:
+        arguments.yaml.write_text(_as_yaml(recommended, network))
+        print(f"\nwritten: {arguments.yaml}")
+    if arguments.json is not None:
+        values = {
+            "workload": asdict(workload),
+            "network": asdict(network),
+            "predictions": [prediction.as_dict() for prediction in predictions],
+            "recommended": asdict(recommended)
+            | {
+                "prediction": recommended.prediction.as_dict(),
+                "candidates": [
+                    candidate.prediction.as_dict() for candidate in recommended.candidates
+                ],
+            },
+        }
+        arguments.json.write_text(json.dumps(values, indent=2) + "\n")
+        print(f"\nwritten: {arguments.json}")
+
+
+def _parser() -> argparse.ArgumentParser:
     """Create the parser."""
     command = CommandParser("plan", _TEXT)
     add = command.add_argument
@@ -81,28 +137,28 @@ def _whole(text: str) -> int:
     return int(number)
 
 
-def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
+def _given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
     """Fields of a dataclass for which an argument of the same name was given."""
     values = {entry.name: getattr(arguments, entry.name, None) for entry in fields(kind)}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
+def _cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
     """Create network and workload from the arguments.
 
     Raises:
         ValueError: a value is missing or out of range.
 
     """
-    values = given(arguments, Network)
+    values = _given(arguments, Network)
     parts: dict[str, dict[str, Any]] = {
         part: dict(_DEFAULTS.get(part, {})) for part in ("between", "within", "processor")
     }
     for argument, (part, name, unit) in _UNITS.items():
         if (value := getattr(arguments, argument)) is not None:
             parts[part][name] = value * unit
-    parts["processor"] |= given(arguments, Processor)
-    workload = given(arguments, Workload)
+    parts["processor"] |= _given(arguments, Processor)
+    workload = _given(arguments, Workload)
     if not {"hosts", "devices"} <= values.keys():
         raise ValueError("the cluster is unknown: set --hosts and --devices")
     if values["hosts"] > 1 and "bytes_per_second" not in parts["between"]:
@@ -125,3 +181,58 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         if name not in workload:
             raise ValueError(f"the workload is incomplete: set {argument}")
     return network, Workload(**workload)
+
+
+def _print_cluster(workload: Workload, network: Network) -> None:
+    between, within = network.between, network.within
+    print(
+        f"{workload.name}: {workload.parameters / 1e6:.4g} million parameters, "
+        f"{1e3 * workload.step_s:.4g} ms a step, {workload.optimizer}\n"
+        f"{network.hosts} hosts of {network.devices} devices; between hosts "
+        f"{8e-6 * between.bytes_per_second:.4g} Mbit/s and {1e3 * between.latency_s:.3g} ms, "
+        f"inside {8e-9 * within.bytes_per_second:.4g} Gbit/s and {1e6 * within.latency_s:.3g} us\n"
+    )
+
+
+def _print_table(predictions: Sequence[Prediction]) -> None:
+    """Print a row for each prediction."""
+    columns: dict[str, Callable[[Prediction], str]] = {
+        "strategy": lambda own: own.strategy,
+        "settings": lambda own: ", ".join(f"{n} {value}" for n, value in own.settings.items()),
+        "ms a step": lambda own: f"{1e3 * own.step_s:.4g}",
+        "efficiency": lambda own: f"{own.efficiency:.1%}",
+        "MB a host and step": lambda own: f"{own.host_bytes / 1e6:.3g}",
+        "MB at once": lambda own: f"{own.peak_bytes / 1e6:.3g}",
+        "ms of pause": lambda own: f"{1e3 * own.pause_s:.3g}",
+        "MB of a rank": lambda own: f"{own.memory_bytes / 1e6:.0f}",
+    }
+    cells = [list(columns), *([cell(own) for cell in columns.values()] for own in predictions)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    # Texts to the left, numbers to the right, so that their digits are below each other.
+    for row in cells:
+        texts = (c.ljust(w) for c, w in zip(row[:2], widths[:2], strict=True))
+        numbers = (c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True))
+        print("  ".join([*texts, *numbers]))
+
+
+def _print_recommended(recommended: Recommendation) -> None:
+    prediction = recommended.prediction
+    print(f"\nrecommended: {recommended.strategy}")
+    for name, value in recommended.arguments.items():
+        print(f"    {name}: {value}")
+    print(f"  {prediction.efficiency:.1%} of linear speed, {prediction.speedup:.1f} times one rank")
+    for reason in recommended.reasons:
+        print(f"  - {reason}")
+
+
+def _as_yaml(recommended: Recommendation, network: Network) -> str:
+    """Trainer settings for `lightning-hier fit --config`, with the reasons as comments."""
+    strategy: Any = recommended.strategy
+    if recommended.arguments:
+        class_path = f"lightning_hier.{recommended.strategy}"
+        strategy = {"class_path": class_path, "init_args": dict(recommended.arguments)}
+    trainer = {"strategy": strategy, "num_nodes": network.hosts, "devices": network.devices}
+    comments = "".join(f"# {reason}\n" for reason in recommended.reasons)
+    if network.hosts > 1:
+        comments += "# To try it on one host: --trainer.num_nodes=1\n"
+    return comments + yaml.safe_dump({"trainer": trainer}, sort_keys=False)
