@@ -15,20 +15,17 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.kernels.native import prepare_loops
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
-from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import name_missing_at_exit
 from lightning_hier.comm.sharded_tensors import is_sharded
-from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.elastic import ElasticLoop, check_elastic
+from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import (
@@ -131,37 +128,21 @@ def attach(
     require_same_optimizers(module, optimizers, device)
     _share(module, communicators)
     _announce(module, optimizers, used, communicators, chosen)
-    prepare_loops(module.parameters())
     name_missing_at_exit()
-    worker = Worker()
-    worker.count_optimizers(len(optimizers))
-    reduction = Reduction(
-        module, communicators, used.gradient_sync, worker.memory, _scale_of(grad_scaler)
-    )
-    reduction.attach(model, warming=warms_up)
-    synchroniser = BlockSynchroniser(
+    engine = Engine(
         module,
         optimizers,
-        used.block_sync,
+        used,
         communicators=communicators,
-        worker=worker,
-        warmup_steps=int(used.warmup_steps),
+        grad_scale=_scale_of(grad_scaler),
         nics=fewest_nics(device) if len({*groups.host_of}) > 1 else None,
         offload=offload_outer_state,
         membership=None if elastic is None else elastic.exchange,
     )
-    blocks = Blocks(
-        module,
-        optimizers,
-        settings=used,
-        communicators=communicators,
-        worker=worker,
-        reduction=reduction,
-        synchroniser=synchroniser,
-        elastic=elastic,
-    )
+    engine.reduction.attach(model, warming=warms_up)
+    blocks = Blocks(engine, elastic)
     if elastic is not None:
-        elastic.start(blocks, module, synchroniser)
+        elastic.start(blocks, engine)
     return blocks
 
 

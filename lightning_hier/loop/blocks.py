@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
 
-from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.trained import optimizer_parameters, parameters_of
-from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.elastic import ElasticLoop
-from lightning_hier.loop.settings import Synchronisation
+from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.state import LoopState
 
 
@@ -37,55 +32,22 @@ class Blocks:
     GradScaler, the data and the random numbers belongs to the loop.
 
     Args:
-        module: module inside all wrappers.
-        optimizers: optimizers of the loop, which are never wrapped or replaced.
-        settings: settings, with numbers instead of ``"auto"``.
-        communicators: channels of this rank.
-        worker: step counts of this rank.
-        reduction: averages gradients.
-        synchroniser: synchronises models.
+        engine: averages the gradients of this rank, and synchronises its models.
         elastic: connection with other groups, or None if groups do not come and go.
 
     """
 
-    def __init__(
-        self,
-        module: Module,
-        optimizers: Sequence[Optimizer],
-        *,
-        settings: Synchronisation,
-        communicators: Communicators,
-        worker: Worker,
-        reduction: Reduction,
-        synchroniser: BlockSynchroniser,
-        elastic: ElasticLoop | None = None,
-    ) -> None:
-        self._module = module
-        self._optimizers = list(optimizers)
-        self._communicators = communicators
-        self._worker = worker
-        self._reduction = reduction
-        self._synchroniser = synchroniser
+    def __init__(self, engine: Engine, elastic: ElasticLoop | None = None) -> None:
+        self._engine = engine
         self._elastic = elastic
-        self._by_samples = settings.block_sync is not None and (
-            settings.block_sync.weighting == "samples"
-        )
-        self._state = LoopState(
-            module,
-            self._optimizers,
-            settings=settings,
-            communicators=communicators,
-            worker=worker,
-            synchroniser=synchroniser,
-            reduction=reduction,
-            membership=None if elastic is None else elastic.exchange,
-        )
+        self._synchroniser = engine.synchroniser
+        self._state = LoopState(engine, None if elastic is None else elastic.exchange)
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
         self._stepped: set[int] = set()
-        synchroniser.on_warm = reduction.end_warm_up
+        engine.synchroniser.on_warm = engine.reduction.end_warm_up
         self._hooks: list[Any] = []
-        for index, optimizer in enumerate(self._optimizers):
+        for index, optimizer in enumerate(engine.optimizers):
             begin, end = partial(self._begin_step, index), partial(self._end_step, index)
             self._hooks.append(optimizer.register_step_pre_hook(begin))
             self._hooks.append(optimizer.register_step_post_hook(end))
@@ -96,17 +58,16 @@ class Blocks:
     @property
     def steps(self) -> int:
         """Steps counted so far, also those of the run whose state was loaded."""
-        return self._worker.steps[0].total
+        return self._engine.worker.steps[0].total
 
     @property
     def traffic(self) -> Traffic:
         """Bytes and seconds of this rank by tier, such as ``traffic.total("across")``."""
-        return self._communicators.traffic
+        return self._engine.communicators.traffic
 
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients, blocks and traffic by name. Does not communicate."""
-        blocks = self._synchroniser.log.metrics(self._worker.steps)
-        return self._reduction.metrics() | blocks | self.traffic.metrics()
+        return self._engine.metrics() | self.traffic.metrics()
 
     def step(self, *, samples: float | None = None) -> None:
         """Count a step of every attached optimizer, and synchronise what is due after it.
@@ -127,16 +88,16 @@ class Blocks:
 
         """
         self._require_running("step()")
-        if self._by_samples != (samples is not None):
+        if self._engine.counts_samples != (samples is not None):
             raise ValueError(
                 "blocks.step(samples=...) needs the samples of this rank with weighting='samples', "
                 f"and only then, got samples={samples!r}"
             )
         self._check_parameters()
-        self._worker.count_samples(samples or 0.0)
+        self._engine.worker.count_samples(samples or 0.0)
         synchroniser = self._synchroniser
         synchroniser.before_step()  # if a GradScaler has skipped the first step
-        for index in range(len(self._optimizers)):
+        for index in range(len(self._engine.optimizers)):
             synchroniser.after_step(index)
         self._stepped.clear()
         if self._elastic is not None:
@@ -178,7 +139,7 @@ class Blocks:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._reduction.close()
+        self._engine.reduction.close()
         if self._elastic is not None:
             self._elastic.close()
 
@@ -209,7 +170,7 @@ class Blocks:
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError for parameters that have come, gone or been unfrozen."""
-        present, trained = parameters_of(self._module), self._synchroniser.trained
+        present, trained = parameters_of(self._engine.module), self._synchroniser.trained
         trained.known.require_kept(present)
         new = [p for p in present if p.requires_grad and p not in trained.parameters]
         if new:
@@ -228,15 +189,12 @@ class Blocks:
             )
         if index in self._stepped:
             raise RuntimeError(
-                f"{type(self._optimizers[index]).__name__} steps a second time without "
+                f"{type(self._engine.optimizers[index]).__name__} steps a second time without "
                 "blocks.step() in between: call it after every step, on every rank"
             )
         self._leave(index)  # a step that has failed
-        self._synchroniser.before_step()
-        blocks = self._synchroniser.blocks
-        if blocks is not None:
-            self._in_step[index] = stepping = blocks[index].stepping()
-            stepping.__enter__()
+        self._in_step[index] = stepping = self._engine.stepping(index)
+        stepping.__enter__()
 
     def _end_step(self, index: int, *_: Any) -> None:
         self._leave(index)
@@ -248,7 +206,7 @@ class Blocks:
 
     def _refuse(self, optimizer: Optimizer) -> None:
         """Raise RuntimeError for an optimizer of the module that is not attached."""
-        if any(optimizer is attached for attached in self._optimizers):
+        if any(optimizer is attached for attached in self._engine.optimizers):
             return
         trained = self._synchroniser.trained.parameters
         if self._synchroniser.evaluation.active or trained.isdisjoint(

@@ -13,9 +13,9 @@ from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.sharded_tensors import is_sharded
+from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
@@ -60,8 +60,9 @@ class ElasticLoop:
         )
         self.joined = False
 
-    def start(self, blocks: Blocks, module: Module, synchroniser: BlockSynchroniser) -> None:
+    def start(self, blocks: Blocks, engine: Engine) -> None:
         """Wait for the groups that start together, or take the state of one that trains."""
+        module = engine.module
         tensors = [*module.parameters(), *module.buffers()]
         elements = sum(parameter.numel() for parameter in module.parameters())
         size = f"{len(tensors)} tensors, {elements} elements"
@@ -74,7 +75,7 @@ class ElasticLoop:
         from torch.distributed import checkpoint as dcp  # takes long
 
         dcp.load({"blocks": blocks}, checkpoint_id=self._transfer.receive())
-        synchroniser.forget_errors()  # those of the group that has sent the state
+        engine.synchroniser.forget_errors()  # those of the group that has sent the state
         self.joined = True
         dist.barrier()  # all ranks have read the files
         self._transfer.remove()

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
-from torch.optim import Optimizer
+from torch.nn import Parameter
 
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.sharded_tensors import local_tensor
-from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.comm.worker import StepCount
+from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.optimizer_state import load_optimizer, local_state_dict
-from lightning_hier.loop.settings import Synchronisation, kinds
+from lightning_hier.loop.settings import kinds
 
 State = dict[str, Any]
 
@@ -26,12 +24,7 @@ class EngineState:
     """Reads and writes the state of a rank. Does not communicate.
 
     Args:
-        module: module inside all wrappers.
-        optimizers: optimizers of the user.
-        settings: settings of the run.
-        communicators: channels of this rank.
-        worker: step counts and residuals of this rank.
-        synchroniser: synchronises models.
+        engine: engine of this rank.
 
     Attributes:
         parameters: parameters of the module, by name.
@@ -39,36 +32,23 @@ class EngineState:
 
     """
 
-    def __init__(
-        self,
-        module: Module,
-        optimizers: Sequence[Optimizer],
-        *,
-        settings: Synchronisation,
-        communicators: Communicators,
-        worker: Worker,
-        synchroniser: BlockSynchroniser,
-    ) -> None:
-        self._module = module
-        self._optimizers = list(optimizers)
-        self._settings = settings
-        self._communicators = communicators
-        self._worker = worker
-        self._synchroniser = synchroniser
-        self.parameters: dict[str, Parameter] = dict(module.named_parameters())
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._module, self._optimizers = engine.module, engine.optimizers
+        self._settings = engine.settings
+        self._communicators = engine.communicators
+        self._worker = engine.worker
+        self._synchroniser = engine.synchroniser
+        self._reduction = engine.reduction
+        self.parameters: dict[str, Parameter] = dict(engine.module.named_parameters())
         self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
 
     def kinds(self) -> State:
         """Return the settings that must equal those of a saved run to resume exactly."""
         return kinds(self._settings, self._communicators, self._synchroniser.placement)
 
-    def shared(self, ready_order: Sequence[Parameter]) -> State:
-        """Return the small state that is equal on all ranks.
-
-        Args:
-            ready_order: parameters in the order of their gradients.
-
-        """
+    def shared(self) -> State:
+        """Return the small state that is equal on all ranks."""
         blocks, trained = self._synchroniser.blocks, self._synchroniser.trained
         return {
             "steps": [asdict(count) for count in self._worker.steps],
@@ -77,7 +57,7 @@ class EngineState:
             "kept_equal": sorted(trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
             "kinds": self.kinds(),
-            "ready_order": [self.names[p] for p in ready_order],
+            "ready_order": [self.names[p] for p in self._reduction.ready_order],
         }
 
     def of_group(self) -> State:

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
+from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.engine_state import EngineState
 from lightning_hier.loop.optimizer_state import (
     broadcast_optimizer_,
@@ -41,21 +41,13 @@ class LoopState(EngineState):
     """Reads and writes the state of a plain loop. :meth:`save` and the loads are collectives.
 
     Args:
-        reduction: averages gradients.
+        engine: engine of this rank.
         membership: synchronisations with the groups that are present, if groups come and go.
-        others: arguments of :class:`~lightning_hier.loop.engine_state.EngineState`.
 
     """
 
-    def __init__(
-        self,
-        *others: Any,
-        reduction: Reduction,
-        membership: GroupExchange | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(*others, **more)
-        self._reduction = reduction
+    def __init__(self, engine: Engine, membership: GroupExchange | None) -> None:
+        super().__init__(engine)
         self._membership = membership
         self._divided = is_sharded(self._module)
 
@@ -92,8 +84,7 @@ class LoopState(EngineState):
         """Continue the run of a state that was read into the values of :meth:`save`."""
         run = state["run"].loaded()
         synchroniser = self._synchroniser
-        synchroniser.rewind()
-        self._worker.memory.tensors.clear()
+        self._engine.rewind()
         self._module.load_state_dict(state["model"])
         synchroniser.trained.note_frozen()
         self.load_steps(run)
@@ -154,7 +145,7 @@ class LoopState(EngineState):
         sync = self._settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
         return {
-            **self.shared(self._reduction.ready_order),
+            **self.shared(),
             **self._like({}),
             "had_residuals": bool(self._worker.memory.tensors) or has_errors,
             "outer": outer,

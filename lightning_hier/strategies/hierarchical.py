@@ -21,7 +21,6 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
 from lightning_hier.membership.torchft import (
     TorchFT,
@@ -144,9 +143,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         sync = None if self.groups.size == 1 else self.gradient_sync  # one rank sends nothing
-        models = self.communicators.models
-        optimizer_checks.log_advice(self._module, self.optimizers, sync, self.block_sync, models)
-        self._fit_session.begin(self.optimizers, self._metrics_callback)
+        self._open_session(sync, partial(wrap_by_ddp, self))
 
     @override
     def on_train_start(self) -> None:
@@ -156,16 +153,12 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        used = self._open_session()
-        if self.membership and used.block_sync:
-            check_delay(used.block_sync)  # with the number that stands for "auto"
-        self.gradient_sync, session = used.gradient_sync, self._fit_session
-        session.average(used, partial(wrap_by_ddp, self))
-        # DDP would copy the model of the first rank of each group only.
-        share_initial_model(self._module, self.communicators)
+        self._prepare_fit()
+        self.gradient_sync = self._used.gradient_sync
+        if self.membership and self.block_sync:
+            check_delay(self.block_sync)  # with the number that stands for "auto"
         if self._elastic is not None:
             self._elastic.share_initial_model(self._module)  # with the other jobs
-        session.wrap()
 
     @property
     @override

@@ -28,9 +28,8 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
-from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
+from lightning_hier.strategies import arguments, data_checks, module_setup
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
@@ -169,20 +168,14 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
-        used = self._open_session()
-        self._fit_session.average(used, lambda _: self._module)
         # First inside each group: then the ranks of the first group send consistent values.
         module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
-        share_initial_model(self._module, self.communicators)
-        self._fit_session.wrap()
+        self._prepare_fit()
         super().setup_optimizers(trainer)
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        models = self.communicators.models
-        optimizer_checks.log_advice(self._module, self.optimizers, None, self.block_sync, models)
-        callback, offload = self._metrics_callback, self.offload_outer_state
-        self._fit_session.begin(self.optimizers, callback, offload=offload)
+        self._open_session(None, lambda _: self._module, offload=self.offload_outer_state)
 
     @override
     def on_train_start(self) -> None:

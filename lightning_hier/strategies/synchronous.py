@@ -16,13 +16,19 @@ from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import check_averaged
 from lightning_hier.loop.settings import Synchronisation, check_groups, resolved_for_run
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
+from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.loop_position import check_after_step
+from lightning_hier.strategies.optimizer_checks import log_advice
 from lightning_hier.strategies.tiered import TieredStrategy
+from lightning_hier.strategies.trainer_changes import TrainerChanges
+from lightning_hier.strategies.wrapping import Wrap
 
 
 class SynchronousStrategy(TieredStrategy, ABC):
@@ -38,24 +44,53 @@ class SynchronousStrategy(TieredStrategy, ABC):
     _asked: Synchronisation
     _checkpoints: RunCheckpoints
     _elastic: ElasticFit | None = None  # while a Trainer fits, if groups come and go
+    _changes: TrainerChanges | None = None
+    _position: DataPosition
+    _used: Synchronisation  # in this fit
     _session: FitSession | None = None
     _ended: FitSession | None = None
 
-    def _open_session(self) -> Synchronisation:
-        """Create the session of this fit, and return its settings with numbers for ``"auto"``.
+    def _prepare_fit(self) -> None:
+        """Choose numbers for ``"auto"``, and share the model of rank 0. A collective of the world.
 
-        A collective of the world.
+        Before the optimizers are created: a module may create its data loaders with them, and keep
+        copies of its parameters.
         """
-        self._session = session = FitSession(self._module.trainer, self.groups, self._elastic)
-        self._ended = None
+        trainer, device = self._module.trainer, self.root_device
+        self._ended, self._changes = None, TrainerChanges(trainer)
+        self._position = DataPosition(self._changes, device)
         resumed = self._checkpoints.automatic_values
-        used, chosen = resolved_for_run(
-            self._asked, resumed, partial(run_steps, session.trainer), self.communicators
+        self._used, chosen = resolved_for_run(
+            self._asked, resumed, partial(run_steps, trainer), self.communicators
         )
         if chosen is not None:
             rank_zero_info(chosen)
-        self.warmup_steps, self.block_sync = int(used.warmup_steps), used.block_sync
-        return used
+        self.warmup_steps, self.block_sync = int(self._used.warmup_steps), self._used.block_sync
+        share_initial_model(self._module, self.communicators)
+
+    def _open_session(self, advised: GradientSync | None, wrap: Wrap, **settings: Any) -> None:
+        """Begin to count steps. A collective of the world.
+
+        Args:
+            advised: gradient synchronisation inside a group that sends something, for advice.
+            wrap: wraps the module by DDP.
+            **settings: further arguments of the session.
+
+        """
+        assert self._changes is not None, "the fit has been prepared"
+        models = self.communicators.models
+        log_advice(self._module, self.optimizers, advised, self.block_sync, models)
+        self._session = FitSession(
+            self._module.trainer,
+            self._used,
+            changes=self._changes,
+            position=self._position,
+            groups=self.groups,
+            wrap=wrap,
+            metrics_callback=self._metrics_callback,
+            elastic=self._elastic,
+            **settings,
+        )
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -103,7 +138,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the global model. A collective of the world during training."""
         session, read = self._session, super().lightning_module_state_dict
-        if session is None or not session.begun:  # it is in the module
+        if session is None:  # it is in the module
             return read()
         check_after_step(self._module.trainer)
         return session.synchroniser.evaluation.state(read)
@@ -125,6 +160,8 @@ class SynchronousStrategy(TieredStrategy, ABC):
 
     @override
     def teardown(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
         if self._session is not None:
             self._session.close()
             # For Trainer.save_checkpoint after fit, which saves the state of all ranks as well.

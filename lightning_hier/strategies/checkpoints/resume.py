@@ -117,7 +117,7 @@ def _resume_elsewhere(
         count.in_block = 0
     if not kinds["mesh"]:  # Lightning has already loaded optimizers of a divided module
         state.load_optimizers(checkpoint["optimizer_states"])
-    opens_blocks = session.settings.block_sync is not None and not session.warming
+    opens_blocks = session.settings.block_sync is not None and not session.synchroniser.warming
     has_blocks = saved.section["counts"] is not None and _keeps_outer_states(saved, kinds)
     if opens_blocks and has_blocks:
         _open_blocks(saved, session)

@@ -83,7 +83,7 @@ class RunCheckpoints:
 
         """
         # After validate or test, or with save_weights_only: no run resumes from it.
-        if session is None or not session.begun or "optimizer_states" not in checkpoint:
+        if session is None or "optimizer_states" not in checkpoint:
             self._write_everywhere(partial(write, checkpoint))
             return
         io, device = self._strategy.checkpoint_io, self._strategy.root_device

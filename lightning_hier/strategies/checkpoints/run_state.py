@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn.modules import batchnorm
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.comm.gradients.reached import reach
@@ -24,21 +23,12 @@ class RunState(EngineState):
 
     Args:
         session: session of the run.
-        optimizers: optimizers of the user.
 
     """
 
-    def __init__(self, session: FitSession, optimizers: Sequence[Optimizer]) -> None:
-        module = session.trainer.lightning_module
-        super().__init__(
-            module,
-            optimizers,
-            settings=session.settings,
-            communicators=session.communicators,
-            worker=session.worker,
-            synchroniser=session.synchroniser,
-        )
-        self._session = session
+    def __init__(self, session: FitSession) -> None:
+        super().__init__(session)
+        module, self._session = session.trainer.lightning_module, session
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         mesh = module.device_mesh if is_sharded(module) else None
@@ -53,7 +43,7 @@ class RunState(EngineState):
         """Return the small state that is equal on all ranks, for the checkpoint itself."""
         session, settings = self._session, self._settings
         return {
-            **self.shared(session.reduction.ready_order),
+            **self.shared(),
             "loops": session.position.loops(),
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
