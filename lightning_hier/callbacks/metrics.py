@@ -73,7 +73,9 @@ class HierarchyMetrics(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Log if Lightning logs at this batch."""
-        if trainer._logger_connector.should_update_logs:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        # Lightning counts this step when the hooks of its end have been called.
+        if every and ((_step(trainer) + 1) % every == 0 or trainer.should_stop):
             self._log(trainer, by_step=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,8 +85,7 @@ class HierarchyMetrics(Callback):
 
     def _log(self, trainer: pl.Trainer, *, by_step: bool) -> None:
         if trainer.is_global_zero and trainer.loggers:
-            # Lightning's step of all logged values. `global_step` counts those of all optimizers.
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            step = _step(trainer)
             # Once for all loggers, because reading the density resets it.
             metrics = self._metrics()
             metrics["hier/elapsed_seconds"] = time.perf_counter() - self._begun_s
@@ -107,6 +108,11 @@ class HierarchyMetrics(Callback):
             for total, name in _BY_STEP.items()
             if total in metrics
         }
+
+
+def _step(trainer: pl.Trainer) -> int:
+    """Lightning's step of all logged values. ``global_step`` counts those of all optimizers."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def _write_settings(folder: str, settings: dict[str, Any]) -> None:

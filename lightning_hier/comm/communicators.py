@@ -114,9 +114,10 @@ class Communicators:
                 process_groups=groups,
             )
             route = build_route(layout, host_of or [0] * layout.world_size, subgroup)
-            world = dist.distributed_c10d._get_default_group()
+            world = dist.group.WORLD
             if own_world:
                 world = groups.of(range(layout.world_size), timeout, "world")
+            assert world is not None, "init_process_group has been called"
         return cls(
             layout=layout,
             mesh=mesh,

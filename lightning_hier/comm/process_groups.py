@@ -41,7 +41,7 @@ class ProcessGroups:
             A generation number. Groups of an older generation must not be used.
 
         """
-        world = dist.distributed_c10d._get_default_group()
+        world = dist.group.WORLD
         progress = progress_record()
         state = [progress.number, self._in_doubt or self._world is not world]
         numbers, doubts = zip(*gather_json(state, device, place="the start of a run"), strict=True)

@@ -324,9 +324,10 @@ class ProgressRecord:
 def progress_record() -> ProgressRecord:
     """The record of the default process group, which must exist. Does not communicate."""
     global _record
-    world = dist.distributed_c10d._get_default_group()
+    world = dist.group.WORLD
+    assert world is not None, "init_process_group has been called"
     if _record is None or _record[0]() is not world:
-        store = dist.distributed_c10d._get_default_store()
+        store = world.get_group_store()
         # The store may still contain entries of an earlier group, whose numbers must be lower.
         number = 0 if _record is None else _record[1].number + 1
         record = ProgressRecord(store, dist.get_rank(), dist.get_world_size(), number=number)

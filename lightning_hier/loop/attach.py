@@ -21,6 +21,7 @@ from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import name_missing_at_exit
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.blocks import Blocks
@@ -139,7 +140,8 @@ def attach(
         offload=offload_outer_state,
         membership=None if elastic is None else elastic.exchange,
     )
-    engine.reduction.attach(model, warming=warms_up)
+    with raise_everywhere(device, place="attach()"):
+        _register(engine.reduction, model, warming=warms_up)
     blocks = Blocks(engine, elastic)
     if elastic is not None:
         elastic.start(blocks, engine)
@@ -156,6 +158,17 @@ def _inner(optimizer: Any) -> Optimizer:
             f"optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}"
         )
     return optimizer
+
+
+def _register(reduction: Reduction, model: Module, *, warming: bool) -> None:
+    try:
+        reduction.attach(model, warming=warming)
+    except RuntimeError as error:  # torch's text is about its own function
+        reduction.close()
+        raise ValueError(
+            "the DistributedDataParallel module has a communication hook already: attach to it "
+            "once, and pass a hook of your own as gradient_sync=CommHook(hook, state)"
+        ) from error
 
 
 def _scale_of(grad_scaler: Any) -> Callable[[], float]:

@@ -100,11 +100,6 @@ def _check_ddp(
             f"DistributedDataParallel spans the ranks {ranks}, which are neither this group, "
             f"{group}, nor all: wrap the module with process_group=groups.group"
         )
-    if model._comm_hooks:
-        raise ValueError(
-            "the DistributedDataParallel module has a communication hook already: attach to it "
-            "once, and pass a hook of your own as gradient_sync=CommHook(hook, state)"
-        )
     if model.static_graph:
         raise ValueError(
             "static_graph=True of DistributedDataParallel can't be used, because it reduces the "

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.strategies import loop_position
@@ -126,8 +127,8 @@ class DataPosition:
 
     @property
     def _loaders(self) -> list[Any]:
-        combined = self._trainer.fit_loop._combined_loader
-        return [] if combined is None else combined.flattened
+        data = self._trainer.train_dataloader
+        return [] if data is None else CombinedLoader(data).flattened
 
     def _states_of_loaders(self) -> list[Any]:
         return [one.state_dict() if has_state(one) else None for one in self._loaders]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import (
@@ -123,7 +122,7 @@ def of_trainer(trainer: Any, loops: Mapping[str, Any]) -> list[str]:
 
 def _within_an_epoch(loaders: Sequence[Any], fetcher: Any, used: int) -> list[str]:
     """Reasons that hold in the middle of an epoch only."""
-    if isinstance(fetcher, _DataLoaderIterDataFetcher):
+    if not hasattr(fetcher, "prefetch_batches"):
         return ["training_step reads from a dataloader_iter: let it take a batch"]
     with_state = [has_state(loader) for loader in loaders]
     if all(with_state):

@@ -92,7 +92,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             **ddp_kwargs,
         )
         self._checkpoints = RunCheckpoints(self)
-        check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
+        check_synchronisations(gradient_sync, block_sync, self.of_ddp)
         if membership is not None and warmup_steps == "auto":
             warmup_steps = 0  # jobs exchange no gradients
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
@@ -143,7 +143,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         sync = None if self.groups.size == 1 else self.gradient_sync  # one rank sends nothing
-        self._open_session(sync, partial(wrap_by_ddp, self))
+        self._open_session(sync, partial(wrap_by_ddp, self, self.of_ddp))
 
     @override
     def on_train_start(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -56,6 +56,18 @@ def check_ranks_per_device(strategy: Any, ranks_per_device: int) -> None:
         )
 
 
+class InProcess:
+    """Runs the Trainer in this process, which another launcher has started."""
+
+    is_interactive_compatible = True
+
+    def launch(
+        self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
+    ) -> Any:
+        """Call ``function``."""
+        return function(*args, **kwargs)
+
+
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
     """Return the host number of each rank. With Ray, a collective of the world."""
     if in_ray(strategy):
@@ -73,7 +85,8 @@ def unbind_from_device() -> None:
     group.
     """
     if dist.get_backend() != dist.Backend.NCCL:
-        dist.distributed_c10d._get_default_group().bound_device_id = None
+        world: Any = dist.group.WORLD
+        world.bound_device_id = None
 
 
 def check_world(world_size: int) -> None:

@@ -64,7 +64,8 @@ def loop_position(trainer: Any) -> dict[str, Any]:
     fit_loop = trainer.fit_loop
     epoch_loop, epochs = fit_loop.epoch_loop, fit_loop.epoch_progress.current
     batches, validated = epoch_loop.batch_progress.current, epoch_loop.val_loop.batch_progress
-    last = bool(epoch_loop._num_ready_batches_reached())
+    # The condition by which Lightning ends an epoch.
+    last = batches.ready == trainer.num_training_batches or epoch_loop.batch_progress.is_last_batch
     in_epoch = epochs.processed < epochs.started
     # If max_steps ends a run within an epoch, Lightning counts this epoch as complete.
     after_batch = batches.ready > 0 and (in_epoch or not last)

@@ -12,7 +12,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
@@ -29,7 +28,7 @@ from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
-from lightning_hier.strategies import arguments, data_checks, module_setup
+from lightning_hier.strategies import arguments, data_checks, launch, module_setup
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
@@ -104,6 +103,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             )
         self.tensor_parallel_size = tensor_parallel_size
         self.offload_outer_state = offload_outer_state
+        self.save_distributed_checkpoint = save_distributed_checkpoint
         self._asked = Synchronisation(warmup_steps, AllReduce(), block_sync)
         self.block_sync = block_sync
 
@@ -135,8 +135,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def _configure_launcher(self) -> None:
         # Lightning has none if torchrun starts the processes, but the base class needs one.
-        environment: Any = self.cluster_environment
-        self._launcher = _SubprocessScriptLauncher(environment, self.num_processes, self.num_nodes)
+        self._launcher: Any = launch.InProcess()
         super()._configure_launcher()
 
     @override
@@ -198,12 +197,12 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             raise TypeError("storage_options can't be combined with a divided module: leave it out")
         path = local_path(self.broadcast(filepath))
         with raise_everywhere(self.root_device, error=FileExistsError):
-            check_replaceable(path, by_folder=self._save_distributed_checkpoint)
+            check_replaceable(path, by_folder=self.save_distributed_checkpoint)
         self._save(checkpoint, path, partial(self._write, path=path))
 
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Write the checkpoint of the first group, whose model all groups have."""
-        if self._save_distributed_checkpoint:
+        if self.save_distributed_checkpoint:
             if self.layout.coordinates(self.global_rank)[1] == 0:
                 session = self._session or self._ended
                 save_folder(checkpoint, path, self.communicators.group.group, session)

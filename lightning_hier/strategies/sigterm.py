@@ -128,7 +128,8 @@ def requeue(trainer: pl.Trainer) -> None:
     The save therefore has another name, and gets Lightning's name as a link when it is complete.
     """
     connector: Any = trainer._signal_connector
-    environment = trainer._accelerator_connector.cluster_environment
+    strategy: Any = trainer.strategy
+    environment = strategy.cluster_environment
     signal = getattr(environment, "requeue_signal", None)  # only for Lightning's line in the log
     changes = TrainerChanges(trainer)
     changes.replace("save_checkpoint", partial(_save_and_link, trainer))

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     Attributes:
         groups: groups of the ranks.
+        of_ddp: arguments of ``DistributedDataParallel``.
 
     Raises:
         ValueError: a value is outside its range, or values cannot be combined.
@@ -66,6 +68,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     """
 
     strategy_name = "tiered"
+    of_ddp: Mapping[str, Any] = {}
     _session: Any = None  # while a Trainer fits
     _ended: Any = None  # the previous session, for a checkpoint that is saved after training
 
@@ -81,6 +84,8 @@ class TieredStrategy(ParallelStrategy, ABC):
         # The parser of the command line resolves **kwargs only if the name is passed unchanged.
         if isinstance(self, DDPStrategy):
             kwargs = arguments.without_taken(type(self), kwargs)
+            lightnings = signature(DDPStrategy).parameters
+            self.of_ddp = {name: kwargs[name] for name in kwargs if name not in lightnings}
         kwargs = arguments.for_ranks_of_a_device(ranks_per_device, kwargs)
         check_timeout(timeout)
         self.ranks_per_device = ranks_per_device  # before the devices are set

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hier.comm.broadcast import check_sendable
 from lightning_hier.comm.channel import Channel
@@ -76,30 +77,28 @@ class Wrapping:
         return ranks if ranks.size > 1 or used else None
 
 
-def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
+def wrap_by_ddp(
+    strategy: DDPStrategy, arguments: Mapping[str, Any], ranks: Channel | None
+) -> Module:
     """Set the model of the strategy: its module, wrapped by DDP over ``ranks`` if given.
 
     A collective of these ranks.
+
+    Args:
+        strategy: strategy of this rank.
+        arguments: further arguments of DDP.
+        ranks: see above.
+
     """
     module = strategy.lightning_module
     assert module is not None
-    strategy.model = module
+    strategy.model = module  # the old wrapper is not kept
     if ranks is None:
         return module
     check_sendable(module, dist.get_backend())
-    # DDP copies the model in a separate stream, which must run after the optimizer's kernels and
-    # before the next step.
-    _wait_for_kernels(strategy.root_device)
-    strategy._ddp_kwargs["process_group"] = ranks.group
-    try:
-        strategy.model = wrapped = strategy._setup_model(module)
-    finally:
-        # The strategy may outlive the process group, and no reference to it may remain at exit.
-        del strategy._ddp_kwargs["process_group"]
-    _wait_for_kernels(strategy.root_device)
+    devices = strategy.determine_ddp_device_ids()
+    wrapped = DistributedDataParallel(
+        module, device_ids=devices, process_group=ranks.group, **arguments
+    )
+    strategy.model = wrapped
     return wrapped
-
-
-def _wait_for_kernels(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

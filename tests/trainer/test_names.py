@@ -41,7 +41,7 @@ def test_trainer_finds_the_name_in_any_case(name: str) -> None:
 def test_every_name_exists_for_modules_with_unused_parameters(name: str) -> None:
     name += "_find_unused_parameters_true"
     trainer = pl.Trainer(strategy=name, accelerator="cpu", devices=2, logger=False)
-    options: Any = getattr(trainer.strategy, "_ddp_kwargs", {})
+    options: Any = getattr(trainer.strategy, "of_ddp", {})
     assert options.get("find_unused_parameters") is (None if name.count("fsdp") else True)
 
 
@@ -154,7 +154,7 @@ def test_yaml_with_nested_objects(tmp_path: Path) -> None:
     assert strategy.group_size == 2
     assert strategy.gradient_sync == lh.GTC(density=0.05)
     assert strategy.block_sync == lh.BMUF(block_size=3, block_momentum=0.25)
-    assert strategy._ddp_kwargs["find_unused_parameters"] is True
+    assert strategy.of_ddp["find_unused_parameters"] is True
 
 
 def _fit_from_the_command_line() -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,9 @@ def finish_writing(io: CheckpointIO) -> None:
     It is called before a save. When all ranks have returned, an older save may be removed, because
     no rank writes to its directory. It also limits the memory of pending saves to that of one save.
     """
-    executor = io._executor if isinstance(io, AsyncCheckpointIO) else None
-    if executor is not None:
-        executor.submit(lambda: None).result()  # the executor writes one file after the other
+    if isinstance(io, AsyncCheckpointIO):
+        with suppress(Exception):  # of a save, which the next one raises
+            io.teardown()  # the next save starts another thread
 
 
 class _RememberingFile:

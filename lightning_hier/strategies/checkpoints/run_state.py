@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.nn.modules import batchnorm
+from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from typing_extensions import override
 
 from lightning_hier.comm.gradients.reached import reach
@@ -16,6 +16,8 @@ from lightning_hier.loop.settings import automatic_values
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
+
+_BATCH_NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 
 
 class RunState(EngineState):
@@ -105,7 +107,7 @@ class RunState(EngineState):
             for name, parameter in module.named_parameters(prefix, recurse=False):
                 if not parameter.requires_grad and name in unfrozen:
                     parameter.requires_grad_(True)
-                    if isinstance(module, batchnorm._BatchNorm):
+                    if isinstance(module, _BATCH_NORMS):
                         module.track_running_stats = True
 
     def _frozen(self) -> list[str]:

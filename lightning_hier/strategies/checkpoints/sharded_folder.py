@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.load import _METADATA_FILENAME
 
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION
 from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
@@ -126,4 +125,4 @@ def local_path(path: str) -> Path:
 
 def metadata_file(folder: str | Path) -> str:
     """The file of a checkpoint's folder with all but model and optimizers."""
-    return f"{folder}/{_METADATA_FILENAME}"
+    return f"{folder}/meta.pt"
