@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -18,7 +17,6 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
-from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.gradients.reduction import Reduction
@@ -28,7 +26,7 @@ from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.elastic import ElasticLoop, check_elastic
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
-from lightning_hier.loop.initial_model import share_initial_model
+from lightning_hier.loop.initial_model import share_in_group, share_initial_model
 from lightning_hier.loop.optimizer_checks import (
     advice,
     check_averaged,
@@ -127,7 +125,9 @@ def attach(
         check_wrapping(model, module, communicators, used.gradient_sync, warms_up=warms_up)
     require_same(described({**settings, **vars(used), "membership": membership}), device)
     require_same_optimizers(module, optimizers, device)
-    _share(module, communicators)
+    if is_sharded(module):
+        share_in_group(module, groups.mesh["group"], communicators)
+    share_initial_model(module, communicators)
     _announce(module, optimizers, used, communicators, chosen)
     name_missing_at_exit()
     engine = Engine(
@@ -175,16 +175,6 @@ def _scale_of(grad_scaler: Any) -> Callable[[], float]:
     if grad_scaler is None:
         return lambda: 1.0
     return lambda: float(grad_scaler.get_scale())
-
-
-def _share(module: Module, communicators: Communicators) -> None:
-    """Copy the model of rank 0 to all ranks. A collective of the world."""
-    if is_sharded(module):  # what the ranks of a group hold together, first inside each group
-        tensors = [*module.parameters(), *module.buffers()]
-        whole = [tensor for tensor in tensors if not hasattr(tensor, "device_mesh")]
-        with torch.no_grad():
-            broadcast_tensors_(whole, communicators.group, "initial_model")
-    share_initial_model(module, communicators)
 
 
 def _announce(

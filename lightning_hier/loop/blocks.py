@@ -45,7 +45,6 @@ class Blocks:
         self._ended = False
         self._in_step: dict[int, AbstractContextManager[None]] = {}
         self._stepped: set[int] = set()
-        engine.synchroniser.on_warm = engine.reduction.end_warm_up
         self._hooks: list[Any] = []
         for index, optimizer in enumerate(engine.optimizers):
             begin, end = partial(self._begin_step, index), partial(self._end_step, index)
@@ -99,6 +98,8 @@ class Blocks:
         synchroniser.before_step()  # if a GradScaler has skipped the first step
         for index in range(len(self._engine.optimizers)):
             synchroniser.after_step(index)
+        if self._engine.warm_up_has_ended:
+            self._engine.reduction.end_warm_up()
         self._stepped.clear()
         if self._elastic is not None:
             self._elastic.serve(self)

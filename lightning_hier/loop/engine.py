@@ -80,6 +80,11 @@ class Engine:
         sync = self.settings.block_sync
         return sync is not None and sync.weighting == "samples"
 
+    @property
+    def warm_up_has_ended(self) -> bool:
+        """Whether gradients are averaged over the world, and from the next step over the group."""
+        return self.reduction.warming and not self.synchroniser.warming
+
     def stepping(self, optimizer: int) -> AbstractContextManager[None]:
         """Begin a step of an optimizer. Returns the context of its update."""
         self.synchroniser.before_step()

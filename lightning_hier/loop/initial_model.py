@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from lightning_hier.comm.agreement import require_same_list
@@ -31,6 +33,36 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
         broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
+
+
+def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
+    """Make the tensors equal that several ranks of a group hold, in place.
+
+    A tensor is divided along some dimensions of the mesh. Ranks along the others may have
+    initialised it differently, and get the values of the first of them. A collective of the group.
+
+    Args:
+        module: module that is divided.
+        mesh: mesh of the group.
+        communicators: channels of this rank, which count the bytes.
+
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    place = communicators.progress.at("the broadcast of the initial model")
+    with place, torch.no_grad():
+        for name in mesh.mesh_dim_names or ():
+            channel = communicators.in_group(mesh.get_group(name))
+            ranks = set(channel.ranks)
+            # torch makes a DTensor equal along the dimensions of its own mesh.
+            to_share = [tensor for tensor in tensors if not ranks <= mesh_ranks(tensor)]
+            broadcast_tensors_(to_share, channel, "initial_model")
+
+
+def mesh_ranks(tensor: Tensor) -> set[int]:
+    """Ranks of the mesh of a DTensor; none for other tensors."""
+    if not isinstance(tensor, DTensor):
+        return set()
+    return set(tensor.device_mesh.mesh.flatten().tolist())
 
 
 def described_tensors(module: Module) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -84,7 +82,6 @@ class FitSession(Engine):
         self.accumulated_gradients: dict[str, Any] = {}
         memory, config = self.worker.memory, settings.gradient_sync
         self.wrapping = Wrapping(self.communicators, memory, config, self.reduction, wrap)
-        self.synchroniser.on_warm = self.wrap  # from now on over the group
         self.state = RunState(self)
         self.raw_steps = RawSteps(
             lambda: self.synchroniser.trained.parameters,
@@ -142,16 +139,6 @@ class FitSession(Engine):
         if self.wrapping.temporary or not (present <= trained.parameters and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
-
-    @contextmanager
-    def step(self, optimizer: int) -> Iterator[None]:
-        """Context of a step of an optimizer, which is counted afterwards.
-
-        A collective of the group, and of the world at the end of a block.
-        """
-        with self.raw_steps.counted(), self.stepping(optimizer):
-            yield
-        self.synchroniser.after_step(optimizer)
 
     def warn_if_warming(self) -> None:
         """Warn of a run that has ended in its warm-up, in which the strategy saves no bytes."""

@@ -27,6 +27,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.loop.initial_model import share_in_group
 from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
 from lightning_hier.strategies import arguments, data_checks, launch, module_setup
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
@@ -168,7 +169,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         module_setup.check_divided(self._module, self.device_mesh)
         # First inside each group: then the ranks of the first group send consistent values.
-        module_setup.share_in_group(self._module, self.device_mesh, self.communicators)
+        share_in_group(self._module, self.device_mesh, self.communicators)
         self._prepare_fit()
         super().setup_optimizers(trainer)
 

@@ -5,52 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from lightning.pytorch.plugins.layer_sync import LayerSync
-from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn import Module, SyncBatchNorm
 from typing_extensions import override
 
-from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.sharded_tensors import is_sharded
+from lightning_hier.loop.initial_model import mesh_ranks
 
 # Names of the layer in the modules of torch.compile and of activation checkpointing.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
-
-
-def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
-    """Make the tensors equal that several ranks of a group hold, in place.
-
-    ``configure_model`` divides a tensor along some dimensions of the mesh. Ranks along the others
-    may have initialised it differently, and get the values of the first of them. A collective of
-    the group.
-
-    Args:
-        module: module after ``configure_model``.
-        mesh: mesh of the group.
-        communicators: channels of this rank, which count the bytes.
-
-    """
-    tensors = [*module.parameters(), *module.buffers()]
-    place = communicators.progress.at("the broadcast of the initial model")
-    with place, torch.no_grad():
-        for name in mesh.mesh_dim_names or ():
-            channel = communicators.in_group(mesh.get_group(name))
-            ranks = set(channel.ranks)
-            # torch makes a DTensor equal along the dimensions of its own mesh.
-            to_share = [tensor for tensor in tensors if not ranks <= _mesh_ranks(tensor)]
-            broadcast_tensors_(to_share, channel, "initial_model")
-
-
-def _mesh_ranks(tensor: Tensor) -> set[int]:
-    """Ranks of the mesh of a DTensor; none for other tensors."""
-    if not isinstance(tensor, DTensor):
-        return set()
-    return set(tensor.device_mesh.mesh.flatten().tolist())
 
 
 def check_divided(module: Module, mesh: DeviceMesh) -> None:
@@ -74,7 +39,7 @@ def check_divided(module: Module, mesh: DeviceMesh) -> None:
     outside = [
         name
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad and not ranks <= _mesh_ranks(parameter)
+        if parameter.requires_grad and not ranks <= mesh_ranks(parameter)
     ]
     if len(ranks) > 1 and outside:
         raise ValueError(

@@ -130,9 +130,13 @@ class SynchronousStrategy(TieredStrategy, ABC):
         # Lightning passes its own wrapper of an optimizer, or the optimizer itself.
         wrapped = getattr(optimizer, "_optimizer", optimizer)
         index = self.optimizers.index(wrapped if wrapped in self.optimizers else optimizer)
+        with session.raw_steps.counted(), session.stepping(index):
+            result = super().optimizer_step(optimizer, *args, **kwargs)
         # Counted by call, because loss scaling may skip the update on some ranks only.
-        with session.step(index):
-            return super().optimizer_step(optimizer, *args, **kwargs)
+        session.synchroniser.after_step(index)
+        if session.warm_up_has_ended:
+            session.wrap()
+        return result
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -60,7 +60,6 @@ class BlockSynchroniser:
         health: exchange of health reports before every synchronisation.
         evaluation: swaps the global model into the module and back.
         log: metrics of the synchronisations.
-        on_warm: function that is called when the warm-up ends.
 
     Raises:
         ValueError: the settings do not support the number of groups.
@@ -119,7 +118,6 @@ class BlockSynchroniser:
             finish_blocks=self.finish_blocks,
             admit_found=self._admit_found,
         )
-        self.on_warm: Callable[[], None] = lambda: None
 
     @property
     def warming(self) -> bool:
@@ -319,7 +317,6 @@ class BlockSynchroniser:
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
             replicas = self._communicators.replicas(self._module)
             broadcast_tensors_(everything, replicas, "initial_model")
-        self.on_warm()  # wraps the module again, over the group
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         if not self._contexts:
