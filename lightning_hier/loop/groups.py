@@ -65,7 +65,7 @@ class Groups:
         SHARED.renew(self.device)
         self.host_of = hosts = _hosts(self.device)
         with raise_everywhere(self.device, place="the creation of groups"):
-            layout = RankLayout.two_tiers(_ranks_of_group(group_size, hosts), len(hosts))
+            layout = RankLayout.two_tiers(ranks_of_group(group_size, hosts), len(hosts))
         self.limit = limit = timeout or default_pg_timeout
         # Compared first: with another size, ranks would create other process groups and hang.
         same = {"group_size": layout.sizes[0], "timeout": str(limit), "device": self.device.type}
@@ -123,8 +123,14 @@ def _hosts(device: torch.device) -> list[int]:
     return [numbers[name] for name in names]
 
 
-def _ranks_of_group(group_size: GroupSize, hosts: list[int]) -> int:
-    """The number of ranks of a group. Raises ValueError if the hosts cannot be groups."""
+def ranks_of_group(group_size: GroupSize, hosts: list[int]) -> int:
+    """The number of ranks of a group. Raises ValueError if the hosts cannot be groups.
+
+    Args:
+        group_size: as in :class:`Groups`.
+        hosts: host number of each rank.
+
+    """
     if group_size == "world":
         return len(hosts)
     if group_size != "node":

@@ -10,6 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from lightning_hier.comm.blocks.trained import parameters_of
+from lightning_hier.comm.communicators import Communicators
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.strategies.averaged_weights import AveragedWeights
@@ -19,7 +20,6 @@ from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.elastic import ElasticFit, StateServer
 from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle, OwnError
 from lightning_hier.strategies.misuse import RawSteps
-from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 from lightning_hier.strategies.wrapping import Wrap, Wrapping
@@ -36,7 +36,8 @@ class FitSession(Engine):
         settings: synchronisation, with numbers instead of ``"auto"``.
         changes: changes to the Trainer.
         position: position in the training data.
-        groups: groups of the strategy.
+        communicators: channels of this rank.
+        nics: smallest number of NICs of any host, or None for one host.
         wrap: wraps the module by DDP.
         metrics_callback: logs metrics.
         offload: whether the state of outer steps lies in the memory of the host.
@@ -60,7 +61,8 @@ class FitSession(Engine):
         *,
         changes: TrainerChanges,
         position: DataPosition,
-        groups: RankGroups,
+        communicators: Communicators,
+        nics: int | None,
         wrap: Wrap,
         metrics_callback: Callback,
         offload: bool = False,
@@ -71,9 +73,9 @@ class FitSession(Engine):
             trainer.lightning_module,
             trainer.optimizers,
             settings,
-            communicators=groups.communicators,
+            communicators=communicators,
             grad_scale=lambda: 1.0 if scaler is None else float(scaler.get_scale()),
-            nics=groups.fewest_nics(),
+            nics=nics,
             offload=offload,
             membership=None if elastic is None else elastic.exchange,
         )

@@ -20,7 +20,7 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
-from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
 from lightning_hier.membership.torchft import (
     TorchFT,
@@ -112,9 +112,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         }
 
     @override
-    def _check_groups(self) -> None:
+    def _check_groups(self, layout: RankLayout) -> None:
         if self.membership is None:
-            super()._check_groups()
+            super()._check_groups(layout)
         elif self.block_sync is not None:
             self.block_sync.check_models(self.membership.groups)
 
@@ -142,7 +142,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        sync = None if self.groups.size == 1 else self.gradient_sync  # one rank sends nothing
+        sync = None if self.layout.sizes[0] == 1 else self.gradient_sync  # one rank sends nothing
         self._open_session(sync, partial(wrap_by_ddp, self, self.of_ddp))
 
     @override

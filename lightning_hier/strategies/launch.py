@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -132,28 +132,6 @@ def worker_device() -> torch.device:
 def workers_on_this_host() -> int:
     """Number of workers of the job on this host, as placed by Ray."""
     return int(_ray_context().get_local_world_size())
-
-
-def check_hosts(hosts: Sequence[int]) -> None:
-    """Check that the workers of each host can form a group.
-
-    Args:
-        hosts: host of each rank.
-
-    Raises:
-        ValueError: hosts have different numbers of workers, which only Ray allows.
-
-    """
-    counts = [hosts.count(host) for host in sorted(set(hosts))]
-    # A group consists of consecutive ranks, so the ranks of a host must be consecutive.
-    in_order = list(hosts) == sorted(hosts)
-    if in_order and len(set(counts)) == 1:
-        return
-    raise ValueError(
-        "group_size='node' needs the same number of workers on every host, but Ray has placed "
-        f"{', '.join(map(str, counts))}: request a number of workers that fills the hosts evenly "
-        "(num_workers and resources_per_worker of ScalingConfig), or set group_size to a number"
-    )
 
 
 def let_prepare_trainer_accept(strategy_class: type) -> None:

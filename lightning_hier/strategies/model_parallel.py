@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.constants import default_pg_timeout
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import (
@@ -25,8 +26,9 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
+from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.sharded_tensors import reshard_
-from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.loop.initial_model import share_in_group
 from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
 from lightning_hier.strategies import arguments, data_checks, launch, module_setup
@@ -116,13 +118,13 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         }
 
     @override
-    def _check_groups(self) -> None:
-        if self.groups.size % self.tensor_parallel_size:
+    def _check_groups(self, layout: RankLayout) -> None:
+        if layout.sizes[0] % self.tensor_parallel_size:
             raise ValueError(
                 f"tensor_parallel_size must divide group_size, got {self.tensor_parallel_size} in "
-                f"groups of {self.groups.size} ranks"
+                f"groups of {layout.sizes[0]} ranks"
             )
-        super()._check_groups()
+        super()._check_groups(layout)
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
@@ -147,8 +149,28 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def setup_environment(self) -> None:
         super().setup_environment()
         self._start_compared = True  # Lightning loads a checkpoint after ``setup``
-        self._device_mesh = self.groups.mesh(self.tensor_parallel_size, timeout=self.limit)
+        self._device_mesh = self._mesh_of_group()
         self._module._device_mesh = self._device_mesh
+
+    def _mesh_of_group(self) -> DeviceMesh:
+        """Mesh of this rank's group, for a divided module. A collective of the world."""
+        layout, rank, groups = self.layout, self.global_rank, dict[str, Any]()
+        # Tensor-parallel ranks are consecutive, close together: every layer communicates.
+        grids = layout.grid().view(layout.sizes[1], -1, self.tensor_parallel_size)
+        for name, rows in (
+            ("data_parallel", [column for grid in grids for column in grid.T]),
+            ("tensor_parallel", [row for grid in grids for row in grid]),
+        ):
+            for ranks in rows:  # those of all groups, because all ranks must create every group
+                group = SHARED.of(ranks.tolist(), self.limit, name)
+                if rank in ranks:
+                    groups[name] = group
+        return DeviceMesh.from_group(
+            list(groups.values()),
+            self.root_device.type,
+            mesh=grids[layout.coordinates(rank)[1]],
+            mesh_dim_names=tuple(groups),
+        )
 
     @property
     @override

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
+from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
@@ -96,9 +97,9 @@ class PSPStrategy(ParameterServerStrategy):
         return asdict(self.settings)
 
     @override
-    def _check_groups(self) -> None:
+    def _check_groups(self, layout: RankLayout) -> None:
         # Not in the constructor, where the number of ranks is unknown.
-        self.settings.check_workers(self.world_size)
+        self.settings.check_workers(layout.world_size)
 
     @property
     @override

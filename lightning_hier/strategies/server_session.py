@@ -316,7 +316,7 @@ class _GlobalBuffers:
 
 def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> ServerSession:
     """Open the ports of this rank and create its session. A collective of the world."""
-    rank, size = strategy.global_rank, strategy.groups.size
+    rank, size = strategy.global_rank, strategy.layout.sizes[0]
 
     def tier_of(other: int) -> Tier:
         return "group" if other // size == rank // size else "across"

@@ -16,7 +16,9 @@ from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import check_averaged
 from lightning_hier.loop.settings import Synchronisation, check_groups, resolved_for_run
@@ -85,7 +87,8 @@ class SynchronousStrategy(TieredStrategy, ABC):
             self._used,
             changes=self._changes,
             position=self._position,
-            groups=self.groups,
+            communicators=self.communicators,
+            nics=fewest_nics(self.root_device) if self.num_processes < self.world_size else None,
             wrap=wrap,
             metrics_callback=self._metrics_callback,
             elastic=self._elastic,
@@ -101,8 +104,8 @@ class SynchronousStrategy(TieredStrategy, ABC):
         }
 
     @override
-    def _check_groups(self) -> None:
-        check_groups(self.block_sync, *self.groups.layout.sizes)
+    def _check_groups(self, layout: RankLayout) -> None:
+        check_groups(self.block_sync, *layout.sizes)
 
     @override
     def _check_optimizers(self) -> None:

@@ -34,6 +34,7 @@ from lightning_hier.comm.progress_record import (
 )
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
+from lightning_hier.loop.groups import ranks_of_group
 from lightning_hier.loop.optimizer_checks import require_same_optimizers
 from lightning_hier.loop.settings import check_group_size, check_timeout, described
 from lightning_hier.strategies import (
@@ -44,7 +45,6 @@ from lightning_hier.strategies import (
 )
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.saved_run import read_same
-from lightning_hier.strategies.rank_groups import RankGroups
 
 
 class TieredStrategy(ParallelStrategy, ABC):
@@ -59,7 +59,6 @@ class TieredStrategy(ParallelStrategy, ABC):
         **kwargs: arguments of that strategy of Lightning.
 
     Attributes:
-        groups: groups of the ranks.
         of_ddp: arguments of ``DistributedDataParallel``.
 
     Raises:
@@ -68,6 +67,8 @@ class TieredStrategy(ParallelStrategy, ABC):
     """
 
     strategy_name = "tiered"
+    _communicators: Communicators | None = None
+    _generation = 0  # of the process groups
     of_ddp: Mapping[str, Any] = {}
     _session: Any = None  # while a Trainer fits
     _ended: Any = None  # the previous session, for a checkpoint that is saved after training
@@ -95,7 +96,6 @@ class TieredStrategy(ParallelStrategy, ABC):
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
         self.traffic = Traffic()
-        self.groups = RankGroups(self, group_size)
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         The values are those of this rank. Does not communicate.
         """
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, layout: RankLayout) -> None:
         """Raise ValueError if the settings do not match the groups, which divide the ranks."""
 
     @abstractmethod
@@ -131,7 +131,14 @@ class TieredStrategy(ParallelStrategy, ABC):
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON values. The environment must be set up."""
         description: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
-        description |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
+        description |= {
+            "warmup_steps": self.warmup_steps,
+            "ranks": self.world_size,
+            "ranks_per_device": self.ranks_per_device,
+            "hosts": self.world_size // self.num_processes,
+            "groups": self.layout.sizes[1],
+            "ranks_per_group": self.layout.sizes[0],
+        }
         return description | described(self._settings())
 
     @cached_property
@@ -141,7 +148,9 @@ class TieredStrategy(ParallelStrategy, ABC):
     @property
     def communicators(self) -> Communicators:
         """Process groups and rank layout. The environment must be set up."""
-        return self.groups.communicators
+        if self._communicators is None:
+            raise RuntimeError("there are no process groups before the Trainer starts")
+        return self._communicators
 
     @property
     def layout(self) -> RankLayout:
@@ -208,18 +217,27 @@ class TieredStrategy(ParallelStrategy, ABC):
         launch.unbind_from_device()  # before the first process group of this package
         self._start_compared = False
         generation = SHARED.renew(self.root_device)  # a collective, before any rank may return
-        if self.groups.are_built(generation):
+        if self._communicators is not None and generation == self._generation:
             return  # a Trainer that validates or tests after fit keeps its process groups
         hosts = launch.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
-            self.groups.check_division(hosts)
-            self._check_groups()
+            size = ranks_of_group(self.group_size, hosts)
+            layout = RankLayout.two_tiers(size, len(hosts))
+            self._check_groups(layout)
         same: dict[str, Any] = {"strategy": type(self).__name__, "device": self.root_device.type}
-        same |= {"timeout": str(self.limit), "group_size": self.groups.size}
+        same |= {"timeout": str(self.limit), "group_size": size}
         same |= {"ranks_per_device": self.ranks_per_device, "warmup_steps": self.warmup_steps}
         # Compared first: with another group size, ranks would create other process groups and hang.
         require_same(same | described(self._settings()), self.root_device)
-        self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)
+        self._generation = generation
+        self._communicators = Communicators.build(
+            layout,
+            device=self.root_device,
+            timeout=self.limit,
+            traffic=self.traffic,
+            host_of=hosts,
+            process_groups=SHARED,
+        )
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -307,7 +325,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group when the process exits."""
-        self.groups.forget()
+        self._communicators = None
         self._session = self._ended = None
 
     @property

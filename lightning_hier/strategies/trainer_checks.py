@@ -159,7 +159,8 @@ def check_trainer(trainer: pl.Trainer) -> None:
 
 def check_served_trainer(trainer: pl.Trainer) -> None:
     """Raise ValueError for a setting that does not support parameter servers."""
-    if trainer._accelerator_connector._layer_sync is not None:
+    strategy: Any = trainer.strategy
+    if strategy._layer_sync is not None:
         raise ValueError(
             "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
             "for all ranks. Leave it out: statistics are averaged when the model is evaluated."

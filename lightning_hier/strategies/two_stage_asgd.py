@@ -106,7 +106,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             self.optimizers,
             rank=self.global_rank,
             world_size=self.world_size,
-            group_size=self.groups.size,
+            group_size=self.layout.sizes[0],
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
             channel=channel,

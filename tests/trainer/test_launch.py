@@ -15,7 +15,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_hier import BMUFStrategy
-from lightning_hier.strategies.launch import check_hosts, unbind_from_device
+from lightning_hier.loop.groups import ranks_of_group
+from lightning_hier.strategies.launch import unbind_from_device
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, fit_on_ranks, loader, make_trainer, this_rank, weights
 
@@ -32,8 +33,8 @@ from tests.trainer.fitting import Net, fit, fit_on_ranks, loader, make_trainer, 
     ],
 )
 def test_hosts_are_groups_where_they_are_filled_evenly(hosts: list[int], fits: bool) -> None:
-    with nullcontext() if fits else pytest.raises(ValueError, match="same number of workers"):
-        check_hosts(hosts)
+    with nullcontext() if fits else pytest.raises(ValueError, match="consecutive ranks"):
+        ranks_of_group("node", hosts)
 
 
 def _create_a_group_in_a_bound_world() -> None:

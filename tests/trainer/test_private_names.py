@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 import lightning_hier as lh
-from lightning_hier.strategies.trainer_changes import TrainerChanges
+from lightning_hier.strategies.trainer_changes import REPLACED, TrainerChanges
 from tests.conftest import REPOSITORY
 
 PACKAGE = Path(lh.__file__).parent
@@ -28,7 +28,6 @@ PAGE = (REPOSITORY / "docs" / "compatibility.md").read_text()
 # Use of each name, by its path below the Trainer, a module or a class.
 USES = dict(re.findall(r"^\| `((?:Trainer|lightning|torch)\.\S+)` \| (.+) \|$", PAGE, re.M))
 LISTED = {part for path in USES for part in path.split(".")}
-REPLACED = [path for path, use in USES.items() if use.startswith("replaced")]
 # Private names of Python's standard library.
 PYTHONS = {"_ArgumentGroup"}
 # Arguments of the constructors. Classes that are not listed have none.
@@ -94,6 +93,11 @@ def test_every_private_name_is_listed() -> None:
     assert not unlisted, f"list them in docs/compatibility.md: {sorted(unlisted)}"
 
 
+def test_every_replaced_method_is_listed() -> None:
+    listed = {path for path, use in USES.items() if use.startswith("replaced")}
+    assert listed == {f"Trainer.{path}" for path in REPLACED}
+
+
 def test_every_listed_name_is_used() -> None:
     text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     assert not [path for path in USES if path.split(".")[-1] not in text]
@@ -141,7 +145,7 @@ def test_all_changes_are_undone(trainer: Any) -> None:
     before, callbacks = _methods(trainer), list(trainer.callbacks)
     changes = TrainerChanges(trainer)
     for path in REPLACED:
-        changes.replace(path.removeprefix("Trainer."), lambda method: method)
+        changes.replace(path, lambda method: method)
     changes.surround_callbacks([Callback()], [Callback()])
     assert not any(new == old for new, old in zip(_methods(trainer), before, strict=True))
     assert trainer.callbacks[1:-1] == callbacks
@@ -154,7 +158,7 @@ def _methods(trainer: Any) -> list[Any]:
     methods = []
     for path in REPLACED:
         holder = trainer
-        for name in path.split(".")[1:]:
+        for name in path.split("."):
             holder = getattr(holder, name)
         methods.append(holder)
     return methods
