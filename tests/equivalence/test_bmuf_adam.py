@@ -51,9 +51,7 @@ UNUSED = {"net": "partly_used", "find_unused_parameters": True}
 SHARDED = {"frozen and unused P=2": "leader", "frozen and unused P=2, sharded": "sharded"}
 CASES = [
     _case("Adam", partial(Adam, lr=0.01)),
-    _case("Adam, L2", partial(FAST, weight_decay=0.1)),
     _case("AdamW", ADAMW),
-    _case("Adam, fused", **FUSED),
     _case("AdamW, fused", ADAMW, **FUSED),
     _case("NAdam", NADAM, batches=9),
     _case("NAdam, foreach", NADAM, options={"foreach": True}),
@@ -66,7 +64,6 @@ CASES = [
     _case("classical block momentum", nesterov=False),
     _case("block_lr", block_lr=0.8),
     _case("parameter groups", biases={"lr": 0.05, "betas": (0.8, 0.9)}),
-    _case("NAdam, parameter groups", NADAM, biases={"betas": (0.4, 0.9), "momentum_decay": 0.5}),
     _case("blocks across epochs", batches=4, epochs=4),
     _case("accumulating", batches=9, accumulate=2, epochs=2),
     _case("BatchNorm", batches=8, **WITH_BATCH_NORM),
@@ -78,7 +75,6 @@ CASES = [
     _tiers("P=2, sharded", 2, across="sharded"),
     _tiers("GTC P=2", 2, threshold=THRESHOLD, batches=11),
     _tiers("GTC P=2, sharded", 2, threshold=THRESHOLD, across="sharded", batches=11),
-    _tiers("GTC P=2, warm-up", 2, threshold=THRESHOLD, warmup_steps=3, batches=11),
     *(
         _tiers(name, 2, across=across, net="partly_used", batches=12, frozen_too=True)
         for name, across in SHARDED.items()

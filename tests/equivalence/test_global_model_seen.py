@@ -57,7 +57,6 @@ CASES = [
     _two_tiers("overlapping", "sharded", overlap=True, net="batch_norm", batches=10),
     _bmuf("across epochs", epochs=3),
     *(_two_tiers(f"{own}, BatchNorm", own, **_AVERAGE) for own in ("leader", "sharded")),
-    _two_tiers("accumulating, BatchNorm", accumulate=2, batches=9, **_AVERAGE),
     _two_tiers("rebound buffers", **{**_AVERAGE, "net": "rebinding"}),
     # Optimizer b is at the end of a block for several steps of a.
     _case("two optimizers", group_size=2, block_size=2, find_unused_parameters=True, net="pair"),

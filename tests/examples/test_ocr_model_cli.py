@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from examples.ocr.alphabet import Alphabet
-from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, TrainingCLI, run
 from tests.examples.line_images import save
 from tests.examples.manifests import write_manifest
-from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "ocr" / "configs"
 
@@ -120,65 +115,3 @@ def test_a_checkpoint_is_tested_on_a_manifest_of_test_lines_alone(tmp_path: Path
 def test_data_with_narrower_frames_than_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least the model's 4, got 2"):
         run(small_run(tmp_path, "--data.pixels_per_frame=2"))
-
-
-def as_log_probs(texts: list[str]) -> tuple[Tensor, Tensor]:
-    """Outputs (T, B, C) whose best path spells the texts, with a blank after each character."""
-    rows = [[n for c in Alphabet().encode(text) for n in (c, 0)] for text in texts]
-    frames = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (frames - len(row)) for row in rows])
-    scores = torch.nn.functional.one_hot(padded.t(), 96).float() * 20
-    return scores.log_softmax(-1), torch.tensor([len(row) for row in rows])
-
-
-class GivenOutputs(DarkNetDBLSTM):
-    """A model with given outputs, batch by batch."""
-
-    hypotheses: list[list[str]]
-
-    def forward(self, images: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-        return as_log_probs(self.hypotheses.pop(0))
-
-
-def batch_of(references: list[str]) -> Batch:
-    targets = [torch.tensor(Alphabet().encode(text)) for text in references]
-    return Batch(
-        torch.zeros(len(references), 1, 60, 8),
-        torch.full((len(references),), 8),
-        torch.nn.utils.rnn.pad_sequence(targets, batch_first=True),
-        torch.tensor([len(target) for target in targets]),
-        torch.arange(len(references)),
-    )
-
-
-REFERENCES = [["the cat", "sat"], ["on a mat"]]
-HYPOTHESES = [["the bat", "sat"], ["on mat"]]
-
-
-def model_with_hypotheses() -> GivenOutputs:
-    model = GivenOutputs(
-        num_classes=96, height=60, channels=(2,), convolutions=(1,), reductions=((2, 2),), cells=2
-    )
-    model.hypotheses = [list(texts) for texts in HYPOTHESES]
-    model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    return model
-
-
-def rates_of_this_rank() -> tuple[float, float]:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    model = model_with_hypotheses()
-    model.hypotheses = model.hypotheses[rank:]
-    recognised = model.validation_step(batch_of(REFERENCES[rank]), 0)
-    assert recognised["references"] == REFERENCES[rank]
-    assert recognised["hypotheses"] == HYPOTHESES[rank]
-    cer, wer = (model.metrics[f"valid/{kind}"].compute().item() for kind in ("cer", "wer"))
-    dist.destroy_process_group()
-    return cer, wer
-
-
-def test_error_rates_over_ranks_weigh_characters_alike() -> None:
-    """One of 18 characters is wrong, and two are missing. One of 6 words is wrong, one missing."""
-    for cer, wer in run_ranks(rates_of_this_rank, 2):
-        assert cer == pytest.approx(3 / 18)
-        assert wer == pytest.approx(2 / 6)
