@@ -35,6 +35,7 @@ class Engine:
 
     Attributes:
         worker: residuals and step counts of this rank.
+        counts_samples: whether groups count by the samples of their block.
         reduction: averages gradients. Attach it to the wrapped module.
         synchroniser: synchronises the models at the end of each block.
 
@@ -55,6 +56,8 @@ class Engine:
         self.module = module
         self.optimizers = list(optimizers)
         self.settings = settings
+        sync = settings.block_sync
+        self.counts_samples = sync is not None and sync.weighting == "samples"
         self.communicators = communicators
         prepare_loops(module.parameters())
         self.worker = Worker()
@@ -73,12 +76,6 @@ class Engine:
             offload=offload,
             membership=membership,
         )
-
-    @property
-    def counts_samples(self) -> bool:
-        """Whether groups count by the samples of their block."""
-        sync = self.settings.block_sync
-        return sync is not None and sync.weighting == "samples"
 
     @property
     def warm_up_has_ended(self) -> bool:

@@ -64,7 +64,11 @@ class InProcess:
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
     ) -> Any:
-        """Call ``function``."""
+        """Call ``function``, if the Trainer counts the ranks that were started."""
+        strategy = trainer.strategy
+        strategy.cluster_environment.validate_settings(
+            num_devices=strategy.num_processes, num_nodes=strategy.num_nodes
+        )
         return function(*args, **kwargs)
 
 
