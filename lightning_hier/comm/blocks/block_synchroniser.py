@@ -2,67 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_context import BlockContext, Membership
+from lightning_hier.comm.blocks.block_context import Membership
 from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
 from lightning_hier.comm.blocks.health import Averaging, SyncPoint
-from lightning_hier.comm.blocks.health_exchange import HealthExchange
-from lightning_hier.comm.blocks.local_values import LocalValues
-from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
-from lightning_hier.comm.blocks.shard_placement import placement_of
-from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.blocks.synchronised_model import SynchronisedModel
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
 # there as well, so this limits how late ranks act on SIGTERM.
 _CHECK_EVERY = 50
 
 
-class BlockSynchroniser:
+class BlockSynchroniser(SynchronisedModel):
     """Runs the blocks of all optimizers of one rank.
 
     A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls and not
     updates, so that ranks stay in step if loss scaling skips an update on one of them.
 
-    Args:
-        module: model. Only its trainable parameters and its buffers are used.
-        optimizers: optimizers of the module. Each has its own block.
-        config: settings. None: models are not synchronised, but ranks are checked to be in step.
-        communicators: channels of this rank.
-        worker: step counts of this rank.
-        warmup_steps: steps before the first block, in which gradients are averaged over the world.
-        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
-        offload: whether the state of outer steps lies in the memory of the host.
-        membership: finds the groups that are present, if groups come and go.
+    Arguments, attributes and errors are those of :class:`SynchronisedModel`, and
 
     Attributes:
-        placement: division of the model among the ranks of a group.
-        blocks: one block for each optimizer. None before the first step after the warm-up.
-        trained: tensors that are synchronised.
-        local: values of this rank's local model.
-        health: exchange of health reports before every synchronisation.
         evaluation: swaps the global model into the module and back.
         log: metrics of the synchronisations.
-
-    Raises:
-        ValueError: the settings do not support the number of groups.
 
     """
 
@@ -72,62 +47,17 @@ class BlockSynchroniser:
         optimizers: Sequence[Optimizer],
         config: BlockSync | None,
         *,
-        communicators: Communicators,
-        worker: Worker,
-        warmup_steps: int = 0,
-        nics: int | None = None,
-        offload: bool = False,
         membership: Membership | None = None,
+        **settings: Any,
     ) -> None:
-        self._module = module
-        self._communicators = communicators
-        self._worker = worker
-        self._warmup_steps = warmup_steps
+        super().__init__(module, optimizers, config, membership=membership, **settings)
         self._membership = membership
-        self._buffers = ModuleBuffers(module)
-        across = config.across if config else "auto"
-        self.placement = placement_of(module, across, communicators.group, nics=nics)
-        common = self.placement, communicators, offload, membership
-        self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [
-            BlockSchedule(context.config, context.optimizer, models=communicators.models)
+            BlockSchedule(context.config, context.optimizer, models=self.communicators.models)
             for context in self._contexts
         ]
-        self.blocks: list[ModelBlock] | None = None
-        self.trained = TrainedTensors(module, list(optimizers), self._buffers)
-        self.local = LocalValues(self.trained, self._buffers)
-        # Of every fragment, and of the buffers.
-        counted = config.fragments + 1 if config and config.weighting == "samples" else 0
-        self.health = HealthExchange(
-            communicators,
-            worker,
-            self.trained,
-            counted=counted,
-            independent=membership is not None,
-        )
         self.log = BlockLog(len(optimizers))
-        self.evaluation = Evaluation(
-            module=module,
-            communicators=communicators,
-            worker=worker,
-            buffers=self._buffers,
-            local=self.local,
-            health=self.health,
-            # Between the warm-up and the first step: the blocks that this step will start.
-            blocks=lambda: None if self.warming else self.present_blocks(),
-            finish_blocks=self.finish_blocks,
-            admit_found=self._admit_found,
-        )
-
-    @property
-    def warming(self) -> bool:
-        """Whether any optimizer is in its warm-up."""
-        return any(count.total < self._warmup_steps for count in self._worker.steps)
-
-    def before_step(self) -> None:
-        """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
-        if self.blocks is None and not self.warming:
-            self.blocks = self._new_blocks()
+        self.evaluation = Evaluation(self, finish_blocks=self.finish_blocks)
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
@@ -141,10 +71,10 @@ class BlockSynchroniser:
         assert self.blocks is not None
         schedule = self._schedules[optimizer].current
         # To apply a mean, only the ranks of a group communicate.
-        place = self._communicators.progress.at(SyncPoint.BLOCK.text)
+        place = self.communicators.progress.at(SyncPoint.BLOCK.text)
         votes = self._membership is not None
         with place if votes or due.sends is not None else nullcontext(), torch.no_grad():
-            self._buffers.reclaim()  # the step may have bound new tensors to their names
+            self.buffers.reclaim()  # the step may have bound new tensors to their names
             report: BlockReport | None = None
             with profiler_range("hier/block/synchronisation"):
                 if not votes:
@@ -171,8 +101,8 @@ class BlockSynchroniser:
             order = self._schedules[optimizer].current.order_after(count.in_block)
             for fragment in [*order, order[0]]:
                 if block.unsent(fragment):
-                    self._buffers.reclaim()
-                    place = self._communicators.progress.at(SyncPoint.TRAINING_END.text)
+                    self.buffers.reclaim()
+                    place = self.communicators.progress.at(SyncPoint.TRAINING_END.text)
                     with place, torch.no_grad():
                         self._commit(optimizer, fragment)
             count.in_block = 0
@@ -203,7 +133,7 @@ class BlockSynchroniser:
         if self._schedules[optimizer].current.delay:
             # Ranks must count the same steps, also those that send nothing.
             try:
-                self._communicators.route.in_flight.step()
+                self.communicators.route.in_flight.step()
             except PeerError as error:
                 if self._membership is None:
                     raise
@@ -219,7 +149,7 @@ class BlockSynchroniser:
         agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)
         # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
         averaging = agree(self.blocks[optimizer].read(fragment))
-        if self._admit_found():
+        if self.admit_found():
             averaging = agree(self.blocks[optimizer].read(fragment))
         return averaging
 
@@ -227,7 +157,7 @@ class BlockSynchroniser:
         """Synchronise a fragment with the groups that are present. A collective of the group."""
         assert self.blocks is not None
         report = self.blocks[optimizer].commit(fragment, **self._for_commit(optimizer, fragment))
-        self._admit_found()  # from the next block on
+        self.admit_found()  # from the next block on
         return report
 
     def _begin_commit(self, optimizer: int, fragment: int, delay: int) -> None:
@@ -242,84 +172,26 @@ class BlockSynchroniser:
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""
-        with self._communicators.progress.at(SyncPoint.CHECK.text):
-            self._buffers.reclaim()
+        with self.communicators.progress.at(SyncPoint.CHECK.text):
+            self.buffers.reclaim()
             self.health.check(SyncPoint.CHECK, optimizer)
-            self._admit_found()
-
-    def _admit_found(self) -> Sequence[Tensor]:
-        """Synchronise from now on what ranks have found in an exchange. Returns these tensors.
-
-        A collective of the group if there are any, at the same step on all ranks.
-        """
-        found = self.trained.admit_found()
-        if found:
-            self._regrow()
-        return found
-
-    def _regrow(self) -> None:
-        """Give the blocks the tensors that have been added. A collective of the group."""
-        if self.blocks is not None:
-            self._buffers.reclaim()
-            grown = zip(self.blocks, self.trained.members(), strict=True)
-            self.blocks = [block.regrown(members) for block, members in grown]
-
-    def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
-        """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
-        self.trained.parameters |= set(trainable)
-        self.blocks = self._new_blocks()
-        return self.blocks or ()
-
-    def present_blocks(self) -> Sequence[ModelBlock]:
-        """The blocks or, before the first step after the warm-up, those that it will start.
-
-        A collective of the group. Without a synchronisation of models, there are none.
-        """
-        return self.blocks or self._new_blocks() or ()
+            self.admit_found()
 
     def rewind(self) -> None:
         """Discard blocks and saved values before an older state is loaded."""
-        self._communicators.route.in_flight.finish()  # exchanges of these blocks
+        self.communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
         self.evaluation.forget()
         self.log.reports.clear()
 
-    def forget_errors(self) -> None:
-        """Discard residuals and error feedback, those of another group whose state was loaded."""
-        self._worker.memory.tensors.clear()
-        for block in self.blocks or ():
-            block.forget_errors()
-
-    def admit_trainable(self, present: set[Parameter]) -> None:
-        """Add those of the module's parameters ``present`` that were unfrozen since the last call.
-
-        A parameter that was trainable once stays in the global model. It is a collective of the
-        ranks that average gradients, as long as some parameters have never been trainable. If ranks
-        have different parameters, they raise an error, and other groups at the next health report.
-        """
-        if present <= self.trained.parameters:
-            return
-        new = self.trained.admit(present)
-        channel = self._communicators.world if self.warming else self._communicators.group
-        if not self.health.same_parameters_in(channel):
-            self.health.check_in_step(SyncPoint.CHECK)
-        if new:
-            self._regrow()
-
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
-        with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
+        with self.communicators.progress.at("the end of the warm-up"), torch.no_grad():
             # These blocks only create the optimizer state that is averaged, where it is missing.
-            carried = [t for block in self._new_blocks() or [] for t in block.carried]
+            carried = [t for block in self.new_blocks() or [] for t in block.carried]
             # Before the broadcast, which would spread a NaN of the first rank.
             self.health.check(SyncPoint.CHECK, carried=carried)
-            self._admit_found()
-            everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
-            replicas = self._communicators.replicas(self._module)
+            self.admit_found()
+            everything = [*self.module.parameters(), *self.buffers.tensors, *carried]
+            replicas = self.communicators.replicas(self.module)
             broadcast_tensors_(everything, replicas, "initial_model")
-
-    def _new_blocks(self) -> list[ModelBlock] | None:
-        if not self._contexts:
-            return None
-        self._buffers.reclaim()
-        return [*map(ModelBlock, self.trained.members(), self._contexts)]

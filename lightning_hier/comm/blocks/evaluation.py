@@ -2,80 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
 
 from lightning_hier.comm.blocks.health import SyncPoint
-from lightning_hier.comm.blocks.health_exchange import HealthExchange
-from lightning_hier.comm.blocks.local_values import LocalValues
-from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.synchronised_model import SynchronisedModel
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import reshard_
-from lightning_hier.comm.worker import Worker
 
 
 class Evaluation:
     """Swaps the global model into the module and the local model back.
 
     Args:
-        module: module that is evaluated.
-        communicators: channels of this rank.
-        worker: step counts of this rank.
-        buffers: buffers of the module.
-        local: values of the local model.
-        health: exchange of health reports.
-        blocks: returns one block for each optimizer, or None during the warm-up and if no models
-            are synchronised.
+        model: what is synchronised.
         finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
             does not contain them.
-        admit_found: adds the tensors that ranks have found in the last exchange to the blocks, and
-            returns them.
 
     """
 
-    def __init__(
-        self,
-        *,
-        module: Module,
-        communicators: Communicators,
-        worker: Worker,
-        buffers: ModuleBuffers,
-        local: LocalValues,
-        health: HealthExchange,
-        blocks: Callable[[], Sequence[ModelBlock] | None],
-        finish_blocks: Callable[[], None],
-        admit_found: Callable[[], Sequence[Tensor]],
-    ) -> None:
-        self._module = module
-        self._communicators = communicators
-        self._worker = worker
-        self._buffers = buffers
-        self._local = local
-        self._health = health
-        self._blocks = blocks
+    def __init__(self, model: SynchronisedModel, *, finish_blocks: Callable[[], None]) -> None:
+        self._model = model
         self._finish_blocks = finish_blocks
-        self._admit_found = admit_found
         self._ended = False
 
     @property
     def active(self) -> bool:
         """Whether the module contains the global model and the local model is saved."""
-        return self._local.saved.used
+        return self._model.local.saved.used
 
     def swap_in_global_model(self) -> None:
         """Save the local model and write the global one into the module, in place.
 
         A collective of the world. Does nothing if the module already contains the global model.
         """
-        self._buffers.reclaim()
+        self._model.buffers.reclaim()
         if not self.active:
             self._write_global_model(SyncPoint.EVALUATION)
 
@@ -90,9 +56,10 @@ class Evaluation:
         """
         if not self.active or self._ended:
             return
-        reshard_(self._module)  # training would otherwise use weights gathered in the evaluation
-        self._local.keep_written_buffers()
-        self._local.saved.restore()
+        # Training would otherwise use weights gathered in the evaluation.
+        reshard_(self._model.module)
+        self._model.local.keep_written_buffers()
+        self._model.local.saved.restore()
 
     def state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Call ``read`` while the module contains the global model. A collective of the world."""
@@ -125,42 +92,43 @@ class Evaluation:
 
     def forget(self) -> None:
         """Discard the saved local model before an older state is loaded."""
-        self._local.saved.forget()
+        self._model.local.saved.forget()
         self._ended = False
 
     @torch.inference_mode(False)  # optimizer state that is created here is used in training
     @torch.no_grad()
     def _write_global_model(self, point: SyncPoint) -> None:
-        reshard_(self._module)
-        buffers = self._buffers
-        buffers.reclaim()
-        blocks = self._blocks() or ()
+        model = self._model
+        reshard_(model.module)
+        model.buffers.reclaim()
+        # Between the warm-up and the first step: the blocks that this step will start.
+        blocks = () if model.warming else model.present_blocks()
         # Without blocks all ranks train one model, and only buffers can differ.
-        overwritten = [t for block in blocks for t in block.members.tensors] or buffers.tensors
+        overwritten = [t for b in blocks for t in b.members.tensors] or model.buffers.tensors
         # After the end of training, hooks may write to any tensor.
         watch = point != SyncPoint.TRAINING_END
-        saved = self._local.saved.overwriting(overwritten, watch=watch)
-        progress = self._communicators.progress.at(point.text, self._health.detail)
+        saved = model.local.saved.overwriting(overwritten, watch=watch)
+        progress = model.communicators.progress.at(point.text, model.health.detail)
         with saved, progress:
-            if not self._health.independent:
+            if not model.health.independent:
                 # Steps of other ranks may wait for this rank's part of an overlapped exchange.
-                self._communicators.route.in_flight.finish()
+                model.communicators.route.in_flight.finish()
             # The same on all ranks: blocks follow from the settings and from the warm-up.
             if not blocks:
-                self._health.check(point)
-                self._local.saved.add(self._admit_found())
+                model.health.check(point)
+                model.local.saved.add(model.admit_found())
                 self._share_buffers()
             for index in range(len(blocks)):
-                averaging = self._health.agree(point, index, blocks[index].read())
-                if found := self._admit_found():
-                    self._local.saved.add(found)
-                    blocks = self._blocks() or ()
-                    averaging = self._health.agree(point, index, blocks[index].read())
+                averaging = model.health.agree(point, index, blocks[index].read())
+                if found := model.admit_found():
+                    model.local.saved.add(found)
+                    blocks = model.present_blocks()
+                    averaging = model.health.agree(point, index, blocks[index].read())
                 blocks[index].write_global_model(averaging)
 
     def _share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 or, of divided ones, those of the first group."""
-        tensors, communicators = self._buffers.tensors, self._communicators
+        tensors, communicators = self._model.buffers.tensors, self._model.communicators
         whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
         parts = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
         broadcast_tensors_(whole, communicators.world, "buffers")
