@@ -88,11 +88,6 @@ class Engine:
         blocks = self.synchroniser.blocks
         return nullcontext() if blocks is None else blocks[optimizer].stepping()
 
-    def rewind(self) -> None:
-        """Discard blocks and residuals before another state is loaded."""
-        self.synchroniser.rewind()
-        self.worker.memory.tensors.clear()
-
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients and blocks by name. Does not communicate."""
         return self.reduction.metrics() | self.synchroniser.log.metrics(self.worker.steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.worker import StepCount
@@ -55,7 +56,8 @@ class EngineState:
             "trainable": [self.names[p] for p in self._synchroniser.local.parameters()],
             "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
             "kept_equal": sorted(trained.kept_equal),
-            "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
+            "has_blocks": blocks is not None,
+            "sizes": list(self._communicators.layout.sizes),
             "kinds": self.kinds(),
             "ready_order": [self.names[p] for p in self._reduction.ready_order],
         }
@@ -103,8 +105,8 @@ class EngineState:
 
         """
         self.load_optimizers(model["optimizers"])
-        if shared["counts"] is not None:
-            for block, state in zip(self.open_blocks(shared), rank["blocks"], strict=True):
+        if shared["has_blocks"]:
+            for block, state in zip(self._open_blocks(shared), rank["blocks"], strict=True):
                 block.load(state)
         tensors: dict[str, Tensor] = {**dict(self._module.named_buffers()), **self.parameters}
         if missing := [name for name in rank["buffers"] if name not in tensors]:
@@ -123,15 +125,73 @@ class EngineState:
         for optimizer, state in zip(self._optimizers, states, strict=True):
             load_optimizer(optimizer, state)
 
-    def open_blocks(self, shared: Mapping[str, Any]) -> Sequence[ModelBlock]:
+    def load_elsewhere(
+        self, shared: Mapping[str, Any], states: Iterable[Mapping[str, Mapping[str, Any]]] | None
+    ) -> None:
+        """Start from a run with other groups or settings. A collective of the group.
+
+        The module must contain the global model of that run, in which the interrupted block has
+        ended. Counts of steps are those of :meth:`load_steps`.
+
+        Args:
+            shared: result of :meth:`shared`.
+            states: state of the outer step of each parameter by name, for each block, see
+                :func:`~lightning_hier.loop.outer_state.outer_states`. It is read if this run has
+                blocks now. None: there is none.
+
+        """
+        for count in self._worker.steps:
+            count.in_block = 0
+        opens = self._settings.block_sync is not None and not self._synchroniser.warming
+        if opens and states is not None and shared["has_blocks"]:
+            for block, outer in zip(self._open_blocks(shared), states, strict=True):
+                block.load_elsewhere({self.parameters[name]: own for name, own in outer.items()})
+
+    def continues(self, shared: Mapping[str, Any]) -> bool:
+        """Whether this run has the groups and settings of a saved one, and continues it exactly."""
+        now, saved = self.kinds(), shared["kinds"]
+        same_groups = self._communicators.layout.sizes == tuple(shared["sizes"])
+        return same_groups and all(now[name] == saved.get(name) for name in now)
+
+    def what_changes(self, shared: Mapping[str, Any], lost: Sequence[str]) -> str:
+        """Message that lists the differences to a saved run and their consequences.
+
+        Args:
+            shared: result of :meth:`shared`, before :meth:`load_elsewhere`.
+            lost: further consequences.
+
+        """
+        layout, (size_before, before) = self._communicators.layout, shared["sizes"]
+        (size, groups), changes, effects = layout.sizes, [], []
+        if (size, groups) != (size_before, before):
+            now = f"{counted(groups, 'group')} of {counted(size, 'rank')}"
+            changes.append(f"{now} instead of {before} of {size_before}")
+        kinds = self.kinds()
+        changes += [
+            f"{name} is {kinds.get(name)} instead of {old}"
+            for name, old in shared["kinds"].items()
+            if kinds.get(name) != old and name != "inter_host_ranks"  # it follows from the groups
+        ]
+        if groups != before:
+            sync, momenta = self._settings.block_sync, ("block_momentum", "outer_momentum")
+            automatic = [name for name in momenta if getattr(sync, name, None) == "auto"]
+            effects += [f"{name}='auto' follows the number of groups" for name in automatic]
+        steps = max(count["in_block"] for count in shared["steps"])
+        if steps and shared["has_blocks"]:
+            effects.append(f"the current block ended after {counted(steps, 'step')}")
+        if shared["kinds"]["inter_host_ranks"] is not None:
+            effects.append("the error feedback of quantised or sparse updates is lost")
+        therefore = ", ".join([*effects, *lost])
+        text = f"Resuming with a change: {'; '.join(changes)}. Therefore {therefore}."
+        if size != size_before and layout.world_size == size_before * before:
+            # "node" counts the ranks of a host, which increase with fewer hosts.
+            text += (
+                f" The number of ranks is unchanged: group_size={size_before} keeps their groups."
+            )
+        return text
+
+    def _open_blocks(self, shared: Mapping[str, Any]) -> Sequence[ModelBlock]:
         """Start blocks with the current model and the parameters that the saved run trained."""
         return self._synchroniser.open_blocks(
             [self.parameters[name] for name in shared["trainable"]]
         )
-
-    def by_parameter(self, counts: Mapping[str, list[float]]) -> dict[Parameter, list[float]]:
-        """Counts by parameter instead of by name."""
-        return {self.parameters[name]: values for name, values in counts.items()}
-
-    def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
-        return {self.names[parameter]: values for parameter, values in counts.items()}

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lightning_hier.loop.outer_state import Place
+
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
-# Bytes of one piece of a row, and the most pieces of a row: 256 GiB.
+# Bytes of one piece of a row that is saved, and of the first one that is read.
 _PIECE = 4 << 20
-_MOST_PIECES = 1 << 16
+# Each piece that is read is twice as long as the one before: they hold 256 GiB.
+_READ = [_PIECE << number for number in range(16)]
 # Bytes in front of a row that contain its length.
 _HEADER = 8
 
@@ -41,7 +44,7 @@ class _Part(Tensor):
     """A tensor without elements, whose attributes have the values. DCP takes tensors only."""
 
     @staticmethod
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: Any, **__: Any) -> Any:
         """An empty tensor."""
         return torch.empty(0, dtype=torch.uint8).as_subclass(cls)
 
@@ -80,22 +83,25 @@ class Row(_Part):
         if self._state is None:
             return []
         sizes = [min(_PIECE, self._length - start) for start in range(0, self._length, _PIECE)]
+        whole, number = (self._rows, self._length), self._number
         return [
-            _written(name, self._state, (self._rows, self._length), self._at(piece), (1, size))
+            _written(name, self._state, whole, (number, piece * _PIECE), (1, size))
             for piece, size in enumerate(sizes)
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """The places of all pieces that this rank's row may have."""
         self._read = {}
-        return [_chunk(self._at(piece), (1, _PIECE)) for piece in range(_MOST_PIECES)]
+        return [_chunk((self._number, size - _PIECE), (1, size)) for size in _READ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         """The piece at ``index`` to save, or memory for one that is loaded."""
         assert index.offset is not None
         start = index.offset[1]
         if self._read is not None:
-            return self._read.setdefault(start, torch.zeros(1, _PIECE, dtype=torch.uint8))
+            if start not in self._read:
+                self._read[start] = torch.zeros(1, start + _PIECE, dtype=torch.uint8)
+            return self._read[start]
         assert self._state is not None
         return self._state[start : start + _PIECE].unsqueeze(0)
 
@@ -108,48 +114,48 @@ class Row(_Part):
         content = io.BytesIO(row[_HEADER : _HEADER + size].numpy().tobytes())
         return torch.load(content, weights_only=True)
 
-    def _at(self, piece: int) -> torch.Size:
-        return torch.Size((self._number, piece * _PIECE))
 
-
-class FlatPart(_Part):
-    """The part of a flat tensor that a rank has. When it is loaded, the rank reads all of it.
+class PartOfTensor(_Part):
+    """The part of a tensor that a rank has.
 
     Args:
-        elements: number of all elements.
-        start: first element of the part.
-        part: the part, flat, perhaps empty.
+        place: shape of the tensor, first element of the part in each dimension, and its shape.
+        values: the part, perhaps empty, of which a copy is saved.
+        reads_all: whether the rank reads the whole tensor when it is loaded, otherwise its part.
 
     """
 
-    def __init__(self, elements: int, start: int, part: Tensor) -> None:
+    def __init__(self, place: Place, values: Tensor, *, reads_all: bool) -> None:
         super().__init__()
-        self._elements, self._start, self._part = elements, start, part
+        self._whole, self._start, _ = place
+        self._own = values.clone()
+        self._reads_all = reads_all
         self._read: Tensor | None = None
 
     def size(self, *_: Any) -> Any:
         """The size of the whole tensor."""
-        return torch.Size((self._elements,))
+        return torch.Size(self._whole)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         """The item that saves the part."""
-        if not len(self._part) and self._elements:
+        if not self._own.numel() and 0 not in self._whole:
             return []
-        return [_written(name, self._part, (self._elements,), (self._start,), self._part.shape)]
+        return [_written(name, self._own, self._whole, self._start, self._own.shape)]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """The place of all elements."""
-        self._read = torch.zeros(self._elements, dtype=self._part.dtype)
-        return [_chunk((0,), (self._elements,))]
+        """The place of the elements to read."""
+        sizes = self._whole if self._reads_all else self._own.shape
+        self._read = torch.zeros(sizes, dtype=self._own.dtype)
+        return [_chunk([0] * len(sizes) if self._reads_all else self._start, sizes)]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """The part to save, or memory for all elements that are loaded."""
-        return self._part if self._read is None else self._read
+        """The part to save, or memory for the elements that are loaded."""
+        return self._own if self._read is None else self._read
 
     def loaded(self) -> Tensor:
-        """All elements, after they were read."""
+        """The elements, flat, after they were read."""
         assert self._read is not None, "the state has not been loaded"
-        return self._read
+        return self._read.reshape(-1)
 
 
 def as_bytes(state: Any) -> Tensor:

@@ -14,31 +14,31 @@ The last two continue a run of the same groups bit for bit. The others start one
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn import Parameter
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
+from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.engine_state import EngineState
 from lightning_hier.loop.optimizer_state import (
     broadcast_optimizer_,
     load_optimizer,
 )
-from lightning_hier.loop.pieces import FlatPart, Row, as_bytes, padded
+from lightning_hier.loop.outer_state import outer_state, outer_states, parts_of
+from lightning_hier.loop.pieces import PartOfTensor, Row, as_bytes, padded
 from lightning_hier.membership.group_exchange import GroupExchange
 
 # By optimizer, vector and parameter.
-_Outer = dict[str, dict[str, dict[str, Any]]]
+_Outer = dict[str, dict[str, dict[str, PartOfTensor]]]
 
 
 class LoopState(EngineState):
-    """Reads and writes the state of a plain loop. :meth:`save` and the loads are collectives.
+    """Reads and writes the state of a plain loop. :meth:`save` and :meth:`restore` are collectives.
 
     Args:
         engine: engine of this rank.
@@ -54,8 +54,8 @@ class LoopState(EngineState):
     def save(self) -> dict[str, Any]:
         """State of this rank, with copies of what training changes in place."""
         model = self._synchroniser.evaluation.state(self._module.state_dict)
-        outer, rest = self._outer_state()
-        run, group, own = self._run(rest), None, self.of_rank()
+        group, own = None, self.of_rank()
+        outer, run = self._outer_and_run()
         communicators = self._communicators
         if self._divided:
             own |= self.of_group()
@@ -80,11 +80,32 @@ class LoopState(EngineState):
             },
         }
 
+    def _outer_and_run(self) -> tuple[_Outer, dict[str, Any]]:
+        """Vectors of the outer steps, with nothing in flight, and what is equal on all ranks."""
+        # In the warm-up those with which it will end, so that every state has the same entries.
+        blocks = self._synchroniser.present_blocks()
+        state = outer_state(blocks, self.names)
+        outer: _Outer = {}
+        for index, buckets in enumerate(state):
+            by_vector = outer[str(index)] = {}
+            for vector, name, place, values in chain.from_iterable(map(parts_of, buckets)):
+                part = PartOfTensor(place, values, reads_all=not self._divided)
+                by_vector.setdefault(vector, {})[name] = part
+        sync = self._settings.block_sync
+        has_errors = sync is not None and sync.has_error_feedback
+        return outer, {
+            **self.shared(),
+            "divided": self._divided,
+            "had_residuals": bool(self._worker.memory.tensors) or has_errors,
+            "outer": [[_settings(bucket) for bucket in buckets] for buckets in state],
+            "membership": None if self._membership is None else self._membership.state(),
+        }
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a state that was read into the values of :meth:`save`."""
         run = state["run"].loaded()
         synchroniser = self._synchroniser
-        self._engine.rewind()
+        synchroniser.rewind()
         self._module.load_state_dict(state["model"])
         synchroniser.trained.note_frozen()
         self.load_steps(run)
@@ -92,117 +113,42 @@ class LoopState(EngineState):
             self._reduction.end_warm_up()
         if self._membership is not None and run["membership"] is not None:
             self._membership.load(run["membership"])
-        now = self._like(run)
-        if now == {name: run[name] for name in now}:
-            self._load_exactly(state, run)
+        if self.continues(run) and run["divided"] == self._divided:
+            own = state["rank"].loaded()
+            self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
+            self.load(run, own if self._divided else state["group"].loaded(), own)
         else:
-            self._load_elsewhere(state, run)
-
-    def _load_exactly(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-        own = state["rank"].loaded()
-        self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
-        self.load(run, own if self._divided else state["group"].loaded(), own)
+            self._restore_elsewhere(state, run)
 
     @torch.no_grad()
-    def _load_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    def _restore_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Start from the global model of a run with other groups or settings."""
-        lost = ["residuals and error feedback"] if run["had_residuals"] else []
-        for count in self._worker.steps:
-            count.in_block = 0
         world, device = self._communicators.world, self._communicators.device
+        lost = ["residuals are lost"] if run["had_residuals"] else []
         if self._divided or "group" not in state:
-            lost.append("the state of local optimizers")
+            lost.append("the state of local optimizers is lost")
         else:
+            lost.append("local optimizers start from the state of rank 0")
             saved = state["group"].loaded() if world.position == 0 else None
             for index, optimizer in enumerate(self._optimizers):
                 if saved is not None:
                     load_optimizer(optimizer, saved["optimizers"][index])
                 broadcast_optimizer_(optimizer, world, device)
-        if run["counts"] is not None and not self._synchroniser.warming:
-            for index, block in enumerate(self.open_blocks(run)):
-                counts = self.by_parameter(run["counts"][index])
-                block.restart(self._restored(index, state["outer"], run), counts)
+        text = self.what_changes(run, lost)
+        self.load_elsewhere(run, self._outer_states(state, run))
         if world.position == 0:
-            was, now = run["sizes"], self._like(run)["sizes"]
-            warnings.warn(
-                f"the checkpoint was saved by {was[1]} groups of {was[0]} ranks, with "
-                f"{run['kinds']}, and is loaded by {now[1]} of {now[0]}: training continues from "
-                "the global model, the current block has ended, local optimizers start from those "
-                f"of rank 0{''.join(f', and {what} are lost' for what in lost)}",
-                stacklevel=4,
-            )
+            warnings.warn(text, stacklevel=4)
 
-    def _like(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """What must equal the entries of ``run`` to continue it exactly."""
-        return {
-            "sizes": list(self._communicators.layout.sizes),
-            "kinds": self.kinds(),
-            "divided": self._divided,
-        }
-
-    def _run(self, outer: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        """State that is equal on all ranks."""
-        sync = self._settings.block_sync
-        has_errors = sync is not None and sync.has_error_feedback
-        return {
-            **self.shared(),
-            **self._like({}),
-            "had_residuals": bool(self._worker.memory.tensors) or has_errors,
-            "outer": outer,
-            "membership": None if self._membership is None else self._membership.state(),
-        }
-
-    def _outer_state(self) -> tuple[_Outer, list[list[dict[str, Any]]]]:
-        """Vectors of the outer steps by parameter, and the rest of their state."""
-        tensors: _Outer = {}
-        rest: list[list[dict[str, Any]]] = []
-        # In the warm-up those with which it will end, so that every state has the same entries.
-        for index, block in enumerate(self._synchroniser.present_blocks()):
-            by_vector = tensors[str(index)] = {}
-            rest.append([])
-            for parameters, start, state in block.outer_states():
-                vectors = {n: v.clone() for n, v in state.items() if isinstance(v, Tensor)}
-                for name, vector in vectors.items():
-                    by_vector.setdefault(name, {}).update(self._parts(parameters, start, vector))
-                others = {n: v for n, v in state.items() if n not in vectors}
-                others["parameters"] = [self.names[p] for p in parameters]
-                rest[-1].append(others)
-        return tensors, rest
-
-    def _parts(
-        self, parameters: Sequence[Parameter], start: int, vector: Tensor
-    ) -> Iterator[tuple[str, Any]]:
-        """The elements of each parameter in a vector that begins at ``start`` of all of them."""
-        first = 0
-        for parameter in parameters:
-            local = local_tensor(parameter)
-            low, high = max(first, start), min(first + local.numel(), start + len(vector))
-            part = vector[low - start : max(high, low) - start]
-            if self._divided:
-                yield self.names[parameter], sharded_like(part.view(local.shape), parameter)
-            else:
-                yield self.names[parameter], FlatPart(local.numel(), low - first, part)
-            first += local.numel()
-
-    def _restored(
-        self, index: int, outer: Mapping[str, Any], run: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        """State of outer steps in the order of the module, as of fragments of one parameter."""
-        of_name = {name: saved for saved in run["outer"][index] for name in saved["parameters"]}
-        states = []
-        for name, parameter in self.parameters.items():
-            if name not in of_name:
-                continue
-            vectors = {
-                vector: values[name].loaded()
-                if isinstance(values[name], FlatPart)
-                else local_tensor(values[name]).reshape(-1)
-                for vector, values in outer[str(index)].items()
-                if name in values and (vector != "in_flight" or of_name[name]["has_update"])
+    def _outer_states(
+        self, state: Mapping[str, Any], run: Mapping[str, Any]
+    ) -> Iterator[dict[str, dict[str, Any]]]:
+        for index, rest in enumerate(run["outer"]):
+            read = {
+                vector: {name: part.loaded() for name, part in by_name.items()}
+                for vector, by_name in state["outer"][str(index)].items()
             }
-            bucket = {**of_name[name], **vectors, "kind": self._kind(parameter)}
-            states.append({"pending": of_name[name]["pending"], "buckets": [bucket]})
-        return states
+            yield outer_states(rest, read)
 
-    def _kind(self, parameter: Parameter) -> Any:
-        return self._synchroniser.placement.kind(parameter)
+
+def _settings(bucket: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in bucket.items() if name not in ("places", "vectors")}

@@ -101,11 +101,7 @@ class DataPosition:
         """
         loop_position.restore_loops(self._trainer, loops)
         self._loops, self._saved, self._metrics = loops, state or {}, loops["metrics"]
-        self._started, self._lost = False, lost
-
-    def rewind(self) -> None:
-        """Reset the position, before a state is loaded."""
-        self._begun, self._loops, self._saved, self._metrics = {}, None, {}, {}
+        self._begun, self._started, self._lost = {}, False, lost
 
     def start(self) -> None:
         """Restore the random state of the save when training starts."""

@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from typing_extensions import override
 
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.communicators import Communicators
@@ -152,11 +151,6 @@ class FitSession(Engine):
                 "never synchronised a block and sent as many bytes as DDP. Pass a warmup_steps "
                 "below the number of steps of the run; 0 disables the warm-up."
             )
-
-    @override
-    def rewind(self) -> None:
-        super().rewind()
-        self.position.rewind()
 
     def close(self) -> None:
         """Remove hooks of parameters."""

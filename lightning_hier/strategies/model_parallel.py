@@ -227,8 +227,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         """Write the checkpoint of the first group, whose model all groups have."""
         if self.save_distributed_checkpoint:
             if self.layout.coordinates(self.global_rank)[1] == 0:
-                session = self._session or self._ended
-                save_folder(checkpoint, path, self.communicators.group.group, session)
+                save_folder(checkpoint, path, self.communicators.group.group)
         elif self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path)
 

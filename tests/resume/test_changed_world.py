@@ -267,6 +267,7 @@ def test_other_groups_and_another_placement(tmp_path: Path) -> None:
     for result in resumed:
         assert torch.equal(result["start"]["global"][0][0]["global_model"], now)
     assert "4 groups of 1 rank instead of 2 of 2" in resumed[0]["warned"][0]
+    assert resumed[0]["warned"][0].endswith("group_size=2 keeps their groups.")
 
 
 def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:

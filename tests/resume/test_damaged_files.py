@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,6 @@ def _flip(path: Path) -> None:
     lengths = struct.unpack_from("<HH", content, record.header_offset + 26)
     content[record.header_offset + 30 + sum(lengths) + record.file_size // 2] ^= 1
     path.write_bytes(content)
-
-
-DAMAGES = pytest.mark.parametrize("damage", [_cut, _empty, _flip])
 
 
 class _Cosine(DropoutNet):
@@ -152,30 +148,20 @@ def test_checkpoint_of_only_weights_is_skipped(tmp_path: Path) -> None:
     assert run_ranks(_two_kinds, 2, tmp_path) == [tmp_path / "full-step=4.ckpt"] * 2
 
 
-def _save_twice(folder: Path) -> None:
-    _, fit = _fit(BMUF(), DropoutNet(width=64), folder, max_epochs=2)
-    fit()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    run_ranks(_save_twice, 2, folder)
-    return folder
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    """A folder with two checkpoints of two ranks, which the test may damage."""
-    return Path(shutil.copytree(saved, tmp_path / "copied"))
-
-
 def _resume(path: Path) -> None:
     make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
 
 
-@DAMAGES
-@pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "rank_00000.pt"])
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (_cut, "step=10.ckpt"),
+        (_flip, "step=10.ckpt"),
+        (_empty, "rank_00001.pt"),
+        (_flip, "rank_00000.pt"),
+        (Path.unlink, "rank_00001.pt"),
+    ],
+)
 def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, copied: Path) -> None:
     """``newest_checkpoint`` returns the checkpoint before it.
 
@@ -217,24 +203,28 @@ def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
     assert detected > len(whole) / 7 / 3
 
 
-def _only_some_see_it(folder: Path, others: str) -> None:
-    rank = int(os.environ["RANK"])
-    path = folder / "step=10.ckpt" if rank < 2 else None
-    if rank >= 2 and others == "missing":
-        path = folder / "elsewhere.ckpt"
-    trainer = make_trainer(BMUF(), max_epochs=3)
-    trainer.fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
+def _read_others(folder: Path, others: str | None) -> None:
+    """Resume ranks 0 and 1 from one checkpoint, the others from another one or from none."""
+    name = "step=10.ckpt" if int(os.environ["RANK"]) < 2 else others
+    path = None if name is None else folder / name
+    make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
 
 
-@pytest.mark.parametrize("others", ["none", "missing"])
-def test_checkpoint_that_only_some_ranks_see(others: str, copied: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        (None, "start from the beginning"),
+        ("elsewhere.ckpt", "could not read"),
+        ("step=5.ckpt", "resume from epoch 0"),
+    ],
+)
+def test_ranks_must_read_the_same_save(others: str | None, problem: str, copied: Path) -> None:
     """Without the check, ranks wait in different collectives until an error of gloo."""
-    for outcome in rank_outcomes(_only_some_see_it, 4, copied, others):
+    for outcome in rank_outcomes(_read_others, 4, copied, others):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "ranks 0, 1 resume from" in outcome.error
-        state = "start from the beginning" if others == "none" else "could not read"
-        assert f"ranks 2, 3 {state}" in outcome.error
+        assert f"ranks 2, 3 {problem}" in outcome.error
         assert "a directory that all hosts share" in outcome.error
 
 

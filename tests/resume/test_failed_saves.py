@@ -1,15 +1,26 @@
-"""Tests that a failed save is one error on every rank, and that a save hides no other error."""
+"""Tests that a failed save is one error on every rank, and that a save hides no other error.
+
+Files that are no longer needed and cannot be listed or removed end no run.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
-from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from fsspec.implementations.local import LocalFileSystem
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 import lightning_hier as lh
+from lightning_hier.strategies.checkpoints import rank_files
 from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import BMUF, BMUF_ADAM, make_trainer
@@ -97,3 +108,86 @@ def _fail_with_saver(folder: Path) -> None:
 def test_error_within_a_step_is_not_hidden_by_a_save(tmp_path: Path) -> None:
     errors = run_ranks(_fail_with_saver, 2, tmp_path, expect_failure=True)
     assert errors == ["ZeroDivisionError: of the user"] * 2
+
+
+def _trained(width: int = 8, **settings: Any) -> Any:
+    trainer = make_trainer(BMUF(), max_epochs=1, **settings)
+    trainer.fit(DropoutNet(width=width), shuffled(5))
+    return trainer
+
+
+def _stale(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ESTALE, "stale file handle")
+
+
+def _save_over_a_killed_save(path: Path, listed: bool) -> tuple[list[str], str]:
+    killed = Path(f"{path}.ranks") / "00000000000000000001" / "rank_00000.pt"
+    killed.parent.mkdir(parents=True)
+    killed.touch()
+    trainer = _trained()
+    listing = nullcontext() if listed else patch.object(os, "scandir", _stale)
+    with listing, patch.object(rank_files._log, "warning") as warning:
+        trainer.save_checkpoint(path)
+    return sorted(os.listdir(f"{path}.ranks")), str(warning.call_args_list)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_save_removes_killed_ones(listed: bool, tmp_path: Path) -> None:
+    """An error of the file system is a warning: other ranks would wait in the next collective."""
+    path = tmp_path / "last.ckpt"
+    ((left, warnings),) = run_ranks(_save_over_a_killed_save, 1, path, listed)
+    assert len(left) == (1 if listed else 2)
+    assert ("stale file handle" in warnings) != listed
+    assert lh.newest_checkpoint(tmp_path) == path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only the administrator of a machine can mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def _fill(disk: Path) -> Any:
+    path = disk / "a.ckpt"
+    small = _trained()
+    small.save_checkpoint(path)
+    large = _trained(width=20_000)
+    with pytest.raises(OSError) as error:
+        large.save_checkpoint(path)
+    return str(error.value)
+
+
+def test_full_disk(small_disk: Path) -> None:
+    """The error names the cause and the file, and no partial file is left."""
+    first, second = run_ranks(_fill, 2, small_disk)
+    assert first == second
+    assert "could not be written: [Errno 28] No space left on device" in first
+    assert str(small_disk / "a.ckpt.ranks") in first
+    assert lh.newest_checkpoint(small_disk) == small_disk / "a.ckpt"
+    assert len(list(small_disk.rglob("*.pt"))) == 2  # the files of the small model
+    assert not list(small_disk.rglob("*.part"))
+
+
+def _can_not_remove(folder: Path) -> list[str]:
+    """Train while rank 0 cannot remove files, as on a network file system."""
+    if os.environ["RANK"] == "0":
+        LocalFileSystem.rm = _denied
+        LocalFileSystem.rm_file = _denied
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=2)
+    _trained(callbacks=[saving], enable_checkpointing=True)
+    return sorted(path.name for path in folder.glob("*.ckpt"))
+
+
+def _denied(*args: Any, **kwargs: Any) -> None:
+    raise PermissionError("stale file handle")
+
+
+def test_file_that_can_not_be_removed_ends_no_run(tmp_path: Path) -> None:
+    left = run_ranks(_can_not_remove, 2, tmp_path)
+    assert left == [["step=2.ckpt", "step=4.ckpt"]] * 2
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=4.ckpt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import warnings
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -129,7 +130,22 @@ def test_lightning_loads_and_consolidates(above: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("trained")
 def test_resume_from_a_file_on_one_group(above: Path) -> None:
-    """The run resumes without the state of outer steps. Only folders have it for other meshes."""
     path = _path(above, "bmuf_adam", False)
     weights = run_ranks(_fit, 4, "bmuf_adam", False, 4, load=path)
     assert all(torch.equal(weights[0], own) for own in weights)
+
+
+def _fit_whole(path: Path) -> list[str]:
+    """Warnings of a run that resumes with a module that is not divided."""
+    strategy = lh.HierarchicalStrategy(group_size=1, block_sync=_SYNCS["bmuf_adam"]())
+    trainer = make_trainer(strategy, max_steps=12)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(_ADAMW(), batches(4, 12), ckpt_path=path, weights_only=True)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_module_that_is_not_divided_starts_from_a_file(above: Path) -> None:
+    first, _ = run_ranks(_fit_whole, 2, _path(above, "bmuf_adam", False))
+    assert "the state of outer steps, such as block momentum, is lost" in " ".join(first)

@@ -267,19 +267,14 @@ class AdamMoments(LocalState):
         each = self._steps.items()
         return {parameter: [getattr(steps, n) for n in _COUNTS] for parameter, steps in each}
 
-    def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Continue from :meth:`counts`, without a sum that was started."""
-        self._sum, self._begun = None, False
+    def set_counts(self, counts: Mapping[Parameter, list[float]], *, begins: bool = False) -> None:
+        """Load :meth:`counts`, without a sum that was started, or only rho if a block begins."""
+        self._sum, self._begun = None, begins
         for parameter, values in counts.items():
             if parameter in self._steps:
                 for name, value in zip(_COUNTS, values, strict=True):
-                    setattr(self._steps[parameter], name, value)
-
-    def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Restore rho. The block starts at the current step counts."""
-        for parameter, values in counts.items():
-            if parameter in self._steps:
-                self._steps[parameter].rho = values[_COUNTS.index("rho")]
+                    if name == "rho" or not begins:
+                        setattr(self._steps[parameter], name, value)
 
     def _count_update(self) -> None:
         """Wait for the sums, and count the steps of the update, once."""

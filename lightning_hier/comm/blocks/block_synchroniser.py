@@ -178,9 +178,10 @@ class BlockSynchroniser(SynchronisedModel):
             self.admit_found()
 
     def rewind(self) -> None:
-        """Discard blocks and saved values before an older state is loaded."""
+        """Discard blocks, residuals and saved values before an older state is loaded."""
         self.communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
+        self._worker.memory.tensors.clear()
         self.evaluation.forget()
         self.log.reports.clear()
 

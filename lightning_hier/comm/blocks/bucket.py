@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_hier.algorithms.squares import SumOfSquares, sum_of_squares
 from lightning_hier.comm.blocks.block_report import Norms
@@ -18,6 +19,7 @@ from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.shard_placement import Kind
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.stages import Stages
 
 Merge = float | Literal["progress"]
@@ -305,77 +307,91 @@ class Bucket:
             values.add_(late.start[place] - start).mul_(self._merge)
         return ahead
 
-    def continue_(self, older: Bucket) -> None:
-        """Copy the state of a bucket with fewer tensors. A collective of the group.
-
-        Values of new tensors do not change. Error feedback is discarded, because new tensors move
-        the elements to other chunks and ranks.
-        """
-        shard, old = self.shard, older.shard
-        parameters = [(self.outer.vectors[n], v) for n, v in older.outer.vectors.items()]
-        carried = []
-        self.outer.load(older.outer.settings())
-        if self._previous is not None and older._previous is not None:
-            carried.append((self._previous, older._previous))
-        if (late := self._late) is not None and (before := older._late) is not None:
-            self.has_update = older.has_update
-            parameters += [(late.start, before.start), (late.update, before.update)]
-            carried += [(late.sent_state, before.sent_state), (late.state, before.state)]
-        for new, vector in parameters:
-            shard.fill_(new, shard.parameters, old.whole(vector, old.parameters))
-        for new, vector in carried:
-            shard.fill_(new, shard.carried, old.whole(vector, old.carried))
-
-    def outer_state(self) -> dict[str, Any]:
-        """The part of :meth:`state` from which runs with other shards or settings start."""
-        in_flight = self._late.update if self._late and self.has_update else None
-        return {"kind": self.kind, **self.outer.state(), "in_flight": in_flight}
+    @property
+    def _vectors(self) -> dict[str, tuple[Tensor, slice]]:
+        """Vectors of the state by name, and the range of the shard whose elements they are for."""
+        shard, late = self.shard, self._late
+        vectors = {name: (v, shard.parameters) for name, v in self.outer.vectors.items()}
+        if self._previous is not None:
+            vectors["previous"] = self._previous, shard.carried
+        if late is not None:
+            vectors |= {
+                "block_start": (late.start, shard.parameters),
+                "in_flight": (late.update, shard.parameters),
+                "sent_state": (late.sent_state, shard.carried),
+                "state_in_flight": (late.state, shard.carried),
+            }
+        return vectors
 
     def state(self, *, carried: bool) -> dict[str, Any]:
         """This rank's shard of the state, without copying tensors.
 
-        The mean in flight must be complete.
+        The mean in flight must be complete. What has no meaning now is None.
 
         Args:
             carried: whether it contains state of the local optimizer.
 
         """
-        late = self._late
-        sends_state = late is not None and self.has_update and carried
+        feedback = self.exchange.feedback
+        vectors = {name: vector for name, (vector, _) in self._vectors.items()}
+        empty = [] if self.has_update else ["in_flight"]
+        if not (self.has_update and carried):
+            empty += ["sent_state", "state_in_flight"]
         return {
-            **self.outer_state(),
-            "previous": self._previous,
-            "error_feedback": self.exchange.state(),
-            # Without an update, the vectors in flight have no meaning and are not saved.
-            "block_start": None if late is None else late.start,
-            "sent_state": late.sent_state if late and sends_state else None,
-            "state_in_flight": late.state if late and sends_state else None,
+            "kind": self.kind,
+            **dict.fromkeys(["previous", "block_start"]),
+            **self.outer.settings(),
+            **vectors,
+            **dict.fromkeys(empty),
+            "error_feedback": None if feedback is None else feedback.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state of a bucket with the same shard."""
         self.outer.load(state)
-        vectors = {"previous": self._previous}
         self.has_update = state["in_flight"] is not None
-        if (late := self._late) is not None:
-            vectors |= {"block_start": late.start, "in_flight": late.update}
-            vectors |= {"sent_state": late.sent_state, "state_in_flight": late.state}
-        for name, vector in vectors.items():
+        for name, (vector, _) in self._vectors.items():
             # None in a run without block momentum, which may resume with it.
-            if vector is not None and state[name] is not None:
+            if state.get(name) is not None:
                 vector.copy_(state[name])
-        self.exchange.load(state["error_feedback"])
+        feedback = self.exchange.feedback
+        if feedback is not None and state["error_feedback"] is not None:
+            feedback.load(state["error_feedback"])
 
-    def restart(self, state: Mapping[str, Any]) -> None:
+    def _fill_(self, name: str, whole: Mapping[Tensor, Tensor]) -> None:
+        """Set a vector from values by tensor, in place. Those of other tensors do not change."""
+        if name in self._vectors:
+            vector, kind = self._vectors[name]
+            self.shard.fill_(vector, kind, whole)
+
+    def load_grown(self, older: Bucket) -> None:
+        """Load the state of a bucket with fewer tensors. A collective of the group.
+
+        Error feedback stays zero, because new tensors move the elements to other chunks and ranks.
+        """
+        self.outer.load(older.outer.settings())
+        self.has_update = older.has_update
+        for name, (vector, kind) in older._vectors.items():
+            self._fill_(name, older.shard.whole(vector, kind))
+
+    def load_elsewhere(self, states: Mapping[Parameter, Mapping[str, Any]]) -> None:
         """Start a block after a run with other shards or settings. A collective of the group.
 
         Args:
-            state: state of the outer step, whose vectors have a value for each parameter of the
-                bucket, from :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
+            states: state of the outer step of each parameter in that run, see
+                :meth:`~lightning_hier.comm.blocks.model_block.ModelBlock.load_elsewhere`.
 
         """
-        start, elements = self.shard.start, self.outer.vectors["global_model"].numel()
-        self.outer.begin(state, slice(start, start + elements))
+        converted = {
+            parameter: self.outer.converted(state, local_tensor(parameter).reshape(-1).cpu())
+            for parameter, state in states.items()
+        }
+        # State that is the same for all elements, such as a step count, is that of the last
+        # fragment that has any: later ones may not have been synchronised yet.
+        common = [one["common"] for one in converted.values() if one["common"] is not None]
+        self.outer.load({"common": common[-1] if common else None})
+        for name in self.outer.vectors:
+            self._fill_(name, {parameter: one[name] for parameter, one in converted.items()})
         # The whole shard is read, because buffers are written back with their current values.
         self.shard.read()
         for chunk in self.shard.chunks:

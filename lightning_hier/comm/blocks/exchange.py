@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +54,9 @@ class Exchange:
         codec: codec of updates of parameters; None exchanges them as they are.
         route: process groups of the ranks that average.
 
+    Attributes:
+        feedback: errors of what this rank has sent, or None if it sends the values as they are.
+
     """
 
     def __init__(self, shard: Shard, codec: Codec | None, route: AcrossRoute) -> None:
@@ -63,9 +65,9 @@ class Exchange:
         self._route = route
         self._is_sparse = isinstance(codec, SparseCodec)
         # The other ranks of a host add their updates exactly to that of the rank that exchanges.
-        self._feedback: ErrorFeedback | None = None
+        self.feedback: ErrorFeedback | None = None
         if codec is not None and route.between is not None:
-            self._feedback = ErrorFeedback(
+            self.feedback = ErrorFeedback(
                 shard.parameters.stop - shard.parameters.start,
                 chunk=shard.chunk,
                 # Every rank sums everything that is sparse, and its sum is not rounded.
@@ -125,7 +127,7 @@ class Exchange:
             # Ranks on one host sum their pieces before the sum is weighed.
             weigh_(piece, averaging)
             weight = 1.0
-        feedback = self._feedback.of(place, keep=keep) if self._feedback else None
+        feedback = self.feedback.of(place, keep=keep) if self.feedback else None
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
 
@@ -143,22 +145,8 @@ class Exchange:
 
     def fit(self, inter_host_ranks: int) -> None:
         """Divide the error feedback of chunks among another number of ranks, in place."""
-        if self._feedback is not None and not self._is_sparse:
-            self._feedback.fit(inter_host_ranks)
-
-    def forget(self) -> None:
-        """Set the error feedback to zero, in place."""
-        if self._feedback is not None:
-            self._feedback.forget()
-
-    def state(self) -> dict[str, Any] | None:
-        """Error feedback for a checkpoint; the tensors are not copied."""
-        return None if self._feedback is None else self._feedback.state()
-
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Load the error feedback of the same shard, see :meth:`ErrorFeedback.load`."""
-        if self._feedback is not None and state is not None:
-            self._feedback.load(state)
+        if self.feedback is not None and not self._is_sparse:
+            self.feedback.fit(inter_host_ranks)
 
 
 def weigh_(piece: Tensor, averaging: Averaging) -> Tensor:

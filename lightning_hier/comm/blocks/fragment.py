@@ -244,7 +244,8 @@ class Fragment:
     def forget_errors(self) -> None:
         """Set the error feedback to zero."""
         for bucket in self.buckets:
-            bucket.exchange.forget()
+            if bucket.exchange.feedback is not None:
+                bucket.exchange.feedback.forget()
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local model, in place.
@@ -338,8 +339,8 @@ class Fragment:
         buffers = self.members.other_buffers
         broadcast_tensors_(buffers, self._context.communicators.world, "buffers")
 
-    def continue_(self, older: Fragment) -> None:
-        """Copy the state of a fragment with fewer tensors. A collective of the group."""
+    def load_grown(self, older: Fragment) -> None:
+        """Load the state of a fragment with fewer tensors. A collective of the group."""
         self.steps, self.samples = older.steps, older.samples
         self._since_average = older._since_average
         self._norms, self._given_up = older._norms, older._given_up
@@ -349,7 +350,7 @@ class Fragment:
         # A kind without an older bucket has new tensors only, whose values are their start.
         for bucket in self.buckets:
             if bucket.kind in before:
-                bucket.continue_(before[bucket.kind])
+                bucket.load_grown(before[bucket.kind])
 
     def counts(self) -> Counts:
         """Counts of the local optimizer's state, as of :meth:`state`."""

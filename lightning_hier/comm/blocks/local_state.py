@@ -83,11 +83,15 @@ class LocalState:
         """Counts of each parameter, the same on all ranks of a group."""
         return {}
 
-    def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Continue from :meth:`counts`, perhaps of fewer parameters, in the middle of a block."""
+    def set_counts(self, counts: Mapping[Parameter, list[float]], *, begins: bool = False) -> None:
+        """Load :meth:`counts`, perhaps of other parameters.
 
-    def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Start a block from :meth:`counts` and the current state of the optimizer."""
+        Args:
+            counts: counts of each parameter.
+            begins: whether a block starts with the current state of the optimizer. Otherwise the
+                block of the counts goes on.
+
+        """
 
 
 class ResetMomentum(LocalState):

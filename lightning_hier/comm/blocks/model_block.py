@@ -12,10 +12,8 @@ from torch.nn import Parameter
 
 from lightning_hier.comm.blocks.block_context import BlockContext
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
-from lightning_hier.comm.blocks.bucket import Bucket
-from lightning_hier.comm.blocks.fragment import Counts, Fragment
+from lightning_hier.comm.blocks.fragment import Fragment
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
-from lightning_hier.comm.blocks.restart import restart_buckets
 from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.trained import Members, divide_parameters
 from lightning_hier.comm.stages import Pipeline
@@ -59,11 +57,6 @@ class ModelBlock:
     def carried(self) -> list[Tensor]:
         """State of the local optimizer that is averaged with the model."""
         return [tensor for fragment in self._all for tensor in fragment.local_state.carried]
-
-    def counts(self) -> Counts:
-        """Counts of the local optimizer's state of each parameter, those of this group."""
-        by_fragment = [fragment.counts() for fragment in self._all]
-        return {parameter: values for counts in by_fragment for parameter, values in counts.items()}
 
     def count_step(self, samples: float = 0.0) -> None:
         """Count a step of the optimizer, and its samples on this rank. Does not communicate."""
@@ -273,9 +266,9 @@ class ModelBlock:
                 "fragments=1"
             )
         context.communicators.route.in_flight.finish()
-        block = type(self)(members, context)  # W is the current model until continue_()
+        block = type(self)(members, context)  # W is the current model until it is loaded
         for fragment, older in zip(block._all, self._all, strict=True):
-            fragment.continue_(older)
+            fragment.load_grown(older)
         self._release_buffers()
         block._release_buffers()
         return block
@@ -295,17 +288,23 @@ class ModelBlock:
         Yields:
             Parameters of one fragment and kind, the first of their elements that this rank holds,
             and the state of their outer step, whose vectors have a value for each of these
-            elements. With a delay, ``"in_flight"`` is zero without an update, for which
-            ``"has_update"`` is False.
+            elements, and the counts of the local optimizer's state of each parameter. With a delay,
+            ``"in_flight"`` is zero without an update, for which ``"has_update"`` is False.
+            ``"at"`` has the numbers of fragment and bucket in :meth:`state`.
 
         """
-        for fragment, own in zip(self._all, self.state(), strict=True):
+        for number, (fragment, own) in enumerate(zip(self._all, self.state(), strict=True)):
             by_kind = self._context.placement.by_kind(fragment.members.parameters)
-            for bucket, saved in zip(fragment.buckets, own["buckets"], strict=True):
+            counts = fragment.counts()
+            pairs = zip(fragment.buckets, own["buckets"], strict=True)
+            for place, (bucket, saved) in enumerate(pairs):
                 if bucket.kind not in by_kind:
                     continue  # others contain only buffers or optimizer state
-                state = {name: saved[name] for name in bucket.outer_state()}
+                names = [*bucket.outer.settings(), *bucket.outer.vectors, "in_flight"]
+                state = {name: saved[name] for name in names}
                 state |= {"pending": own["pending"], "has_update": state["in_flight"] is not None}
+                state["counts"] = [counts.get(parameter) for parameter in by_kind[bucket.kind]]
+                state["at"] = [number, place]
                 if not state["has_update"] and self._context.delayed:
                     state["in_flight"] = torch.zeros_like(state["global_model"])
                 yield by_kind[bucket.kind], bucket.shard.start, state
@@ -316,24 +315,24 @@ class ModelBlock:
             fragment.load(state)
 
     @torch.no_grad()
-    def restart(self, saved: Sequence[Mapping[str, Any]], counts: Counts) -> None:
+    def load_elsewhere(self, states: Mapping[Parameter, Mapping[str, Any]]) -> None:
         """Start a block from a run of other groups or settings. A collective of the group.
 
         The module must contain the global model of that run.
 
         Args:
-            saved: :meth:`state` of that run, with vectors of all elements that this rank holds.
-                Its tensors may be overwritten.
-            counts: counts of the local state.
-
-        Raises:
-            ValueError: the state belongs to another model.
+            states: :meth:`outer_states` of that run for each parameter, with vectors of all
+                elements that this rank holds. Its tensors may be overwritten. Parameters that are
+                not in it start with their current values.
 
         """
-        buckets: list[Bucket] = [bucket for fragment in self._all for bucket in fragment.buckets]
-        restart_buckets(buckets, self.members, self._context.placement, saved)
+        counts = {p: state["counts"] for p, state in states.items() if state["counts"] is not None}
         for fragment in self._all:
-            fragment.local_state.restart(counts)
+            by_kind = self._context.placement.by_kind(fragment.members.parameters)
+            for bucket in fragment.buckets:
+                own = [p for p in by_kind.get(bucket.kind, []) if p in states]
+                bucket.load_elsewhere({parameter: states[parameter] for parameter in own})
+            fragment.local_state.set_counts(counts, begins=True)
         self._release_buffers()
 
 

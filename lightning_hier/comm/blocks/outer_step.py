@@ -166,7 +166,7 @@ class OuterStep:
         """A copy of other state of the block, in the memory in which the vectors are."""
         return self._pinned(values.to("cpu", copy=True)) if self.offload else values.clone()
 
-    def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
+    def converted(self, saved: Mapping[str, Any], model: Tensor) -> dict[str, Any]:
         """State that begins a block after a run with other shards or settings.
 
         State of another optimizer is dropped. That of the same is as of the last synchronisation,
@@ -174,13 +174,13 @@ class OuterStep:
         unless W contains the look-ahead, because it does not follow from two models then.
 
         Args:
-            saved: :meth:`state` of a fragment of that run, with whole vectors, and its update in
-                flight, if there is one, as ``"in_flight"``. Its tensors may be overwritten.
-            model: global model of the fragment in the checkpoint, flat.
-            pending: whether steps since the last synchronisation are part of ``model``.
+            saved: vectors and settings of a parameter in that run, its update in flight, if there
+                is one, as ``"in_flight"``, and as ``"pending"`` whether steps since the last
+                synchronisation are part of ``model``. Its tensors may be overwritten.
+            model: global model of the parameter in the checkpoint, flat.
 
         Returns:
-            Vectors and settings for :meth:`begin`.
+            Vectors, and as ``"common"`` what is the same for all elements, for :meth:`load`.
 
         """
         before, names = saved.get("block_momentum"), self.vectors.keys() - {"global_model"}
@@ -188,31 +188,19 @@ class OuterStep:
         # Between BMUF and DiLoCo, W and Delta have different meanings.
         inside = [own and own["includes_ahead"] for own in (before, self._block)]
         if inside == [False, False]:
-            if (update := _last_update(saved, model, pending=pending)) is not None:
+            if (update := _last_update(saved, model)) is not None:
                 state["update"] = update
         elif inside[0] == inside[1] and all(saved.get(name) is not None for name in names):
             state |= {name: saved[name] for name in names}
             return {**state, "common": saved.get("common")}
         return {**state, "common": None}
 
-    def begin(self, state: Mapping[str, Any], place: slice) -> None:
-        """Begin a block from a state with longer vectors, of which ``place`` is this shard."""
-        shard = {n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()}
-        self.load(shard)
-
     def settings(self) -> dict[str, Any]:
         """Settings and state of all elements for a checkpoint, in addition to the vectors."""
         return {"block_momentum": self._block, "common": self._after}
 
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint, without copying tensors."""
-        return {**self.settings(), **self.vectors}
-
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same shard. Vectors that it does not contain are not changed."""
-        for name, vector in self.vectors.items():
-            if state.get(name) is not None:
-                vector.copy_(state[name])
+        """Load :meth:`settings`. The vectors are not changed."""
         self._before = self._after = state.get("common")
         # Eta of the last mean. A constant eta is that of the settings of this run.
         if self._block is not None and self._eta_of is not None and state.get("block_momentum"):
@@ -282,15 +270,17 @@ def _example(make: OuterOptimizer) -> tuple[Optimizer, list[str]]:
     return optimizer, [n for n, v in state if isinstance(v, Tensor) and v.shape == parameter.shape]
 
 
-def _last_update(saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> Tensor | None:
+def _last_update(saved: Mapping[str, Any], model: Tensor) -> Tensor | None:
     """Delta of the update that has led to ``model``, from a state of block momentum."""
     settings = saved["block_momentum"]
     step = OuterStep(partial(BlockMomentum, **settings), saved["global_model"])
     step.load(saved)
+    for name in step.vectors.keys() & saved.keys():
+        step.vectors[name].copy_(saved[name])
     # As the evaluation that computed `model`: the update in flight, then that of later steps.
     if saved.get("in_flight") is not None:
         step.apply_(saved["in_flight"], slice(0, len(model)))
-    if not pending:
+    if not saved["pending"]:
         return step.vectors.get("update")
     whole = slice(0, len(model))
     from_start = settings["update_from"] == "start"

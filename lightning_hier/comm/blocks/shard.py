@@ -233,7 +233,9 @@ class Shard:
         """
         self.values[kind].copy_(vector)
         self.distribute_all()
-        return self._by_tensor()
+        sizes = [local_tensor(tensor).numel() for tensor in self._view.tensors]
+        pieces = self._buffer[: len(self._view)].split(sizes)
+        return dict(zip(self._view.tensors, pieces, strict=True))
 
     def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:
         """Set a vector from those values in ``whole`` that are in this shard, in place.
@@ -243,17 +245,11 @@ class Shard:
         Args:
             vector: as in :meth:`whole`.
             kind: as in :meth:`whole`.
-            whole: the result of :meth:`whole`, also of a shard with fewer tensors.
+            whole: flat values by tensor, such as the result of :meth:`whole` of a shard with fewer
+                tensors.
 
         """
-        # Through the transfer buffer, in which the elements of a tensor are one range.
-        self.values[kind].copy_(vector)
-        for tensor, values in self._by_tensor().items():
+        first, last = self.start + kind.start, self.start + kind.stop
+        for tensor, inside, place in self._view.pieces(first, last):
             if tensor in whole:
-                values.copy_(whole[tensor])
-        vector.copy_(self.values[kind])
-
-    def _by_tensor(self) -> dict[Tensor, Tensor]:
-        sizes = [local_tensor(tensor).numel() for tensor in self._view.tensors]
-        pieces = self._buffer[: len(self._view)].split(sizes)
-        return dict(zip(self._view.tensors, pieces, strict=True))
+                vector[place].copy_(whole[tensor][inside])

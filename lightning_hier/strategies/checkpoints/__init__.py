@@ -1,17 +1,17 @@
 """Checkpoints: files that are complete or absent, the state of every rank, and exact resume.
 
 ``name.ckpt`` is Lightning's file, written by rank 0: the global model, the optimizers of rank
-0, and under the key ``lightning_hier`` step counts and the names of the ranks' files. The
-directory ``name.ckpt.ranks/<save>`` has a file for each rank (its shard of W, Delta and moments,
-residuals, buffers, random states, loss scale). That of the first rank of a group also has the local
-model and the optimizers of the group. The files of the ranks are written first, then all ranks
-agree that they exist, then rank 0 writes the file that names them: a checkpoint that can be read is
-complete.
+0, and under the key ``lightning_hier`` step counts and the name of the save. The directory
+``name.ckpt.ranks/<save>`` has a file for each rank with the state of the engine, which is that of
+the plain loop (``loop/engine_state.py``), and of the Trainer (``run_state.py``): its shard of W,
+Delta and moments, residuals, buffers, random states, loss scale. That of the first rank of a group
+also has the local model and the optimizers of the group. The files of the ranks are written first,
+then all ranks agree that they exist, then rank 0 writes the file that names them: a checkpoint that
+can be read is complete.
 
-``torch.distributed.checkpoint`` is used for divided modules only (``sharded_folder.py``): it
-exchanges pickled plans between ranks and reads its metadata with pickle. ``name.ckpt`` is then a
-folder, which also has the state of outer steps (``sharded_outer_state.py``), because another mesh
-divides it otherwise than the files of the ranks.
+The files of the ranks are not written by ``torch.distributed.checkpoint``: it exchanges pickled
+plans between ranks and reads its metadata with pickle. ``name.ckpt`` of a divided module is a
+folder in its format (``sharded_folder.py``), because Lightning's strategy reads that.
 
 *Exact resume* restores the local model of the group, the state of blocks, residuals and counts,
 and
@@ -22,7 +22,8 @@ and
   rounded by the position of an element in its bucket, and DDP orders buckets by the first
   backward pass.
 
-*On other ranks or settings* (``resume.py``) the current block ends at W of the
-checkpoint; eta follows the new number of groups; rank k of N' gets ``N'/N`` times the residuals
-of ranks k, k + N', and so on, so the mean gradient that is still to be sent is the same.
+*On other ranks or settings* (``resume.py``) the current block ends at W of the checkpoint; eta
+follows the new number of groups; the vectors of outer steps are joined by the names of parameters
+(``loop/outer_state.py``); rank k of N' gets ``N'/N`` times the residuals of ranks k, k + N', and so
+on, so the mean gradient that is still to be sent is the same.
 """

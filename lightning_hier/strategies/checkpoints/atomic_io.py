@@ -6,10 +6,8 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from glob import escape
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from fsspec.core import url_to_fs
@@ -24,7 +22,6 @@ from lightning_hier.strategies.checkpoints.integrity import (
     check_file,
     plain_numbers,
 )
-from lightning_hier.strategies.checkpoints.rank_files import ABANDONED_AFTER
 
 _log = logging.getLogger(__name__)
 
@@ -108,13 +105,6 @@ def atomic(io: CheckpointIO | None) -> CheckpointIO:
     return io
 
 
-def base_io(io: CheckpointIO) -> CheckpointIO:
-    """The plugin that writes files, without wrappers such as ``AsyncCheckpointIO``."""
-    while (below := getattr(io, "checkpoint_io", None)) is not None:
-        io = below
-    return io
-
-
 def finish_writing(io: CheckpointIO) -> None:
     """Wait until this rank has written all its previous saves.
 
@@ -145,14 +135,12 @@ class _RememberingFile:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    # In the same directory, because only there is a rename one operation. The name is unique,
-    # because another job may be writing a file of the same name.
-    part = path.parent / f".{path.name}.{uuid4().hex}.part"
+    # In the same directory, because only there is a rename one operation. Always the same name, so
+    # that the next save overwrites what a killed one has left.
+    part = path.parent / f".{path.name}.part"
     try:
         _make_folder(path.parent)
         with part.open("wb") as file:
-            # Before the file is written, so that the space of old remains can be used.
-            _remove_abandoned(path, os.fstat(file.fileno()).st_mtime)
             writer: Any = _RememberingFile(file.write)
             try:
                 torch.save(checkpoint, writer)
@@ -168,25 +156,6 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
             raise OSError(f"the checkpoint {path} could not be written: {error}") from error
         raise
     _sync_folder(path.parent)
-
-
-def _remove_abandoned(path: Path, now: float) -> None:
-    """Remove remains of killed saves of this name. ``now`` is the clock of the file system.
-
-    Files that another job may still be writing under the same name are not removed.
-    """
-    try:
-        # Escaped, because a name may contain brackets, which glob would read as a set.
-        parts = list(path.parent.glob(f".{escape(path.name)}.*.part"))
-    except OSError as error:
-        _log.warning("old files in %s could not be listed: %s", path.parent, error)
-        return
-    for part in parts:
-        try:
-            if now - part.stat().st_mtime > ABANDONED_AFTER.total_seconds():
-                part.unlink()
-        except OSError:
-            continue  # another job has removed it, or may do so the next time
 
 
 def _make_folder(folder: Path) -> None:

@@ -62,18 +62,12 @@ def refused_types(path: str | Path) -> list[str]:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))
 
 
-def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
-    """Describe the damage of files that belong to a checkpoint, or return None.
-
-    Args:
-        paths: paths of files that should be there.
-        contents: whether to verify their checksums, which reads the files.
-
-    """
+def truncated_beside(paths: Sequence[str]) -> str | None:
+    """Name a file that belongs to a checkpoint and is missing or truncated, or return None."""
     problems = {}
     for path in paths:
         try:
-            problem = damage(path, contents=contents)
+            problem = damage(path, contents=False)
         except FileNotFoundError:
             problem = "it is missing"
         except OSError as error:

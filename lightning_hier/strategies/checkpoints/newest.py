@@ -15,7 +15,7 @@ from lightning_hier.strategies.checkpoints.integrity import (
     READER_ERRORS,
     DamagedFileError,
     check_file,
-    damage_beside,
+    truncated_beside,
 )
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED, RankFiles, section_of
 from lightning_hier.strategies.checkpoints.sharded_folder import metadata_file
@@ -108,7 +108,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
         return None
     files = RankFiles.saved_with(path, section["save"])
     # Without their checksums, which all ranks verify together when the run resumes.
-    return damage_beside(files.paths(math.prod(section["sizes"])), contents=False)
+    return truncated_beside(files.paths(math.prod(section["sizes"])))
 
 
 def _read(path: str | Path, weights_only: bool) -> Any:

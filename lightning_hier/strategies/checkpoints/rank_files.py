@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,6 @@ from fsspec.implementations.local import LocalFileSystem
 # Key in a checkpoint of the state of this package that is equal on all ranks.
 SECTION = "lightning_hier"
 FORMAT = 1
-
-# Far longer than a save takes, because a save that still runs must not lose its files.
-ABANDONED_AFTER = timedelta(hours=1)
-"""Age after which files of an incomplete save are considered abandoned."""
 
 REPLACED = ".replaced"
 """End of the name of a checkpoint while another one of its name replaces it."""
@@ -41,10 +36,15 @@ class RankFiles:
         checkpoint: path of the checkpoint itself.
         save: name of the save.
 
+    Attributes:
+        save: see above.
+        folder: directory of the save.
+        of_all_saves: directory of all saves of this checkpoint.
+
     """
 
     def __init__(self, checkpoint: str | Path, save: str) -> None:
-        self._save = save
+        self.save = save
         self.of_all_saves = f"{checkpoint}.ranks"
         self.folder = f"{self.of_all_saves}/{save}"
 
@@ -76,41 +76,25 @@ class RankFiles:
             with suppress(OSError):
                 os.rmdir(folder)
 
-    def remove_abandoned(self) -> None:
-        """Remove other saves of this name that were written an hour or more before this one.
+    def remove_others(self, kept: RankFiles | None) -> None:
+        """Remove all other saves of this name, also those that were killed.
 
-        Call it when the checkpoint names this save or a newer one, so that the others are not
-        needed. Newer ones are kept, because another job may be writing a save of the same name. If
-        the saves cannot be listed, there is a warning, and a later save removes them.
+        Call it when the checkpoint names this save or ``kept``. If the saves cannot be listed,
+        there is a warning, and a later save removes them.
+
+        Args:
+            kept: another save that is kept, if there is one.
+
         """
+        filesystem, folder = url_to_fs(self.of_all_saves)
         try:
-            for name in self._abandoned():
-                remove_folder(f"{self.of_all_saves}/{name}")
-        except FileNotFoundError:
-            pass  # another job has removed a file in the meantime
+            names = [path.rstrip("/").rsplit("/", 1)[-1] for path in filesystem.ls(folder, False)]
         except Exception as error:  # file systems of fsspec raise errors of other types
             _log.warning("old saves in %s could not be listed: %s", self.of_all_saves, error)
-
-    def _abandoned(self) -> list[str]:
-        filesystem, folder = url_to_fs(self.of_all_saves)
-        last_write = {
-            path.rstrip("/").rsplit("/", 1)[-1]: _last_write(filesystem, path)
-            for path in filesystem.ls(folder, detail=False)
-        }
-        if self._save not in last_write:  # a network file system may list it later
-            return []
-        # The clock of the file system, because that of this host may differ.
-        now = last_write[self._save]
-        return [name for name, written in last_write.items() if now - written > ABANDONED_AFTER]
-
-
-def _last_write(filesystem: Any, folder: str) -> datetime:
-    """Time of the last write to a file in a directory."""
-    # Of its files, because a directory keeps its time while a file in it grows.
-    written: list[datetime] = [
-        filesystem.modified(path) for path in filesystem.find(folder) or [folder]
-    ]
-    return max(written)
+            return
+        for name in names:
+            if name not in (self.save, kept and kept.save):
+                remove_folder(f"{self.of_all_saves}/{name}")
 
 
 def remove_folder(folder: str) -> None:

@@ -8,17 +8,16 @@ are redistributed such that their mean gradient is kept: with N ranks before and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook
-from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.strategies.checkpoints.saved_run import SavedRun, whole_blocks
-from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer_states
+from lightning_hier.loop.outer_state import JoinedParts, outer_states
+from lightning_hier.strategies.checkpoints.run_state import outer_of
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -36,7 +35,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
         ValueError: on every rank, if the module lacks parameters of the saved run.
 
     """
-    state, kinds = session.state, session.state.kinds()
+    state = session.state
     missing = [name for name in saved.section["trainable"] if name not in state.parameters]
     if missing:
         raise ValueError(
@@ -45,13 +44,13 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
             "module that was saved, in which the same layers are wrapped by torch.compile(layer) "
             "or activation checkpointing. layer.compile() and torch.utils.checkpoint keep names"
         )
-    exactly = saved.resumes_exactly(session.communicators.layout.sizes, kinds)
+    exactly = state.continues(saved.section)
     session.synchroniser.trained.note_frozen()  # Lightning has loaded them
     # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():
         trained = exactly and session.worker.begun
         if exactly:
-            session.rewind()
+            session.synchroniser.rewind()
         state.load_steps(saved.section)
         if trained:
             session.wrap()  # with the initial buckets, as at the start of a run
@@ -62,7 +61,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
         if exactly:
             _resume_exactly(saved, session)
         else:
-            _resume_elsewhere(saved, checkpoint, session, kinds)
+            _resume_elsewhere(saved, checkpoint, session)
         # A group of one rank uses DDP to return the residuals that were loaded.
         session.wrap_if_changed()
 
@@ -93,9 +92,7 @@ def _lost(session: FitSession) -> list[str]:
 
 
 @torch.no_grad()
-def _resume_elsewhere(
-    saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession, kinds: Mapping[str, Any]
-) -> None:
+def _resume_elsewhere(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) -> None:
     """Start from the models, updates, optimizers and residuals of a run with other groups.
 
     A collective of every group. The module must hold the global model of the checkpoint.
@@ -104,54 +101,42 @@ def _resume_elsewhere(
         saved: saved run, whose counts of steps the current run has taken over.
         checkpoint: checkpoint of the run, with the optimizers of rank 0.
         session: session of the current run.
-        kinds: settings of the current run.
-
-    Raises:
-        ValueError: the model has other tensors than the one that was saved.
 
     """
-    state, layout = session.state, session.communicators.layout
+    state = session.state
+    lost: list[str] = []
     session.position.load(saved.section["loops"])
-    # The module contains the global model, in which the interrupted block has ended.
-    for count in session.worker.steps:
-        count.in_block = 0
-    if not kinds["mesh"]:  # Lightning has already loaded optimizers of a divided module
+    before, divided = saved.section["kinds"]["mesh"], state.kinds()["mesh"]
+    if not divided:  # Lightning has already loaded optimizers of a divided module
         state.load_optimizers(checkpoint["optimizer_states"])
-    opens_blocks = session.settings.block_sync is not None and not session.synchroniser.warming
-    has_blocks = saved.section["counts"] is not None and _keeps_outer_states(saved, kinds)
-    if opens_blocks and has_blocks:
-        _open_blocks(saved, session)
-    compresses = isinstance(session.settings.gradient_sync, GTC)
-    if compresses:
+    if isinstance(session.settings.gradient_sync, GTC):
         _take_residuals(saved, session)
-    momenta, sync = ("block_momentum", "outer_momentum"), session.settings.block_sync
-    automatic = [name for name in momenta if getattr(sync, name, None) == "auto"]
-    rank_zero_warn(
-        what_changes(saved, layout, kinds, automatic=automatic, keeps_residuals=compresses)
-    )
+        ranks = session.communicators.world.size
+        lost.append(f"the residuals of {saved.ranks} ranks were redistributed to {ranks}")
+    elif saved.section["kinds"]["gradient_sync"] == GTC.__name__:
+        lost.append("residuals are lost")
+    outer: Iterator[Any] | None = _outer_states(saved, session)
+    if (before is None) != (divided is None):  # parts of flat and of whole tensors
+        outer = None
+        lost.append("the state of outer steps, such as block momentum, is lost")
+    lost.append("local optimizers start from the state of rank 0")
+    lost.append("random states and the order of the data start from the beginning")
+    text = state.what_changes(saved.section, lost)
+    state.load_elsewhere(saved.section, outer)
+    rank_zero_warn(text)
 
 
-def _keeps_outer_states(saved: SavedRun, kinds: Mapping[str, Any]) -> bool:
-    """Whether this run can divide the state of the saved outer steps as it needs it.
-
-    If modules are divided, only a folder contains it as tensors of the whole module.
-    """
-    before, now = saved.section["kinds"]["mesh"], kinds["mesh"]
-    if before and now:
-        return "outer_states" in saved.section
-    return not before and not now
-
-
-def _open_blocks(saved: SavedRun, session: FitSession) -> None:
-    state, section = session.state, saved.section
-    blocks = state.open_blocks(section)
-    if "outer_states" in section:
-        placement = session.synchroniser.placement
-        states = load_outer_states(section["outer_states"], state.parameters, placement, saved.path)
-    else:
-        states = whole_blocks(saved.blocks_of(0))
-    for block, outer, counts in zip(blocks, states, saved.section["counts"], strict=True):
-        block.restart(outer, state.by_parameter(counts))
+def _outer_states(saved: SavedRun, session: FitSession) -> Iterator[dict[str, Any]]:
+    """State of the outer steps of each block by parameter, from the files of the first group."""
+    joined: list[JoinedParts] = []
+    for rank in range(saved.sizes[0]):
+        blocks = [*outer_of(saved.of_rank(rank))]
+        joined = joined or [JoinedParts(session.state.parameters) for _ in blocks]
+        for parts, buckets in zip(joined, blocks, strict=True):
+            for bucket in buckets:
+                parts.add(bucket)
+    for parts, buckets in zip(joined, blocks, strict=True):
+        yield outer_states(buckets, parts.vectors)
 
 
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:
@@ -166,56 +151,3 @@ def _take_residuals(saved: SavedRun, session: FitSession) -> None:
     # The ranks of a group need the same thresholds, which differ between saved groups.
     memory = {"residuals": sums, "thresholds": first["thresholds"]}
     session.worker.memory.load(memory, session.state.parameters)
-
-
-def what_changes(
-    saved: SavedRun,
-    layout: RankLayout,
-    kinds: Mapping[str, Any],
-    *,
-    automatic: Sequence[str],
-    keeps_residuals: bool,
-) -> str:
-    """Message that lists the differences to the saved run and their consequences.
-
-    Args:
-        saved: saved run.
-        layout: assignment of the current ranks to groups.
-        kinds: settings of the current run.
-        automatic: names of momenta that are ``"auto"``.
-        keeps_residuals: whether the current run uses the saved residuals.
-
-    """
-    (devices, groups), before = layout.sizes, saved.sizes
-    changes = []
-    if (devices, groups) != before:
-        now = f"{counted(groups, 'group')} of {counted(devices, 'rank')}"
-        changes.append(f"{now} instead of {before[1]} of {before[0]}")
-    changes += [
-        f"{name} is {kinds.get(name)} instead of {old}"
-        for name, old in saved.section["kinds"].items()
-        if kinds.get(name) != old and name != "inter_host_ranks"  # it follows from the groups
-    ]
-    steps = max(count["in_block"] for count in saved.section["steps"])
-    effects = []
-    if groups != before[1]:
-        effects += [f"{name}='auto' follows the number of groups" for name in automatic]
-    if steps and saved.section["counts"] is not None:
-        effects.append(f"the current block ended after {counted(steps, 'step')}")
-    if keeps_residuals:
-        effects.append(
-            f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
-        )
-    elif saved.section["kinds"]["gradient_sync"] == GTC.__name__:
-        effects.append("residuals are lost")
-    if saved.section["kinds"]["inter_host_ranks"] is not None:
-        effects.append("the error feedback of quantised or sparse updates is lost")
-    if not _keeps_outer_states(saved, kinds):
-        effects.append("the state of outer steps, such as block momentum, is lost")
-    effects.append("local optimizers start from the state of rank 0")
-    effects.append("random states and the order of the data start from the beginning")
-    text = f"Resuming with a change: {'; '.join(changes)}. Therefore {', '.join(effects)}."
-    if devices != before[0] and layout.world_size == saved.ranks:
-        # "node" counts the ranks of a host, which increase with fewer hosts.
-        text += f" The number of ranks is unchanged: group_size={before[0]} keeps their groups."
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -53,9 +52,8 @@ class RunCheckpoints:
         self.automatic_values: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
-        # Saves of this job by the path of their checkpoint, oldest first. A newer save replaces
-        # only these at once, and those of other jobs when they are old.
-        self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
+        # The last save of this job by this rank's path of its checkpoint.
+        self._last: dict[str, RankFiles] = {}
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
         """Record the checkpoint that was loaded last. A Tuner loads one of its own."""
@@ -102,40 +100,25 @@ class RunCheckpoints:
                 rank = self._strategy.global_rank
                 state = {"rank": rank, "save": save, **session.state.of_rank()}
                 self._write_everywhere(lambda: io.save_checkpoint(state, files.path(rank)))
-                sizes = list(session.communicators.layout.sizes)
-                section = {
-                    "format": FORMAT,
-                    "save": save,
-                    "sizes": sizes,
-                    **session.state.of_checkpoint(),
-                }
-                checkpoint[SECTION] = section
+                section = session.state.of_checkpoint()
+                checkpoint[SECTION] = {"format": FORMAT, "save": save, **section}
                 self._write_everywhere(partial(write, checkpoint))
             except OSError:
                 if self._removes:
                     files.remove()
                 raise
-        saves = self._saves[str(path)]
-        saves.append(files)
-        # An asynchronous writer may not yet have replaced the checkpoint that names the older save.
-        kept = 2 if isinstance(io, AsyncCheckpointIO) else 1
-        old = [saves.pop(0) for _ in saves[kept:]]
-        if self._removes:
-            for replaced in old:
-                replaced.remove()
-            # The checkpoint now names this save, or the one after it.
-            if len(saves) == kept:
-                saves[0].remove_abandoned()
+        # An asynchronous writer may not yet have replaced the checkpoint that names the save
+        # before, which is unknown if it is that of an earlier job.
+        waits, before = isinstance(io, AsyncCheckpointIO), self._last.get(str(path))
+        self._last[str(path)] = files
+        if self._removes and not (waits and before is None):
+            files.remove_others(before if waits else None)
 
     def remove(self, path: str | Path) -> None:
         """Remove the state of all ranks of a removed checkpoint."""
-        saves = self._saves.pop(str(path), None)
-        if not self._removes:
-            return
-        if saves is None:
-            remove_folder(f"{path}.ranks")  # saved by an earlier job
-        for files in saves or ():
-            files.remove()
+        files = self._last.pop(str(path), None)
+        if self._removes:
+            remove_folder(f"{path}.ranks" if files is None else files.of_all_saves)
 
     def resume(self, session: FitSession, checkpoint: Mapping[str, Any]) -> bool:
         """Resume the saved run. A collective of the world: every rank must call it.
@@ -153,7 +136,7 @@ class RunCheckpoints:
         saved = SavedRun(self._path, section, files, io, self._weights_only)
         saved.require_complete(session.communicators.device)
         if files.of_all_saves == f"{self._path}.ranks":  # otherwise files of the target of a link
-            self._saves[self._path].append(files)
+            self._last[self._path] = files
         resume(saved, checkpoint, session)
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.loop.engine_state import EngineState, State
+from lightning_hier.loop.outer_state import outer_state
 from lightning_hier.loop.settings import automatic_values
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ class RunState(EngineState):
         by_hand = not trainer.lightning_module.automatic_optimization
         if not gradients and (by_hand or trainer.fit_loop.epoch_loop._should_accumulate()):
             gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        outer = outer_state(self._synchroniser.blocks or (), self.names)
         state = {
             **super().of_rank(),
+            "outer": [[_without_values(bucket) for bucket in block] for block in outer],
             "averages": session.averages.of_rank(),
             "random": session.position.state(),
             "precision": trainer.precision_plugin.state_dict(),
@@ -112,3 +115,20 @@ class RunState(EngineState):
 
     def _frozen(self) -> list[str]:
         return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
+
+
+def _without_values(bucket: State) -> State:
+    """State of an outer step with the names of its vectors, which the state of the block has."""
+    return {**bucket, "vectors": [*bucket["vectors"]]}
+
+
+def outer_of(saved: State) -> Iterator[list[State]]:
+    """State of the outer steps of each block, with vectors, from the state of a rank."""
+    for fragments, buckets in zip(saved["blocks"] or (), saved["outer"], strict=True):
+        of_block = []
+        for bucket in buckets:
+            fragment, number = bucket["at"]
+            state = fragments[fragment]["buckets"][number]
+            vectors = {n: state[n] for n in bucket["vectors"] if state[n] is not None}
+            of_block.append({**bucket, "vectors": vectors})
+        yield of_block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
-from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
-from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
-from lightning_hier.strategies.checkpoints.integrity import (
-    DamagedFileError,
-    damage_beside,
-    missing_beside,
-)
+from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, missing_beside
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
-
-Shards = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
-"""Block states of each rank of a group, in order."""
 
 _WAY_OUT = (
     "Every rank must read the same checkpoint: save to a directory that all hosts share (or a "
@@ -70,17 +61,6 @@ class SavedRun:
         )
         return state
 
-    def blocks_of(self, group: int) -> Shards:
-        """Block states of each rank of a group, in order. Empty without blocks."""
-        first = group * self.sizes[0]
-        blocks = [self.of_rank(rank)["blocks"] for rank in range(first, first + self.sizes[0])]
-        return [block for block in blocks if block is not None]
-
-    def resumes_exactly(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
-        """Whether a run with these groups and settings resumes exactly."""
-        saved = self.section["kinds"]
-        return self.sizes == sizes and all(kinds[name] == saved.get(name) for name in kinds)
-
     def require_complete(self, device: torch.device) -> None:
         """Check that all files of the save exist and are undamaged.
 
@@ -91,16 +71,12 @@ class SavedRun:
                 or one of another rank or save.
 
         """
-        paths = self.files.paths(self.ranks)
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        own = range(rank, self.ranks, world)
         with raise_everywhere(device, error=DamagedFileError):
             # Every rank looks for all files, because hosts may have different file systems.
-            problem = missing_beside(paths)
-            # A plugin of the user determines the format of its files.
-            if problem is None and isinstance(base_io(self.io), AtomicCheckpointIO):
-                problem = damage_beside([paths[number] for number in own], contents=True)
-            problem = problem or next(filter(None, map(self._mistaken, own)), None)
+            problem = missing_beside(self.files.paths(self.ranks))
+            own = range(rank, self.ranks, world)
+            problem = problem or next(filter(None, map(self._problem, own)), None)
             if problem is not None:
                 raise DamagedFileError(
                     f"the checkpoint is incomplete or damaged: {problem}. Its directory "
@@ -110,9 +86,12 @@ class SavedRun:
                     "is moved away), or start a new run from its weights with load_from_checkpoint"
                 )
 
-    def _mistaken(self, rank: int) -> str | None:
-        """Describe a file that is not that of this rank and save, or return None."""
-        state: Any = self.of_rank(rank)
+    def _problem(self, rank: int) -> str | None:
+        """Describe a file that is damaged or not that of this rank and save, or return None."""
+        try:
+            state: Any = self.of_rank(rank)
+        except DamagedFileError as error:
+            return str(error)
         found = (state.get("rank"), state.get("save")) if isinstance(state, dict) else (None, None)
         wanted = (rank, self.section["save"])
         if found == wanted:
@@ -145,33 +124,6 @@ class SavedRun:
                     "the module or its optimizers have changed: resume from another checkpoint, or "
                     "start a new run from its weights with load_from_checkpoint"
                 ) from error
-
-
-def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
-    """State of each fragment of each block, with the shards of every tensor joined."""
-    return [
-        [_whole(fragment) for fragment in zip(*fragments, strict=True)]
-        for fragments in zip(*shards, strict=True)
-    ]
-
-
-def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """State of a fragment from those of the ranks of a group, in order."""
-    buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
-    # The ranks of a group count their own samples, but only the sum of the group has an effect.
-    samples = sum(shard["samples"] for shard in shards) / len(shards)
-    return {**shards[0], "samples": samples, "buckets": [_joined(bucket) for bucket in buckets]}
-
-
-def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """State of a bucket whose vectors are those of all ranks of a group, in order."""
-    joined = dict(shards[0])
-    for name in joined:
-        pieces = [shard[name] for shard in shards]
-        # Other values are settings, of which those of the first rank are kept.
-        if any(isinstance(piece, Tensor) for piece in pieces):
-            joined[name] = torch.cat([piece for piece in pieces if piece is not None])
-    return joined
 
 
 def read_same(read: Callable[[], dict[str, Any]] | None, device: torch.device) -> dict[str, Any]:

@@ -6,24 +6,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lightning_hier.strategies.checkpoints.rank_files import REPLACED, SECTION
-from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
-
-if TYPE_CHECKING:
-    from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED
 
 
-def save_folder(
-    checkpoint: dict[str, Any],
-    path: Path,
-    group: dist.ProcessGroup,
-    session: FitSession | None,
-) -> None:
+def save_folder(checkpoint: dict[str, Any], path: Path, group: dist.ProcessGroup) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
     The folder gets its name when it is complete, and replaces an older folder. If the process is
@@ -33,8 +24,6 @@ def save_folder(
         checkpoint: Lightning's checkpoint. Its tensors are removed from it.
         path: folder.
         group: ranks that hold the module together.
-        session: session of the run. If the checkpoint has the state of its ranks, the folder gets
-            that of outer steps, which Lightning does not read.
 
     """
     # Imported here, because importing it takes long.
@@ -43,10 +32,6 @@ def save_folder(
     divided = {"state_dict": checkpoint.pop("state_dict")}
     for index, state in enumerate(checkpoint.pop("optimizer_states", [])):
         divided[f"optimizer_{index}"] = state
-    if session is not None and SECTION in checkpoint:
-        blocks, names = session.synchroniser.blocks or (), session.state.names
-        outer, checkpoint[SECTION]["outer_states"] = outer_tensors(blocks, names)
-        divided |= outer
     # Always the same name, so that the next save overwrites what a killed one has left.
     incomplete = path.with_name(f"{path.name}.incomplete")
     save(divided, checkpoint_id=incomplete, process_group=group)
