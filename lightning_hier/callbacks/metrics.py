@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -38,8 +38,6 @@ class HierarchyMetrics(Callback):
     Args:
         metrics: returns values by name.
         describe: returns settings by name, as JSON.
-        families: families of metrics, as in
-            :func:`~lightning_hier.callbacks.tensorboard_layout.layout`.
 
     """
 
@@ -47,11 +45,9 @@ class HierarchyMetrics(Callback):
         self,
         metrics: Callable[[], dict[str, float]],
         describe: Callable[[], dict[str, Any]],
-        families: Collection[str],
     ) -> None:
         self._metrics = metrics
         self._describe = describe
-        self._layout = layout(families)
         self._arranged: list[TensorBoardLogger] = []
         self._begun_s = 0.0
         self._previous: tuple[int, dict[str, float]] | None = None
@@ -62,13 +58,14 @@ class HierarchyMetrics(Callback):
         self._previous = None
         if not trainer.is_global_zero:
             return
+        settings = self._describe()
         # A set, because several loggers may share a directory. Loggers of web services have none.
         for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
-            _write_settings(folder, self._describe())
+            _write_settings(folder, settings)
         for logger in trainer.loggers:
             # Once, because every call writes another layout into the event file.
             if isinstance(logger, TensorBoardLogger) and logger not in self._arranged:
-                logger.experiment.add_custom_scalars(self._layout)
+                logger.experiment.add_custom_scalars(layout(settings))
                 self._arranged.append(logger)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -44,14 +44,15 @@ _TIERS: dict[str, Charts] = {
     "Across groups": _tier("across"),
 }
 
-_FAMILIES: dict[str, dict[str, Charts]] = {
-    "gtc": {
+# Further charts, by a setting that only the strategies with these metrics have.
+_BY_SETTING: dict[str, dict[str, Charts]] = {
+    "threshold": {
         "GTC": {
             "density (fraction of elements sent)": "hier/gtc/density",
             "norm of the residuals": "hier/gtc/residual_norm",
         },
     },
-    "block": {
+    "block_size": {
         "Block": {
             "norm of the global update": rf"hier/block/{_ONE_OPTIMIZER}update_norm",
             "distance between the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
@@ -60,7 +61,7 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
             ),
         },
     },
-    "psp": {
+    "min_pushes": {
         "Servers (PSP)": {
             "staleness of gradients": "hier/psp/staleness",
             "gradients of an update": "hier/psp/gradients_per_round",
@@ -70,7 +71,7 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
             "refused messages": r"hier/refused/.+",
         },
     },
-    "two_stage": {
+    "push_period": {
         "Servers (two-stage ASGD)": {
             "this rank's training": rf"hier/two_stage/{_ONE_OPTIMIZER}device/.+",
             "its group's first rank": rf"hier/two_stage/{_ONE_OPTIMIZER}node/.+",
@@ -81,16 +82,16 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
 }
 
 
-def layout(families: Collection[str]) -> dict[str, Any]:
+def layout(settings: Collection[str]) -> dict[str, Any]:
     """The layout for ``SummaryWriter.add_custom_scalars``.
 
     Args:
-        families: groups of metrics besides the tiers: ``gtc``, ``block``, ``psp``, ``two_stage``.
+        settings: names of the settings of the strategy.
 
     """
     groups = dict(_TIERS)
-    for name in families:
-        groups |= _FAMILIES[name]
+    for name, charts in _BY_SETTING.items():
+        groups |= charts if name in settings else {}
     return {
         group: {title: ["Multiline", [f"^{tags}$"]] for title, tags in charts.items()}
         for group, charts in groups.items()

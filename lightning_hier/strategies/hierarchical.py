@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -217,8 +217,3 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
             super().load_optimizer_state_dict(checkpoint)  # a checkpoint of plain Lightning
-
-    @property
-    @override
-    def _families(self) -> Sequence[str]:
-        return [*(["gtc"] if isinstance(self.gradient_sync, GTC) else []), *super()._families]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -100,11 +99,6 @@ class PSPStrategy(ParameterServerStrategy):
     def _check_groups(self, layout: RankLayout) -> None:
         # Not in the constructor, where the number of ranks is unknown.
         self.settings.check_workers(layout.world_size)
-
-    @property
-    @override
-    def _families(self) -> Sequence[str]:
-        return ("psp",)
 
     @override
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,11 +181,6 @@ class SynchronousStrategy(TieredStrategy, ABC):
     def metrics(self) -> dict[str, float]:
         counts = self.traffic.metrics()
         return counts | self._session.metrics() if self._session is not None else counts
-
-    @property
-    @override
-    def _families(self) -> Sequence[str]:
-        return [] if self.block_sync is None else ["block"]
 
     @property
     def _fit_session(self) -> FitSession:

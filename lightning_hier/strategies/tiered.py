@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import cached_property, partial
 from inspect import signature
@@ -101,11 +101,6 @@ class TieredStrategy(ParallelStrategy, ABC):
     def _settings(self) -> dict[str, Any]:
         """Further settings by name, which must be equal on all ranks."""
 
-    @property
-    @abstractmethod
-    def _families(self) -> Sequence[str]:
-        """Families of metrics besides the tiers, as in ``callbacks.tensorboard_layout``."""
-
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Metrics by the names under which they are logged.
@@ -143,7 +138,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     @cached_property
     def _metrics_callback(self) -> HierarchyMetrics:
-        return HierarchyMetrics(self.metrics, self.describe, self._families)
+        return HierarchyMetrics(self.metrics, self.describe)
 
     @property
     def communicators(self) -> Communicators:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -91,11 +90,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return asdict(self.settings)
-
-    @property
-    @override
-    def _families(self) -> Sequence[str]:
-        return ("two_stage",)
 
     @override
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:

@@ -147,7 +147,7 @@ def test_charts_of_tensorboard_draw_every_name(names: list[set[str]]) -> None:
     """Every chart also has data in some run."""
     tags = [
         tag
-        for charts in layout(["gtc", "block", "psp", "two_stage"]).values()
+        for charts in layout(["threshold", "block_size", "min_pushes", "push_period"]).values()
         for _, expressions in charts.values()
         for tag in expressions
     ]
