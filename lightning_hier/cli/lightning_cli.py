@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 import lightning
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_hier.algorithms.arguments import did_you_mean
@@ -26,11 +26,12 @@ class TrainingCLI(LightningCLI):
         args: command and its arguments.
 
     Attributes:
-        has_begun: whether the first batch has been processed.
+        first_batch: knows whether the first batch has begun.
+
     """
 
     def __init__(self, args: list[str]) -> None:
-        self._first_batch = FirstBatch()
+        self.first_batch = FirstBatch()
         super().__init__(
             parser_class=ShortErrorParser,
             parser_kwargs={"prog": PROGRAM},
@@ -38,14 +39,9 @@ class TrainingCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},
             # A fixed default, because ranks that draw a seed would draw different ones.
             seed_everything_default=0,
-            trainer_defaults={"callbacks": [self._first_batch]},
+            trainer_defaults={"callbacks": [self.first_batch]},
             args=args,
         )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the first batch has been processed."""
-        return self._first_batch.has_begun
 
     def run(self) -> None:
         """Train, validate, test or predict, depending on the command."""
@@ -110,18 +106,9 @@ class FirstBatch(Callback):
     def __init__(self) -> None:
         self.has_begun = False
 
-    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Record that a batch has started."""
         self.has_begun = True
 
-    def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Record that a batch has started."""
-        self.has_begun = True
-
-    def on_test_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Record that a batch has started."""
-        self.has_begun = True
-
-    def on_predict_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Record that a batch has started."""
-        self.has_begun = True
+    on_validation_batch_start = on_test_batch_start = on_train_batch_start
+    on_predict_batch_start = on_train_batch_start

@@ -85,7 +85,7 @@ def run(args: list[str]) -> None:
     asked = ["--help" if argument == "--help_all" else argument for argument in with_classes(rest)]
     with mistakes_in_one_screen():
         cli = TrainingCLI([name, *asked])
-    with mistakes_in_one_screen(lambda: not cli.has_begun):
+    with mistakes_in_one_screen(lambda: not cli.first_batch.has_begun):
         cli.run()
 
 
