@@ -90,6 +90,7 @@ class Preset:
         further = [p for p in known.values() if p.kind is Parameter.VAR_KEYWORD]
         first = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
         __init__.__signature__ = Signature([first, *own, *further])  # type: ignore[attr-defined]
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"  # for errors of Python
         cls.__init__ = __init__  # type: ignore[method-assign]
 
 
