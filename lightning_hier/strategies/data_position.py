@@ -22,7 +22,6 @@ from lightning_hier.strategies.exactness import (
     of_data,
     of_trainer,
     report,
-    wrapped_generators,
 )
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
@@ -48,7 +47,6 @@ class DataPosition:
         self._device = device
         self._validation = IsolatedValidation(changes, device)
         self._begun: RandomState = {}  # at the start of the epoch's data
-        self._samplers: list[torch.Tensor] = []  # of generators, at the start of the epoch's data
         self._reads_ahead = False
         self._ahead: State = {}  # states of loaders before they read ahead, and random state
         self._loops: Mapping[str, Any] | None = None  # of a saved run, until the data have started
@@ -85,8 +83,7 @@ class DataPosition:
         if self._loops is not None and self._saved:  # the data have not started again
             return {**self._saved, "now": self._now()} if self._started else self._saved
         of_loaders = self._ahead or {"loaders": self._states_of_loaders(), "ahead": {}}
-        samplers = [self._samplers, self._states_of_samplers()]
-        return {"now": self._now(), "begun": self._begun, "samplers": samplers, **of_loaders}
+        return {"now": self._now(), "begun": self._begun, **of_loaders}
 
     def load(
         self, loops: Mapping[str, Any], state: State | None = None, lost: Sequence[str] = ()
@@ -129,22 +126,18 @@ class DataPosition:
     def _states_of_loaders(self) -> list[Any]:
         return [one.state_dict() if has_state(one) else None for one in self._loaders]
 
-    def _states_of_samplers(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in wrapped_generators(self._loaders)]
-
     def _load_loader_states(self, load: Callable[[], None]) -> None:
         # Lightning would load those of rank 0, before samplers know the epoch.
         if self._loops is None:
             load()
-        self._begun, self._samplers = random_state(self._device), self._states_of_samplers()
+        self._begun = random_state(self._device)
 
     def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
         combined = fetcher.combined_loader
         before, random = combined._iterator, random_state(self._device)
-        samplers = self._states_of_samplers()
         start(fetcher)
         if combined._iterator is not before:  # a CombinedLoader is its own iterator
-            self._begun, self._samplers = random, samplers
+            self._begun = random
         self._ahead = {}
         # Without a length, Lightning reads a batch ahead.
         self._reads_ahead = (
@@ -180,10 +173,6 @@ class DataPosition:
             if not used or loops["last"]:
                 iter(loader)  # the rest of the epoch that has ended: the next call starts one
         self._set(random)
-        if restored:
-            self._samplers = saved["samplers"][0 if used and not loops["last"] else 1]
-            for generator, state in zip(wrapped_generators(loaders), self._samplers, strict=False):
-                generator.set_state(state)
         if loops["last"]:
             pass  # the data start in the next epoch
         elif not used:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -26,10 +25,10 @@ from torch.utils.data import (
 
 _FIXED = "a DataLoader of map-style data with Lightning's default sampler"
 _TWO_KINDS = f"use loaders with a state (torchdata's StatefulDataLoader), or {_FIXED}"
-_WRAPPED = [
+_WRAPPED = (
     "Lightning has wrapped the sampler of a loader with a state, which does not save its order: "
     "pass sampler=DistributedSampler(data, **trainer.strategy.distributed_sampler_kwargs)"
-]
+)
 # They draw from the random state of the process unless they have a generator of their own.
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _KNOWN = {BatchSampler, SequentialSampler, *_DRAWING}
@@ -51,24 +50,6 @@ def report(reasons: Sequence[str]) -> None:
 def has_state(loader: Any) -> bool:
     """Whether a loader saves its own position."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-
-
-def wrapped_generators(loaders: Sequence[Any]) -> list[torch.Generator]:
-    """Generators of samplers that Lightning has wrapped, of which a loader with a state saves none.
-
-    Lightning wraps the RandomSampler of torchdata to divide the data among the ranks.
-    """
-    return [
-        sampler.generator
-        for loader in loaders
-        if has_state(loader) and isinstance(loader, DataLoader)
-        for sampler in _samplers(loader)
-        if _generator(sampler) is not None
-    ]
-
-
-def _generator(part: Any) -> Any:
-    return getattr(part, "generator", None)
 
 
 def of_data(
@@ -126,7 +107,7 @@ def _within_an_epoch(loaders: Sequence[Any], fetcher: Any, used: int) -> list[st
         return ["training_step reads from a dataloader_iter: let it take a batch"]
     with_state = [has_state(loader) for loader in loaders]
     if all(with_state):
-        return _WRAPPED if wrapped_generators(loaders) else []
+        return []
     if any(with_state):
         return [f"some data loaders have a state and others have none: {_TWO_KINDS}"]
     reasons = []
@@ -149,21 +130,25 @@ def _within_an_epoch(loaders: Sequence[Any], fetcher: Any, used: int) -> list[st
 
 
 def _of_stateful(loader: Any) -> list[str]:
+    """Reasons that hold at the end of an epoch, too."""
+    reasons = []
     if getattr(loader, "num_workers", 0):
-        return [
+        reasons.append(
             "random numbers in the processes of a loader with a state start again: use "
             "num_workers=0 if they draw any"
-        ]
-    return []
+        )
+    if isinstance(loader, DataLoader) and any(map(_is_wrapper, _samplers(loader))):
+        reasons.append(_WRAPPED)
+    return reasons
 
 
 def _of_plain(loader: Any) -> list[str]:
-    """Reasons that hold at the end of an epoch, too."""
+    """As :func:`_of_stateful`, for a loader without a state."""
     if not isinstance(loader, DataLoader):
         return []
     reasons = []
     samplers = list(_samplers(loader))
-    if any(_generator(part) is not None for part in (loader, *samplers)):
+    if any(getattr(part, "generator", None) is not None for part in (loader, *samplers)):
         reasons.append(f"a data loader has a generator, whose state is not saved: use {_FIXED}")
     if loader.persistent_workers:
         reasons.append(
@@ -189,8 +174,10 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
         yield sampler
-        if isinstance(sampler, DistributedSamplerWrapper):
-            wrapped: Any = sampler.dataset
-            sampler = wrapped._sampler
-        else:
-            sampler = getattr(sampler, "sampler", None)
+        wrapped = _is_wrapper(sampler)
+        sampler = sampler.dataset._sampler if wrapped else getattr(sampler, "sampler", None)
+
+
+def _is_wrapper(sampler: Any) -> bool:
+    """Whether Lightning has put a sampler around another one, to divide the data among ranks."""
+    return isinstance(sampler, DistributedSamplerWrapper)

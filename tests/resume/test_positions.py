@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +208,18 @@ class _WithLength(_Stateful):
         return 5
 
 
+def _torchdata() -> Any:
+    return import_module("torchdata.stateful_dataloader")
+
+
 def _of_torchdata() -> Any:
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     data = NoisyData(20)
     sampler: Any = DistributedSampler(data, 2, this_rank(), shuffle=True)
-    return torchdata.StatefulDataLoader(data, batch_size=ROWS, sampler=sampler)
+    return _torchdata().StatefulDataLoader(data, batch_size=ROWS, sampler=sampler)
+
+
+def _wrapped() -> Any:
+    return _torchdata().StatefulDataLoader(NoisyData(20), batch_size=ROWS, shuffle=True)
 
 
 def _cases(data: Callable[[], Any]) -> dict[str, Case]:
@@ -345,6 +354,8 @@ AT_ENDS = {
         if name in ("are iterable", "others have none", "has no length", "global random state")
     },
 }
+if find_spec("torchdata") is not None:
+    NOT["Lightning has wrapped the sampler"] = Case("on_train_epoch_end", 1, data=_wrapped)
 NOT["whose state is not saved"] = Case("on_train_epoch_end", 1, data=NOT["has a generator"].data)
 
 _GROW: dict[str, Any] = {"data": _Growing, "reload_dataloaders_every_n_epochs": 1}
