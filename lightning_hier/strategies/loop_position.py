@@ -133,7 +133,7 @@ def _set(counter: Any, started: int, completed: int) -> None:
 
 
 def _set_restarting(trainer: Any, restarting: bool) -> None:
-    # The setter of the first loop would keep True in any run with max_steps.
     loop = trainer.fit_loop
-    loop._restarting = loop.epoch_loop._restarting = restarting
-    loop.epoch_loop.val_loop._restarting = False  # a validation starts from its beginning
+    loop._restarting = restarting  # its setter would keep True in any run with max_steps
+    loop.epoch_loop.restarting = restarting
+    loop.epoch_loop.val_loop.restarting = False  # a validation starts from its beginning

@@ -60,6 +60,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     Attributes:
         of_ddp: arguments of ``DistributedDataParallel``.
+        limit: time limit of every wait.
 
     Raises:
         ValueError: a value is outside its range, or values cannot be combined.
@@ -89,6 +90,7 @@ class TieredStrategy(ParallelStrategy, ABC):
             self.of_ddp = {name: kwargs[name] for name in kwargs if name not in lightnings}
         kwargs = arguments.for_ranks_of_a_device(ranks_per_device, kwargs)
         check_timeout(timeout)
+        self.limit = timeout or default_pg_timeout
         self.ranks_per_device = ranks_per_device  # before the devices are set
         super().__init__(timeout=timeout, **kwargs)  # type: ignore[call-arg]
         check_group_size(group_size)
@@ -333,9 +335,3 @@ class TieredStrategy(ParallelStrategy, ABC):
         if self.lightning_module is None:
             raise RuntimeError("the strategy has no module: pass it to a Trainer")
         return self.lightning_module
-
-    @property
-    def limit(self) -> timedelta:
-        """Time limit of every wait."""
-        timeout: timedelta | None = self._timeout  # type: ignore[attr-defined]
-        return timeout or default_pg_timeout
