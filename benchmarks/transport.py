@@ -31,11 +31,8 @@ from torch import Tensor
 
 from lightning_hier.comm import addresses
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server.connection import BufferPool, Connection, ConnectionContext
-from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import open_ports
-from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.transport import make_context, server_socket
 
 _LIMIT_S = 60.0
 _ACKNOWLEDGED = b"!"
@@ -104,7 +101,7 @@ class OurPorts(Transport):
             self._ports = open_ports(
                 rank, 2, exchange, traffic=Traffic(), tier_of=lambda peer: "across"
             )
-        self._client = self._ports.open_client("main")
+        self._client = self._ports.clients["main"]
 
     def push(self, payload: Tensor) -> None:
         if not self._client.send(1, Message(Kind.PUSH, payload=payload)):
@@ -122,58 +119,17 @@ class OurPorts(Transport):
         self._ports.close()
 
 
-class PlainTcp(Transport):
-    """The messages of the ports over tcp without encryption, which the ports do not support."""
-
-    def __init__(self, rank: int, exchange: Exchange) -> None:
-        limits = Limits()
-        context = ConnectionContext(
-            rank,
-            limits,
-            Refusals(),
-            Traffic(),
-            lambda peer: "across",
-            BufferPool(limits.queued_bytes),
-        )
-        self._link = Connection(1 - rank, context)
-        self._context = make_context(2)
-        if rank == 1:
-            self._socket = server_socket(self._context, limits)
-            self._socket.bind("tcp://127.0.0.1:*")
-            exchange(self._socket.get_string(zmq.LAST_ENDPOINT))
-        else:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.connect(exchange(None)[1])
-
-    def push(self, payload: Tensor) -> None:
-        self._link.send(self._socket, Message(Kind.PUSH, payload=payload))
-        self._link.accept(self._socket.recv_multipart(copy=False))
-
-    def serve(self) -> None:
-        message = None
-        while message is None:
-            address, *frames = self._socket.recv_multipart(copy=False)
-            message = self._link.accept(frames)
-        self._link.send(self._socket, Message(Kind.BLOCK), address.bytes)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-
-
 def _transports(rank: int, exchange: Exchange, nbytes: int) -> dict[str, Transport]:
     return {
         "bare unix socket": PlainSocket(rank, exchange, socket.AF_UNIX, nbytes),
         "ports, ipc": OurPorts(rank, exchange, one_host=True),
         "bare tcp socket": PlainSocket(rank, exchange, socket.AF_INET, nbytes),
-        "ports without encryption, tcp": PlainTcp(rank, exchange),
         "ports, tcp with CURVE": OurPorts(rank, exchange, one_host=False),
     }
 
 
 _BASELINES = {
     "ports, ipc": "bare unix socket",
-    "ports without encryption, tcp": "bare tcp socket",
     "ports, tcp with CURVE": "bare tcp socket",
 }
 

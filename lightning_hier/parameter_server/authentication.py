@@ -1,33 +1,74 @@
-"""Authentication of ranks: CURVE keys between hosts and tokens inside a host, for one run.
+"""Authentication of ranks: CURVE keys between hosts and tokens inside a host; refusals.
 
-Between hosts, only holders of the ranks' CURVE keys can connect (ZeroMQ's ZAP protocol).
+Keys and tokens are made for one run. Between hosts, only holders of the ranks' CURVE keys can
+connect (ZeroMQ's ZAP protocol). Refusals are counted by reason, and logged once by reason and peer.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
-import struct
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import zmq
-from zmq.utils import z85
+from zmq.auth.thread import ThreadAuthenticator
 
-from lightning_hier.parameter_server.refusals import Refusals, Refused
-
-ZAP_DOMAIN = b"lightning_hier"
-# Endpoint and version are fixed by ZeroMQ.
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-_ZAP_VERSION = b"1.0"
-_MONITOR_ENDPOINT = "inproc://handshakes"
 # Time limit for early connections that wait for the keys of the job.
 _ADMISSION_LIMIT_S = 60.0
-_FAILED_HANDSHAKES = (
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)  # the third event, a refused key, is counted where it is refused
 _TOKEN_BYTES = 16
+# A stranger can use any number of names, which must not fill the log.
+_MOST_LOGGED = 1000
+
+_log = logging.getLogger(__name__)
+
+Reason = Literal["handshake", "unknown_key", "stranger", "impostor", "malformed"]
+
+
+class Refused(Exception):
+    """A received message or a connection was refused."""
+
+    def __init__(self, reason: Reason, peer: str, detail: str = "") -> None:
+        """Refuse a message of ``peer`` for ``reason``."""
+        super().__init__(f"{peer}: {reason}")
+        self.reason: Reason = reason
+        self.peer = peer
+        self.detail = detail
+
+
+class Refusals:
+    """Counts of refusals on a rank. Thread-safe.
+
+    Reasons: ``handshake`` (not ZeroMQ, or without the job's encryption), ``unknown_key`` (a CURVE
+    key that belongs to no rank), ``stranger`` (without the token of a rank), ``impostor`` (the key
+    of one rank with the name of another) and ``malformed`` (see :mod:`.message`).
+    """
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._logged: set[tuple[str, str]] = set()
+
+    def add(self, refused: Refused) -> None:
+        """Count a refusal, and log the first one of its reason and peer."""
+        reason, peer, detail = refused.reason, refused.peer, refused.detail
+        with self._lock:
+            self._counts[reason] += 1
+            if (reason, peer) in self._logged or len(self._logged) >= _MOST_LOGGED:
+                return
+            self._logged.add((reason, peer))
+        # Without the lock: a slow log must not stop the other threads.
+        _log.warning("refused from %s: %s%s", peer, reason, f" ({detail})" if detail else "")
+
+    def counts(self) -> dict[str, int]:
+        """Number of refusals by reason."""
+        with self._lock:
+            return dict(self._counts)
 
 
 @dataclass(frozen=True)
@@ -90,13 +131,13 @@ class Register:
         """Whether a rank is on this rank's host."""
         return self.contacts[rank].host == self.own.host
 
-    def sender(self, address: bytes, authenticated: str | None) -> int:
+    def sender(self, address: bytes, key: str | None) -> int:
         """The rank that sent a message.
 
         Args:
             address: routing id of the connection.
-            authenticated: owner of the connection's CURVE key. None for a connection inside the
-                host.
+            key: CURVE key of the connection, which has been admitted. None for a connection inside
+                the host.
 
         Raises:
             Refused: the sender is not a rank, or uses the name of another rank.
@@ -109,84 +150,60 @@ class Register:
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise Refused("stranger", "somebody without a name")
         rank = int(number)
-        if authenticated is not None and authenticated != str(rank):
-            raise Refused("impostor", f"rank {authenticated} as rank {rank}")
+        if key is not None and self.ranks_by_key.get(key) != rank:
+            raise Refused("impostor", f"rank {self.ranks_by_key.get(key)} as rank {rank}")
         if rank >= len(self.contacts) or not hmac.compare_digest(
             token.encode(), self.contacts[rank].token.encode()
         ):
             raise Refused("stranger", f"somebody as rank {rank}")
-        if authenticated is None and not self.is_near(rank):
+        if key is None and not self.is_near(rank):
             raise Refused("impostor", f"somebody on this host as rank {rank}")
         return rank
 
 
-class Authenticator:
-    """Answers the ZAP requests of a context in a separate thread.
+class _Keys:
+    """The keys of the job, as ZeroMQ's authenticator asks for them."""
 
-    The answer names the owner of the key, and every message of the connection contains this name.
-    The thread also counts failed handshakes of the server's socket, so that a flood of them does
-    not occupy the server loop. It ends with the context.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], refusals: Refusals) -> None:
-        """Answer requests from now on. They wait for :meth:`admit`."""
+    def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
         self._ranks: Mapping[str, int] = {}
         self._known = threading.Event()
-        self._requests = context.socket(zmq.REP)
-        # The context must not wait at its end for an answer that nobody reads.
-        self._requests.linger = 0
-        self._requests.bind(_ZAP_ENDPOINT)
-        self._handshakes = context.socket(zmq.PAIR)
-        self._handshakes.linger = 0
-        self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
-
-    def start(self, server: zmq.Socket[bytes]) -> None:
-        """Start the thread. Must be called before ``server`` is bound, to count all handshakes."""
-        server.monitor(_MONITOR_ENDPOINT, _FAILED_HANDSHAKES)
-        self._handshakes.connect(_MONITOR_ENDPOINT)
-        self._thread.start()
 
     def admit(self, ranks_by_key: Mapping[str, int]) -> None:
-        """Admit the holders of these public keys as these ranks."""
         self._ranks = ranks_by_key
         self._known.set()
 
-    def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._requests, zmq.POLLIN)
-        poller.register(self._handshakes, zmq.POLLIN)
-        try:
-            # Without a time limit: the end of the context ends the wait by an exception.
-            while True:
-                for socket, _ in poller.poll():
-                    if socket is self._requests:
-                        self._answer(self._requests.recv_multipart())
-                    else:
-                        self._count(self._handshakes.recv_multipart())
-        except zmq.ContextTerminated:
-            pass
-        finally:
-            self._requests.close()
-            self._handshakes.close()
+    def callback(self, domain: str, key: bytes) -> bool:
+        # Other ranks may connect before this one has received the keys.
+        self._known.wait(_ADMISSION_LIMIT_S)
+        if key.decode() in self._ranks:
+            return True
+        self._refusals.add(Refused("unknown_key", f"somebody with the key {key.decode()}"))
+        return False
 
-    def _answer(self, request: list[bytes]) -> None:
-        # ZAP (ZeroMQ RFC 27): version, request, domain, address, routing id, mechanism, public key.
-        version, number, _, address, _, mechanism, *proof = request
-        rank = None
-        if version == _ZAP_VERSION and mechanism == b"CURVE" and len(proof) == 1:
-            # Other ranks may connect before this one has received the keys.
-            self._known.wait(_ADMISSION_LIMIT_S)
-            rank = self._ranks.get(z85.encode(proof[0]).decode())
-        if rank is None:
-            self._refusals.add(Refused("unknown_key", address.decode("latin-1")))
-            status = [b"400", b"not a rank of this job", b"", b""]
-        else:
-            status = [b"200", b"OK", str(rank).encode(), b""]
-        self._requests.send_multipart([_ZAP_VERSION, number, *status])
 
-    def _count(self, event: list[bytes]) -> None:
-        number, value = struct.unpack("=HI", event[0])
-        endpoint = event[1].decode("latin-1")
-        detail = f"event {number}, value {value}"
-        self._refusals.add(Refused("handshake", f"a peer of {endpoint}", detail))
+class Authenticator:
+    """Admits the ranks of the job to the sockets of a context with CURVE, in a thread.
+
+    Connections wait for :meth:`admit`. Every message of an admitted one contains its key.
+
+    Args:
+        context: context of the sockets.
+        refusals: counts unknown keys.
+
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], refusals: Refusals) -> None:
+        self._keys = _Keys(refusals)
+        self._thread = ThreadAuthenticator(context, log=_log)
+        self._thread.start()
+        self._thread.configure_curve_callback("*", self._keys)
+
+    def admit(self, ranks_by_key: Mapping[str, int]) -> None:
+        """Admit the holders of these public keys as these ranks."""
+        self._keys.admit(ranks_by_key)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._keys.admit({})  # so that it does not wait for the keys
+        self._thread.stop()

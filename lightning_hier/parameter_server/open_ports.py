@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from lightning_hier.comm.addresses import Offer, make_offer
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.authentication import Contact, Register
-from lightning_hier.parameter_server.connection import BufferPool, ConnectionContext
-from lightning_hier.parameter_server.message import Limits
-from lightning_hier.parameter_server.ports import ClientPort, ServerPort
-from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.transport import Transport
+from lightning_hier.parameter_server.authentication import Contact, Refused, Register
+from lightning_hier.parameter_server.ports import ClientPort, PortContext, ServerPort
+from lightning_hier.parameter_server.transport import Socket, Transport
 from lightning_hier.parameter_server.watch import Watch
 
 _WATCH_NAME = "watch"
+_CONNECT_LIMIT_S = 60.0
+# The third event, a refused key, is counted where it is refused.
+_FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 AllGather = Callable[[Any], list[Any]]
 """All-gather of values that JSON can represent, in order of rank."""
@@ -33,7 +34,7 @@ class Ports:
 
     Attributes:
         server: server port of this rank.
-        watch: detects lost ranks. Only the server loop uses it.
+        clients: ports to all servers by name.
         alarm: port to all other ranks, on the connections of the watch. Only the server loop uses
             it.
 
@@ -43,45 +44,36 @@ class Ports:
         self,
         transport: Transport,
         register: Register,
-        context: ConnectionContext,
+        context: PortContext,
         *,
-        heartbeat_s: float,
+        clients: Sequence[str],
         silent_limit_s: float,
     ) -> None:
         self._transport = transport
         self._register = register
         self._context = context
-        self._clients: dict[str, ClientPort] = {}
+        self._silent_limit_s = silent_limit_s
         self._closed = False
-        watched = {
-            contact.rank: transport.client_socket(register, contact, _WATCH_NAME, heartbeat_s)
-            for contact in register.contacts
-            if contact.rank != register.rank  # a rank does not lose itself
-        }
-        self.watch = Watch(
-            transport.context, watched, heartbeat_s=heartbeat_s, silent_limit_s=silent_limit_s
-        )
-        self.alarm = ClientPort({rank: peer.socket for rank, peer in watched.items()}, context)
+        self._handshakes = transport.server.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._monitors: dict[Socket, int] = {}
+        others = [contact for contact in register.contacts if contact.rank != register.rank]
+        self.alarm = self._connect(_WATCH_NAME, others)  # a rank does not lose itself
+        self.clients = {name: self._connect(name, register.contacts) for name in clients}
         self.server = ServerPort(transport.server, register, context)
+        self._watch = Watch(self._monitors, self._ended)
 
-    def open_client(self, name: str) -> ClientPort:
-        """Open a port to all servers for the calling thread.
+    def wait_until_connected(self) -> None:
+        """Wait until this rank is connected with all others. Raises OSError."""
+        self._watch.wait_until_connected(_CONNECT_LIMIT_S)
 
-        Args:
-            name: name that is unique among this rank's clients, of letters and digits.
-
-        Raises:
-            ValueError: the name is taken.
-
-        """
-        if name in (_WATCH_NAME, *self._clients):
-            raise ValueError(f"the name of a client must be unique, got {name!r}, which is open")
-        sockets = {
-            contact.rank: self._transport.client_socket(self._register, contact, name).connect()
-            for contact in self._register.contacts
-        }
-        self._clients[name] = ClientPort(sockets, self._context)
-        return self._clients[name]
+    def check(self) -> None:
+        """Raise PeerError if ranks are lost. Only the server loop may call it, and regularly."""
+        self._watch.poll()
+        # One at a time, so that a flood of them does not occupy the server loop.
+        if self._handshakes.poll(0):
+            failed = parse_monitor_message(self._handshakes.recv_multipart())
+            peer, detail = f"a peer of {failed['endpoint'].decode()}", f"event {failed['event']}"
+            self._context.refusals.add(Refused("handshake", peer, detail))
 
     def refusals(self) -> dict[str, int]:
         """Number of refused connections and messages, by reason. Thread-safe."""
@@ -93,14 +85,27 @@ class Ports:
         A second call does nothing. The threads that use the ports must have ended. To the watches
         of other ranks, a rank that has closed its ports is lost.
         """
-        if self._closed:
-            return
-        self._closed = True
-        # The transport last, because its context does not end before all sockets are closed.
-        for client in self._clients.values():
-            client.close()
-        self.watch.close()
-        self._transport.close()
+        if not self._closed:
+            self._closed = True
+            self._transport.close()
+
+    def _connect(self, name: str, contacts: Sequence[Contact]) -> ClientPort:
+        sockets = {}
+        for contact in contacts:
+            socket, monitor = self._transport.connect(
+                self._register, contact, name, self._silent_limit_s
+            )
+            sockets[contact.rank] = socket
+            if monitor is not None:
+                self._monitors[monitor] = contact.rank
+        return ClientPort(sockets, self._context)
+
+    def _ended(self, rank: int) -> str:
+        if self._register.is_near(rank):
+            return "its process has ended"
+        host = str(self._register.contacts[rank].tcp).removeprefix("tcp://").rpartition(":")[0]
+        limit_s = self._silent_limit_s
+        return f"its process has ended, or host {host} has not answered for {limit_s:g} s"
 
 
 def open_ports(
@@ -110,8 +115,7 @@ def open_ports(
     *,
     traffic: Traffic,
     tier_of: Callable[[int], Tier],
-    limits: Limits | None = None,
-    heartbeat_s: float = 1.0,
+    clients: Sequence[str] = ("main",),
     silent_limit_s: float = 30.0,
 ) -> Ports:
     """Bind this rank's server and connect to the others. Every rank must call it.
@@ -124,36 +128,28 @@ def open_ports(
         exchange: all-gather of values that JSON can represent, in order of rank.
         traffic: counts sent messages.
         tier_of: returns the tier of messages to a rank.
-        limits: limits of messages; the same on all ranks.
-        heartbeat_s: seconds between two heartbeats.
+        clients: name of each client port of this rank, one for each thread that sends requests.
         silent_limit_s: seconds after which a rank is lost if its host does not answer.
 
     Raises:
         RuntimeError: on every rank, if a rank cannot be reached by the others.
 
     """
-    limits = limits or Limits()
-    memory = BufferPool(limits.queued_bytes)
-    context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)
+    context = PortContext(rank, traffic, tier_of)
     failure = "a port could not be opened"
     offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
     with ExitStack() as undo:
-        transport = Transport(world_size, limits, context.refusals)
+        transport = Transport(world_size, context.refusals)
         undo.callback(transport.close)
         # All addresses are bound before a rank connects, and their names are removed as soon as all
-        # ranks of the host have opened them.
+        # ranks have connected.
         rows = agree(exchange, lambda: asdict(transport.bind(rank, offers)), failure)
-        contacts = [Contact(**row) for row in rows]
-        opened: list[Contact] = []
-        host = contacts[rank].host
-        agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)), failure)
-        transport.remove_name()
-        register = Register(rank, opened)
+        register = Register(rank, [Contact(**row) for row in rows])
         # Ranks of other hosts that have connected already wait for this.
         transport.authenticator.admit(register.ranks_by_key)
-        ports = Ports(
-            transport, register, context, heartbeat_s=heartbeat_s, silent_limit_s=silent_limit_s
-        )
+        ports = Ports(transport, register, context, clients=clients, silent_limit_s=silent_limit_s)
+        agree(exchange, ports.wait_until_connected, failure)
+        transport.remove_name()
         undo.pop_all()
     return ports
 

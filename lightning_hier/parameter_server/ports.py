@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import zmq
 
-from lightning_hier.parameter_server.authentication import Register
-from lightning_hier.parameter_server.connection import Connection, ConnectionContext
-from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.refusals import Refused
+from lightning_hier.comm.traffic import Tier, Traffic
+from lightning_hier.parameter_server.authentication import Refusals, Refused, Register
+from lightning_hier.parameter_server.message import (
+    PART_BYTES,
+    Assembler,
+    BufferPool,
+    MalformedMessage,
+    Message,
+    encode,
+)
 from lightning_hier.parameter_server.transport import Socket
+
+# Smaller payloads are copied, which costs less than waiting until ZeroMQ releases them.
+ZERO_COPY_BYTES = 65536
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +42,92 @@ class Received:
     message: Message
 
 
+@dataclass(frozen=True)
+class PortContext:
+    """Counters and memory of all ports of a rank."""
+
+    rank: int
+    traffic: Traffic
+    tier_of: Callable[[int], Tier]
+    refusals: Refusals = field(default_factory=Refusals)
+    memory: BufferPool = field(default_factory=BufferPool)
+
+
+class Connection:
+    """This end of a connection with ``rank``. Used by one thread."""
+
+    def __init__(self, rank: int, context: PortContext) -> None:
+        self.rank = rank
+        self._assembler = Assembler(context.memory)
+        # Inside a process, memory is passed by reference. It is released when the receiver has
+        # finished with it, which does not measure the queue.
+        self._is_own = rank == context.rank
+        self._traffic = context.traffic
+        self._tier = context.tier_of(rank)
+        self._trackers: deque[zmq.MessageTracker] = deque()
+
+    def send(self, socket: Socket, message: Message, *address: bytes) -> bool:
+        """Pass a message to ``socket`` without waiting and without copying its payload.
+
+        Args:
+            socket: socket of this connection.
+            message: message whose payload must not be changed afterwards.
+            address: address of the peer, if the socket has several peers.
+
+        Returns:
+            False if the connection has ended: the message will not arrive.
+
+        """
+        nbytes = message.payload.nbytes
+        header, parts = encode(message, max(1, nbytes) if self._is_own else PART_BYTES)
+        copied = nbytes <= ZERO_COPY_BYTES
+        tracked = not copied and not self._is_own
+        first = [*address, header]
+        for part in parts:
+            frame = zmq.Frame(part, track=tracked, copy=copied)
+            try:
+                socket.send_multipart([*first, frame], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                    return False
+                raise
+            if frame.tracker is not None:
+                self._trackers.append(frame.tracker)
+            first = [*address]
+        if not self._is_own:
+            # Zero seconds, because no thread waits until the message arrives.
+            name, sent = message.kind.name.lower(), len(header) + nbytes
+            self._traffic.add(self._tier, name, payload_bytes=sent, seconds=0.0)
+        return True
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether part of a large message is still queued.
+
+        A message that has left the queue may still be in flight.
+        """
+        # ZeroMQ releases the memory of a part once it has been sent.
+        while self._trackers and self._trackers[0].done:
+            self._trackers.popleft()
+        return bool(self._trackers)
+
+    def accept(self, frames: Sequence[zmq.Frame]) -> Message | None:
+        """The message that these frames complete, or None if parts are missing.
+
+        Raises:
+            Refused: the frames are malformed.
+
+        """
+        try:
+            return self._assembler.add([frame.buffer for frame in frames])
+        except MalformedMessage as error:
+            raise Refused("malformed", f"rank {self.rank}", str(error)) from error
+
+
 class ServerPort:
     """The server's end of all connections of a rank. Used by one thread."""
 
-    def __init__(self, socket: Socket, register: Register, context: ConnectionContext) -> None:
+    def __init__(self, socket: Socket, register: Register, context: PortContext) -> None:
         self._socket = socket
         self._register = register
         self._context = context
@@ -48,23 +139,22 @@ class ServerPort:
 
         Refused messages are counted and skipped.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            if not self._socket.poll(_milliseconds_until(deadline_s)):
-                return None
+        until = time.monotonic() + timeout_s
+        while self._socket.poll(_milliseconds_until(until)):
             try:
                 received = self._read()
             except Refused as refused:
                 self._context.refusals.add(refused)
                 # A flood of refused messages must not keep the server loop from its work.
-                if time.monotonic() >= deadline_s:
+                if time.monotonic() >= until:
                     return None
             else:
                 if received is not None:
                     return received
+        return None
 
     def send(self, address: bytes, message: Message) -> bool:
-        """Reply without waiting; return False if the peer is gone or its queue is full.
+        """Reply without waiting; return False if the peer is gone.
 
         Args:
             address: address of a received message.
@@ -73,37 +163,28 @@ class ServerPort:
         """
         return self._connections[address].send(self._socket, message, address)
 
-    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
-        """Whether part of a large message of this kind about this block is still queued.
-
-        Args:
-            address: address of a received message.
-            kind: kind of the message.
-            block: block of the message.
-
-        """
-        return self._connections[address].is_sending(kind, block)
+    def is_sending(self, address: bytes) -> bool:
+        """Whether part of a large reply to this address is still queued."""
+        return self._connections[address].is_sending
 
     def _read(self) -> Received | None:
         address_frame, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        address, authenticated = address_frame.bytes, _authenticated(frames)
+        address, key = address_frame.bytes, _key(frames)
         # Checked once for each pair. The key is part of it, because every rank knows all tokens and
         # could use the address of another rank, whose messages have been accepted before.
-        rank = self._senders.get((address, authenticated))
+        rank = self._senders.get((address, key))
         if rank is None:
-            rank = self._register.sender(address, authenticated)
-            self._senders[address, authenticated] = rank
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = self._connections[address] = Connection(rank, self._context)
-        message = connection.accept(frames)
+            rank = self._register.sender(address, key)
+            self._senders[address, key] = rank
+            self._connections.setdefault(address, Connection(rank, self._context))
+        message = self._connections[address].accept(frames)
         return None if message is None else Received(rank, address, message)
 
 
 class ClientPort:
     """The client's end of a connection to each server, including that of its own rank."""
 
-    def __init__(self, sockets: Mapping[int, Socket], context: ConnectionContext) -> None:
+    def __init__(self, sockets: Mapping[int, Socket], context: PortContext) -> None:
         self._refusals = context.refusals
         self._sockets = dict(sockets)
         self._connections = {rank: Connection(rank, context) for rank in sockets}
@@ -115,7 +196,7 @@ class ClientPort:
         self._inbox: deque[Received] = deque()
 
     def send(self, rank: int, message: Message) -> bool:
-        """Send without waiting; return False if the peer is gone or its queue is full.
+        """Send without waiting; return False if the peer is gone.
 
         Args:
             rank: rank of the server.
@@ -129,30 +210,20 @@ class ClientPort:
         for rank in self._sockets:
             self.send(rank, message)
 
-    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
-        """Whether part of a large message of this kind about this block is still queued."""
-        return self._connections[rank].is_sending(kind, block)
+    def is_sending(self, rank: int) -> bool:
+        """Whether part of a large message to this rank is still queued."""
+        return self._connections[rank].is_sending
 
     def receive(self, timeout_s: float) -> Received | None:
-        """Return the next reply, or None if none is complete within ``timeout_s`` seconds.
-
-        Refused messages are counted and skipped.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            if self._inbox:
-                return self._inbox.popleft()
-            ready = self._poller.poll(_milliseconds_until(deadline_s))
+        """Return the next reply, or None if there is none within ``timeout_s`` seconds."""
+        until = time.monotonic() + timeout_s
+        while not self._inbox:
+            ready = self._poller.poll(_milliseconds_until(until))
             if not ready:
                 return None
             for socket, _ in ready:
                 self._read(socket)
-
-    def close(self) -> None:
-        """Close the sockets. Queued messages are sent for up to a second."""
-        for socket in self._sockets.values():
-            socket.close()
-        self._sockets.clear()
+        return self._inbox.popleft()
 
     def _read(self, socket: Socket) -> None:
         rank = self._ranks[socket]
@@ -165,14 +236,14 @@ class ClientPort:
                 self._inbox.append(Received(rank, b"", message))
 
 
-def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:
-    """The rank whose CURVE key the sender has. None for a peer on this host."""
+def _key(frames: Sequence[zmq.Frame]) -> str | None:
+    """The CURVE key of the sender. None for a peer on this host."""
     try:
         return str(frames[0].get("User-Id")) if frames else None
     except zmq.ZMQError:  # the connection has no such property
         return None
 
 
-def _milliseconds_until(deadline_s: float) -> int:
-    """Milliseconds until ``time.monotonic()`` reaches ``deadline_s``, at least 0."""
-    return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))
+def _milliseconds_until(until: float) -> int:
+    """Milliseconds until ``time.monotonic()`` reaches ``until``, at least 0."""
+    return max(0, math.ceil(1000 * (until - time.monotonic())))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Set
 from lightning_hier.comm.progress_record import PeerError, named_ranks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.server_loop import Replies, send_again
+from lightning_hier.parameter_server.server_loop import Replies
 
 
 def waited_too_long(waiting: str, missing: Collection[int]) -> PeerError:
@@ -26,10 +26,9 @@ def waited_too_long(waiting: str, missing: Collection[int]) -> PeerError:
 
 
 class Rendezvous:
-    """Numbered rendezvous at one server: all ranks arrive, and all get the same answer.
+    """Rendezvous at one server, one after the other: all ranks arrive, and get the same answer.
 
-    A shard of PSP-SGD and the master of two-stage ASGD use it. Ranks repeat their requests until
-    they are answered, so the last answer is kept.
+    A shard of PSP-SGD and the master of two-stage ASGD use it.
 
     Args:
         replies: port of the rank.
@@ -37,7 +36,6 @@ class Rendezvous:
         limit_s: time limit of a wait for the last rank, in seconds.
 
     Attributes:
-        number: number of the last rendezvous that has ended, or 0.
         arrived: requests of the ranks that wait, by rank.
 
     """
@@ -47,22 +45,14 @@ class Rendezvous:
         self._ranks = frozenset(ranks)
         self._limit_s = limit_s
         self._since = 0.0
-        self._answer: Message | None = None
-        self._unconfirmed: set[int] = set()
-        self.number = 0
         self.arrived: dict[int, Received] = {}
 
-    def arrive(self, request: Received, number: int, now: float) -> bool:
-        """Record an arrival, or repeat the answer and return False if the rendezvous has ended."""
-        if number <= self.number:
-            if self._answer is not None:
-                send_again(self._replies, request.address, self._answer)
-            return False
-        # The limit starts with the first rank that waits, and repeated requests do not extend it.
+    def arrive(self, request: Received, now: float) -> None:
+        """Record an arrival."""
+        # The limit starts with the first rank that waits.
         if not self.arrived:
             self._since = now
         self.arrived[request.sender] = request
-        return True
 
     @property
     def is_complete(self) -> bool:
@@ -72,19 +62,9 @@ class Rendezvous:
 
     def end(self, answer: Message) -> None:
         """End the rendezvous, and send the answer to all ranks."""
-        self.number += 1
-        self._answer = answer
-        self._unconfirmed = set(self._ranks)
         for _, request in sorted(self.arrived.items()):
-            # A lost answer is sent again when its rank repeats the request.
             self._replies.send(request.address, answer)
         self.arrived.clear()
-
-    def confirm(self, rank: int) -> None:
-        """Free the answer, which may be as large as the model, when all ranks have it."""
-        self._unconfirmed.discard(rank)
-        if not self._unconfirmed:
-            self._answer = None
 
     def check_limit(self, waiting: str, now: float) -> None:
         """Check the time limit.

@@ -1,19 +1,18 @@
 """Request channel of a thread: requests to servers, their answers, and waits with a limit.
 
-Workers and nodes use it. It repeats requests until they are acknowledged, calls handlers of
-received messages, and raises an error that names the missing ranks when a limit has passed.
+Workers and nodes use it. It calls handlers of received messages, and raises an error that names the
+missing ranks when a limit has passed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind
+from lightning_hier.comm.progress_record import PeerError, named_ranks
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import ClientPort, Received
-from lightning_hier.parameter_server.requests import Request
 from lightning_hier.parameter_server.server_loop import ServerLoop
 
 # The condition of a wait may depend on the time, or on the state of the server loop.
@@ -30,14 +29,12 @@ class RequestChannel:
         on_waited: function that is called with the seconds of every wait.
 
     Attributes:
-        send, send_to_all: as of :class:`ClientPort <.ports.ClientPort>`, for messages without an
-            answer.
-        is_sending: :meth:`ClientPort.is_sending <.ports.ClientPort.is_sending>`.
+        send, send_to_all: as of :class:`ClientPort <.ports.ClientPort>`, for messages without a
+            payload.
         fail: ends the run by an error of this thread.
-        now: returns the time in seconds.
-        requests: requests of this channel.
         collectives_done: number of the last collective of all ranks that has ended for this rank.
             Every push contains it.
+        dropped: number of requests with a payload that were replaced before they could be sent.
 
     """
 
@@ -51,16 +48,15 @@ class RequestChannel:
     ) -> None:
         self.send = port.send
         self.send_to_all = port.send_to_all
-        self.is_sending = port.is_sending
         self.fail = server_loop.fail
-        self.now = time.monotonic
         self.collectives_done = 0
-        self.requests: list[Request] = []
+        self.dropped = 0
         self._port = port
         self._server_loop = server_loop
         self._timeout_s = timeout_s
         self._on_waited = on_waited
         self._handlers: dict[Kind, Callable[[Received, float], None]] = {}
+        self._unsent: dict[tuple[int, int], Message] = {}
 
     def on_port(self, port: ClientPort) -> RequestChannel:
         """Create a channel for another thread of this rank, with its own port."""
@@ -70,31 +66,36 @@ class RequestChannel:
         """Make :meth:`poll` call ``handler(received, now)`` with every message of a kind."""
         self._handlers[kind] = handler
 
+    def request(self, rank: int, message: Message) -> None:
+        """Send a request now, or when a large one to this rank has left the queue.
+
+        The queue to a rank that is stopped or slow therefore does not grow. A request that has not
+        been sent is replaced by the next one about the same block.
+        """
+        replaced = self._unsent.pop((rank, message.block), message)
+        self.dropped += replaced is not message and replaced.payload.numel() > 0
+        if self._port.is_sending(rank) or not self._port.send(rank, message):
+            self._unsent[rank, message.block] = message
+
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Handle a message that arrives within ``timeout_s`` seconds. Returns whether one arrived.
 
-        If there is none, requests that are due are sent.
-
         Raises:
-            PeerError: a rank is lost, or a request has reached its limit.
-            Exception: that of the server loop of this rank, if it has failed.
+            Exception: that of the server loop of this rank, if it has failed, such as the PeerError
+                of a lost rank.
 
         """
         # The servers of this rank stop with the loop, and the other ranks would wait for them.
         self._server_loop.check()
+        for (rank, _), message in list(self._unsent.items()):
+            self.request(rank, message)
         received = self._port.receive(timeout_s)
         if received is None:
-            self.tick(time.monotonic())
             return False
         handler = self._handlers.get(received.message.kind)
         if handler is not None:
             handler(received, time.monotonic())
         return True
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        for request in self.requests:
-            request.tick(now)
 
     def wait(
         self,
@@ -128,3 +129,9 @@ class RequestChannel:
         waited_s = time.monotonic() - begun
         self._on_waited(waited_s)
         return waited_s
+
+
+def unanswered(what: str, ranks: Iterable[int]) -> str:
+    """Error text that names the ranks from which ``what`` were not received."""
+    named = named_ranks(sorted(set(ranks)))
+    return f"{what} were not received from {named}: see the log of {named}"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.squares import all_finite
-from lightning_hier.parameter_server.updater import ParameterStates, Updater
-from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+from lightning_hier.parameter_server.updater import Hyperparameters, ParameterStates, Updater
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 from lightning_hier.comm.gloo_connections import close_connections
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
-from lightning_hier.parameter_server.watch import Watch
+from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.ports import Received
 
 # Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
 # some tens of milliseconds.
@@ -30,16 +30,10 @@ class Replies(Protocol):
     """The methods of a server port that handlers use."""
 
     def send(self, address: bytes, message: Message) -> bool:
-        """Reply without waiting; return False if the peer is gone or its queue is full."""
+        """Reply without waiting; return False if the peer is gone."""
 
-    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
-        """Whether part of a large message of this kind about this block is still queued."""
-
-
-def send_again(replies: Replies, address: bytes, message: Message) -> None:
-    """Answer a repeated request, unless the answer is still queued, as on a slow link."""
-    if not replies.is_sending(address, message.kind, message.block):
-        replies.send(address, message)
+    def is_sending(self, address: bytes) -> bool:
+        """Whether part of a large reply to this address is still queued."""
 
 
 class Handler(Protocol):
@@ -124,9 +118,8 @@ class ServerLoop(BackgroundThread):
     the threads of its rank. It reports it to all ranks in turn, so all of them raise one error.
 
     Args:
-        port: port that only this thread uses from :meth:`start` on.
-        watch: detects lost ranks.
-        alarm: port to all other ranks for this thread, or None in tests.
+        ports: ports of this rank. Only this thread uses those of the server and the watch from
+            :meth:`start` on.
         handlers: handlers of the messages. They may raise PeerError.
 
     Attributes:
@@ -134,13 +127,10 @@ class ServerLoop(BackgroundThread):
 
     """
 
-    def __init__(
-        self, port: ServerPort, watch: Watch, alarm: ClientPort | None, handlers: Sequence[Handler]
-    ) -> None:
+    def __init__(self, ports: Ports, handlers: Sequence[Handler] = ()) -> None:
         super().__init__("server loop")
-        self._port = port
-        self._watch: Watch | None = watch
-        self._alarm = alarm
+        self._ports = ports
+        self._watching = True
         self._handlers: list[Handler] = []
         self._by_kind: dict[Kind, Handler] = {}
         self._tick_at = self._watch_at = 0.0
@@ -154,7 +144,7 @@ class ServerLoop(BackgroundThread):
 
     def stop_watching(self) -> None:
         """Ranks may leave from now on. From any thread."""
-        self._watch = None
+        self._watching = False
 
     def check(self) -> None:
         """Raise the error of the loop, if there is one, in the calling thread."""
@@ -174,8 +164,7 @@ class ServerLoop(BackgroundThread):
         if self.failure is None:
             return
         try:
-            if self._alarm is not None:
-                self._alarm.send_to_all(_report(self.failure))
+            self._ports.alarm.send_to_all(_report(self.failure))
         finally:
             # If the main thread does not end now, it may be waiting in a collective of gloo.
             if not self._stopping.wait(_NOTICE_S):
@@ -185,12 +174,11 @@ class ServerLoop(BackgroundThread):
         if self.failure is not None:
             raise RuntimeError("another thread of this rank has failed")
         # One message in an iteration, so that a flood of them delays neither ticks nor the watch.
-        received = self._port.receive(_TICK_S)
+        received = self._ports.server.receive(_TICK_S)
         now = time.monotonic()
-        watch = self._watch
-        if watch is not None and now >= self._watch_at:
+        if self._watching and now >= self._watch_at:
             self._watch_at = now + _WATCH_S
-            watch.poll()
+            self._ports.check()
         if received is not None:
             self._handle(received, now)
         if now >= self._tick_at:

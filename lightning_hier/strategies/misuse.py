@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.trained import optimizer_parameters
-from lightning_hier.parameter_server.user_optimizer import trainable
+from lightning_hier.parameter_server.updater import trainable
 
 
 class RawSteps:

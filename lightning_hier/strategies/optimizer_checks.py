@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.loop.optimizer_checks import advice
-from lightning_hier.parameter_server.user_optimizer import objection
+from lightning_hier.parameter_server.updater import objection
 
 # Entries that parameter groups of any optimizer may have, so they say nothing about its type.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}

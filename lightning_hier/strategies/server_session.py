@@ -71,13 +71,13 @@ class ServerSession:
     ) -> None:
         self._ports = ports
         self._communicators = communicators
-        self._server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
+        self._server_loop = ServerLoop(ports)
         with ExitStack() as undo:
             undo.callback(ports.close)
             world = communicators.world
             # Twice the limit, because servers name missing ranks after one limit.
             self._channel = RequestChannel(
-                ports.open_client("main"),
+                ports.clients["main"],
                 self._server_loop,
                 timeout_s=2 * timeout_s,
                 # The missing ranks may belong to any group.
@@ -314,7 +314,9 @@ class _GlobalBuffers:
         self._own.forget()
 
 
-def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> ServerSession:
+def open_session(
+    strategy: ParameterServerStrategy, build: BuildEngine, clients: Sequence[str]
+) -> ServerSession:
     """Open the ports of this rank and create its session. A collective of the world."""
     rank, size = strategy.global_rank, strategy.layout.sizes[0]
 
@@ -327,6 +329,7 @@ def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> Serve
         lambda value: gather_json(value, strategy.root_device),
         traffic=strategy.traffic,
         tier_of=tier_of,
+        clients=clients,
     )
     return ServerSession(
         ports,

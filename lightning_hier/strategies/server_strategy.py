@@ -96,6 +96,10 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
         """Create the engine of this rank. Every rank must call it."""
 
+    def _clients(self) -> Sequence[str]:
+        """Names of the threads of this rank that send requests."""
+        return ("main",)
+
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
         trainer_checks.check_served_trainer(trainer)
@@ -111,7 +115,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.strategies.server_session import open_session
 
-        self._session = open_session(self, self._build_engine)
+        self._session = open_session(self, self._build_engine, self._clients())
         self._session.begin(trainer, self.optimizers, self._metrics_callback)
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,12 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return asdict(self.settings)
+
+    @override
+    def _clients(self) -> Sequence[str]:
+        # The first rank of a group exchanges with the master while its main thread computes.
+        is_first = self.global_rank % self.layout.sizes[0] == 0
+        return ("main", "node") if is_first else ("main",)
 
     @override
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:

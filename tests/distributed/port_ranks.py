@@ -21,7 +21,6 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
-from lightning_hier.parameter_server.watch import Watch
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -82,7 +81,7 @@ class Serving:
         while not self._stopping.is_set():
             received = self._ports.server.receive(0.02)
             try:
-                self._ports.watch.poll()
+                self._ports.check()
             except PeerError as error:
                 self.lost = str(error)
             if received is not None:
@@ -96,21 +95,6 @@ def heard(port: ServerPort | ClientPort) -> Received:
     received = port.receive(WAIT_S)
     assert received is not None
     return received
-
-
-def poll_until_lost(watch: Watch) -> str:
-    """Poll the watch, as a server loop does, until a rank is lost. Return its error."""
-
-    def poll() -> bool:
-        try:
-            watch.poll()
-        except PeerError as error:
-            errors.append(str(error))
-        return bool(errors)
-
-    errors: list[str] = []
-    wait_until(poll, "the loss of a rank")
-    return errors[0]
 
 
 def counted(ports: Ports, reason: str, at_least: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,9 +18,6 @@ from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 
-# The connections of a killed rank break at once. With a shorter heartbeat, a rank that waits for
-# the processor of a busy machine would be considered lost.
-HEARTBEAT_S = 1.0
 _CPU = torch.device("cpu")
 
 E = TypeVar("E", bound=Engine)
@@ -42,6 +39,7 @@ def server_world(
     *,
     timeout_s: float,
     group_size: int = 1,
+    clients: Sequence[str] = ("main",),
     before: Callable[[E], Any] = lambda engine: None,
 ) -> Iterator[World[E]]:
     """Start training on this rank. At the end, wait for the others unless there was an error.
@@ -50,6 +48,7 @@ def server_world(
         build: creates the engine of a rank.
         timeout_s: limit of a wait.
         group_size: number of ranks in a group, for the tiers of traffic.
+        clients: names of the client ports of this rank.
         before: called with the engine before any rank trains.
 
     """
@@ -62,10 +61,10 @@ def server_world(
         exchange,
         traffic=traffic,
         tier_of=lambda peer: "group" if peer // group_size == rank // group_size else "across",
-        heartbeat_s=HEARTBEAT_S,
+        clients=clients,
     )
-    server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
-    channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=2 * timeout_s)
+    server_loop = ServerLoop(ports)
+    channel = RequestChannel(ports.clients["main"], server_loop, timeout_s=2 * timeout_s)
     engine = build(rank, ports, channel)
     server_loop.add(engine.handlers)
     before(engine)

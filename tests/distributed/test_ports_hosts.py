@@ -51,7 +51,7 @@ def _exchange_with_all() -> dict[str, Any]:
     """Address of this rank's server, and transport of its connection to each rank."""
     ports, _ = open_rank()
     rank = dist.get_rank()
-    client = ports.open_client("main")
+    client = ports.clients["main"]
     with Serving(ports) as serving:
         for peer in range(4):
             assert client.send(peer, Message(Kind.PUSH, payload=torch.full((100_000,), rank)))
@@ -85,8 +85,8 @@ def _only_at_the_job_s_address(ports: Ports) -> str:
 
 
 def _cut_within_the_limit() -> None:
-    ports, _ = open_rank(heartbeat_s=0.1, silent_limit_s=WAIT_S)
-    client = ports.open_client("main")
+    ports, _ = open_rank(silent_limit_s=WAIT_S)
+    client = ports.clients["main"]
     with Serving(ports) as serving:
         client.send(_far()[0], Message(Kind.ABSTAIN))
         gather_json("all are connected", _CPU)
@@ -104,10 +104,10 @@ def _cut_within_the_limit() -> None:
 
 
 def _cut_beyond_the_limit(folder: Path) -> None:
-    ports, _ = open_rank(heartbeat_s=1.0, silent_limit_s=3.0)
+    ports, _ = open_rank(silent_limit_s=3.0)
     rank = dist.get_rank()
     near = rank ^ 1
-    client = ports.open_client("main")
+    client = ports.clients["main"]
     with Serving(ports) as serving:
         # The hosts share a file system, which the cut does not affect.
         leave_mark(folder, f"there{rank}")

@@ -12,17 +12,16 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
-from tests.distributed.port_ranks import heard, opened
+from tests.distributed.port_ranks import opened
 from tests.distributed.server_world import World, server_world
 from tests.equivalence.test_psp import loss_gradients, start
 from tests.ranks import run_ranks
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
 
 def psp_world(
@@ -46,16 +45,14 @@ def psp_world(
 NUMEL = 500_000
 
 
-def test_state_that_is_larger_than_the_queue_is_saved() -> None:
-    """A block has values and two moments. The queue only holds one of these tensors at a time."""
-    limits = Limits(queued_bytes=NUMEL)
+def test_snapshot_has_the_values_and_states_of_all_servers() -> None:
     moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(NUMEL), "exp_avg_sq": None}
-    with opened(2, limits=limits) as ranks, ExitStack() as stack:
+    with opened(2) as ranks, ExitStack() as stack:
         engines = []
         for rank, ports in enumerate(ranks):
             own = [Parameter(torch.full((NUMEL,), float(at))) for at in range(2)]
-            server_loop = ServerLoop(ports.server, ports.watch, ports.alarm, [])
-            channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
+            server_loop = ServerLoop(ports)
+            channel = RequestChannel(ports.clients["main"], server_loop, timeout_s=WAIT_S)
             optimizer = optim.Adam(own)
             engine = PSPEngine(
                 rank, [optimizer], channel, ports.server, world_size=2, settings=PSPSettings()
@@ -73,24 +70,6 @@ def test_state_that_is_larger_than_the_queue_is_saved() -> None:
             state = snapshot.optimizer_states[0][at]
             assert torch.equal(state["exp_avg"], moments["exp_avg"])
             assert torch.equal(state["exp_avg_sq"], torch.full((NUMEL,), 2.0))
-
-
-def test_server_is_sending_a_message_until_it_has_left_the_queue() -> None:
-    payload = torch.zeros(2_000_000)
-    with opened(2) as [ports, other]:
-        client = other.open_client("main")
-        client.send(0, Message(Kind.STATE_REQUEST, block=7))
-        received = heard(ports.server)
-        address = received.address
-
-        def is_sending(kind: Kind, block: int) -> bool:
-            return ports.server.is_sending(address, kind, block)
-
-        ports.server.send(address, Message(Kind.STATE, 7, payload=payload))
-        assert is_sending(Kind.STATE, 7)
-        assert not is_sending(Kind.STATE, 6) and not is_sending(Kind.BLOCK, 7)
-        heard(client)
-        wait_until(lambda: not is_sending(Kind.STATE, 7), "the end of the queue")
 
 
 def test_one_rank_takes_a_snapshot_while_the_others_train() -> None:

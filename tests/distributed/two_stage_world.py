@@ -46,4 +46,11 @@ def two_stage_world(
             settings=chosen,
         )
 
-    return server_world(build, timeout_s=chosen.timeout_s, group_size=group_size, before=before)
+    is_first = int(os.environ["RANK"]) % group_size == 0
+    return server_world(
+        build,
+        timeout_s=chosen.timeout_s,
+        group_size=group_size,
+        clients=("main", "node") if is_first else ("main",),
+        before=before,
+    )

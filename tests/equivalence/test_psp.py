@@ -146,7 +146,7 @@ def test_all_pushes_and_all_blocks_give_the_same_bits_for_any_latency(seed: int)
     """Gradients are added in order of rank, and not in order of arrival."""
     make: Make = lambda p: optim.SGD(p, lr=0.02, momentum=0.9)  # noqa: E731
     calm = train(make)
-    weather = Weather(latency_s=(0.0, 2.0), ordered=False, compute_s=[0.1, 0.5, 0.2, 1.0])
+    weather = Weather(latency_s=(0.0, 2.0), compute_s=[0.1, 0.5, 0.2, 1.0])
     stormy = train(make, weather=weather, seed=seed)
     assert all(torch.equal(one, other) for one, other in zip(calm, stormy, strict=True))
 

@@ -15,8 +15,8 @@ from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 import lightning_hier as lh
 from lightning_hier.callbacks.tensorboard_layout import layout
 from lightning_hier.comm.traffic import TIERS
+from lightning_hier.parameter_server.authentication import Reason
 from lightning_hier.parameter_server.message import Kind
-from lightning_hier.parameter_server.refusals import Reason
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, TwoOptimizers, loader, make_trainer
 from tests.trainer.metric_names import read_document

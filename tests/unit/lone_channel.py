@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 
@@ -17,7 +17,6 @@ class LoneChannel(RequestChannel):
         send: function that gets a rank and a message, and returns whether it is queued.
 
     Attributes:
-        time: time of this channel, in seconds.
         sending: ranks to which a message is still queued.
         inbox: received messages that :meth:`poll` will handle.
 
@@ -28,8 +27,11 @@ class LoneChannel(RequestChannel):
         self.inbox: list[Received] = []
         port: Any = _Port(send, self.sending, self.inbox)
         super().__init__(port, _Loop(), timeout_s=1.0)
-        self.time = 0.0
-        self.now = lambda: self.time
+
+    def tick(self) -> None:
+        """Send unsent requests as :meth:`poll` does."""
+        assert not self.inbox
+        self.poll()
 
     def receive(self, received: Received, now: float) -> None:
         """Handle a message as :meth:`poll` does."""
@@ -47,7 +49,7 @@ class _Port:
         self._sending = sending
         self._inbox = inbox
 
-    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+    def is_sending(self, rank: int) -> bool:
         return rank in self._sending
 
     def receive(self, timeout_s: float) -> Received | None:
@@ -74,5 +76,5 @@ class Replying:
         self.send = send
         self.sending: set[bytes] = set()
 
-    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+    def is_sending(self, address: bytes) -> bool:
         return address in self.sending

@@ -1,7 +1,7 @@
-"""Simulation of PSP-SGD in one process, with an unreliable network and a simulated clock.
+"""Simulation of PSP-SGD in one process, with a slow network and a simulated clock.
 
-A seed determines everything. :class:`Weather` describes how messages are delayed, reordered and
-lost, and how long ranks compute. There are no threads and no sockets: the simulation
+A seed determines everything. :class:`Weather` describes how messages are delayed,
+and how long ranks compute. There are no threads and no sockets: the simulation
 calls servers and workers as the server loop and the request channel do.
 """
 
@@ -37,15 +37,11 @@ class Weather:
 
     Attributes:
         latency_s: limits of the random latency of a message, in seconds.
-        loss: fraction of the messages that are lost.
-        ordered: whether messages between two ranks keep their order.
         compute_s: seconds that each rank takes to compute a gradient.
 
     """
 
     latency_s: tuple[float, float] = (0.001, 0.001)
-    loss: float = 0.0
-    ordered: bool = True
     compute_s: Sequence[float] = ()
 
 
@@ -60,7 +56,6 @@ class Rank:
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
         self.server = ShardServer(number, plan, [self.optimizer], [cluster.settings], replies)
         self.channel = LoneChannel(lambda rank, message: cluster.post(self, rank, message))
-        self.channel.now = lambda: cluster.now
         self.worker = PSPWorker(self.optimizer, plan, self.channel, cluster.settings)
         self.plan = {block.number: block for block in plan}
         self.state = "computing"
@@ -143,12 +138,10 @@ class Cluster:
         return True
 
     def _deliver(self, way: str, sender: int, to: int, arrive: Callable[[], None]) -> None:
-        if self._random.random() < self.weather.loss:
-            return
         at = self.now + self._random.uniform(*self.weather.latency_s)
-        if self.weather.ordered:
-            at = max(at, self._latest.get((way, sender, to), 0.0))
-            self._latest[way, sender, to] = at
+        # Messages between two ranks keep their order.
+        at = max(at, self._latest.get((way, sender, to), 0.0))
+        self._latest[way, sender, to] = at
         self._at(at, arrive)
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
@@ -173,7 +166,7 @@ class Cluster:
             return
         while rank.inbox:
             rank.worker.handle(rank.inbox.pop(0), self.now)
-        rank.channel.tick(self.now)
+        rank.channel.tick()
         if rank.state == "pulling" and rank.worker.is_pulled(self.now):
             rank.worker.pull()
             self._go_on(rank)

@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import ServerCounts
-from lightning_hier.parameter_server.psp.served_shard import ServedShard
+from lightning_hier.parameter_server.psp.server import ServedShard
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.updater import Updater
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.updater import Updater, hyperparameters
 from tests.unit.lone_channel import Replying
 
 
@@ -93,21 +92,19 @@ class Served:
         groups = hyperparameters(self.optimizer)
         if lr is not None:
             groups[0]["lr"] = lr
-        defaults = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": groups}
+        defaults = {"version": timestamp, "steps": timestamp, "hyperparameters": groups}
         flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
         message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **defaults, **facts}, flat)
         return self.hear(self.shard.respond, worker, message, now)
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Abstain. Return the worker and the version of each answer."""
-        message = Message(Kind.ABSTAIN, 0, timestamp, {"final": 0})
+        message = Message(Kind.ABSTAIN, 0, timestamp)
         return self.hear(self.shard.respond, worker, message, now)
 
-    def arrive(
-        self, worker: int, timestamp: int, number: int = 1, now: float = 0.0
-    ) -> list[tuple[int, int]]:
+    def arrive(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Arrive at a rendezvous. Return the worker and the version of each answer."""
-        message = Message(Kind.ARRIVE, 0, timestamp, {"number": number})
+        message = Message(Kind.ARRIVE, 0, timestamp)
         return self.hear(self.shard.arrive, worker, message, now)
 
     def tick(self, now: float) -> list[tuple[int, int]]:

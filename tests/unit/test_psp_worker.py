@@ -47,9 +47,8 @@ class Harness:
         self.hear(number, message)
         return self.worker.is_pulled(self.now)
 
-    def final(self, number: int, timestamp: int, value: float, *, rendezvous: int = 1) -> None:
-        facts = {"number": rendezvous}
-        self.hear(number, Message(Kind.FINAL, number, timestamp, facts, torch.full((2,), value)))
+    def final(self, number: int, timestamp: int, value: float) -> None:
+        self.hear(number, Message(Kind.FINAL, number, timestamp, {}, torch.full((2,), value)))
 
     def hear(self, sender: int, message: Message) -> None:
         self.channel.receive(Received(sender, b"", message), self.now)

@@ -20,7 +20,7 @@ from lightning_hier.parameter_server.two_stage.master import Master, master_mode
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.updater import hyperparameters
 from tests.equivalence.two_stage import FEATURES, START, OneDevice, ReferenceMaster, batch
 from tests.unit.lone_channel import LoneChannel, Replying
 

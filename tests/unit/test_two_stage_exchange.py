@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
@@ -55,12 +56,12 @@ class Bench:
         """Messages that are sent at this time."""
         self.sent.clear()
         self.exchange.advance(now)
-        self.channel.tick(now)
+        self.channel.tick()
         return list(self.sent)
 
-    def answer(self, kind: Kind, value: float, now: float = 0.0, **facts: Any) -> None:
+    def answer(self, kind: Kind, value: float, now: float = 0.0) -> None:
         weights = torch.full((NUMEL,), value)
-        self.exchange.handle(Message(kind, 0, 7, facts, weights), now)
+        self.exchange.handle(Message(kind, 0, 7, {}, weights), now)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_push_lists_the_parameters_without_a_gradient_on_any_device(bench: Bench
         bench.add(1, 1.0, marks)
         [push] = bench.advance()
         assert push.facts["absent"] == absent
-        bench.answer(Kind.BLOCK, 0.5, number=push.facts["number"])
+        bench.answer(Kind.BLOCK, 0.5)
 
 
 def test_sum_that_overflows_is_dropped_and_training_continues(bench: Bench) -> None:
@@ -102,15 +103,23 @@ def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
     bench.replica.devices[1].steps += 1  # its gradient was not finite
     [push] = bench.advance()
     assert push.facts["together"] is True and push.facts["count"] == 1
-    bench.answer(Kind.BLOCK, 0.5, number=1)
+    bench.answer(Kind.BLOCK, 0.5)
     for device in (0, 1):
         bench.replica.devices[device].steps += 1
     [push] = bench.advance()
     assert push.payload.numel() == 0 and push.facts["count"] == 0
-    bench.answer(Kind.BLOCK, 0.5, number=2)
+    bench.answer(Kind.BLOCK, 0.5)
     for value in (1.0, 2.0):
         bench.add(0, value)
     assert bench.advance() == []  # the warm-up is over: a push has three gradients
     bench.add(1, 4.0)
     [push] = bench.advance()
     assert push.facts["together"] is False and value_of(push.payload) == 7.0
+
+
+def test_master_that_does_not_answer_in_time_is_named(bench: Bench) -> None:
+    for _ in range(3):
+        bench.add(0, 1.0)
+    assert len(bench.advance(1.0)) == 1 and bench.advance(1.0 + 2 * LIMIT_S) == []
+    with pytest.raises(PeerError, match="rank 0, the master .*, has not answered for 80 s"):
+        bench.advance(1.1 + 2 * LIMIT_S)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock
 from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones, parameter
 
@@ -30,33 +28,6 @@ def test_nonfinite_sum_is_dropped(bad: float) -> None:
     [(_, answer)] = talk.push(0, torch.tensor([0.0, bad, 0.0], dtype=torch.float64), 2)
     assert answer.payload.tolist() == [0.0] * 3
     assert (talk.counts.version, talk.counts.nonfinite) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("total", "facts"),
-    [
-        (torch.zeros(2, dtype=torch.float64), {}),
-        (torch.zeros(3), {}),
-        (NO_PAYLOAD, {}),
-        (torch.zeros(3, dtype=torch.float64), {"count": 0}),
-    ],
-)
-def test_malformed_push_is_dropped(total: Tensor, facts: dict[str, Any]) -> None:
-    talk = Talk((0,))
-    assert talk.push(0, total, **{"count": 1} | facts) == []
-    assert (talk.counts.version, talk.counts.malformed) == (0, 1)
-
-
-def test_answer_that_is_still_queued_is_not_sent_again() -> None:
-    talk = Talk()
-    talk.push(0, ones(1.0), 1)
-    facts = talk.facts(1)
-    talk.replies.sending = {b"0"}
-    assert talk.say(0, Message(Kind.PUSH, 0, 0, facts, ones(1.0))) == []
-    talk.replies.sending = set()
-    [(to, again)] = talk.say(0, Message(Kind.PUSH, 0, 0, facts, ones(1.0)))
-    assert (to, again.kind, again.facts["number"]) == (0, Kind.BLOCK, 1)
-    assert talk.counts.pushes == 1
 
 
 def test_wait_at_the_end_of_an_epoch_that_is_too_long_names_the_missing_nodes() -> None:

@@ -15,8 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lightning_hier.parameter_server.updater import Updater
-from lightning_hier.parameter_server.user_optimizer import hyperparameters, objection
+from lightning_hier.parameter_server.updater import Updater, hyperparameters, objection
 from tests.unit.optimizer_cases import (
     FOLLOWS_FACTOR_LATER,
     OPTIMIZERS,

@@ -11,7 +11,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.updater import hyperparameters
 from tests.unit.lone_channel import Replying
 
 ETA = 0.25
@@ -42,7 +42,6 @@ class Talk:
         ranks = {node: range(node, node + 2) for node in nodes}
         self.replies = Replying(self._send)
         self.master = Master([self.model], ranks, self.replies, TwoStageSettings(**settings))
-        self._numbers = dict.fromkeys(nodes, 0)
         self.counts = self.master.parts[0].counts
 
     def _send(self, address: bytes, message: Message) -> bool:
@@ -58,18 +57,13 @@ class Talk:
     def push(
         self, node: int, total: Tensor, count: int, *, now: float = 0.0, **facts: Any
     ) -> list[tuple[int, Message]]:
-        self._numbers[node] += 1
-        defaults = self.facts(self._numbers[node], count)
+        common = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
+        defaults = common | {"count": count, "together": False, "collectives_done": 0}
         version = facts.pop("version", self.counts.version)
         return self.say(node, Message(Kind.PUSH, 0, version, defaults | facts, total), now)
 
-    def facts(self, number: int, count: int = 1) -> dict[str, Any]:
-        """The facts of a push."""
-        common = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
-        return common | {"number": number, "count": count, "together": False, "collectives_done": 0}
-
-    def arrive(self, node: int, number: int = 1, now: float = 0.0) -> list[tuple[int, Message]]:
-        return self.say(node, Message(Kind.ARRIVE, 0, number), now)
+    def arrive(self, node: int, now: float = 0.0) -> list[tuple[int, Message]]:
+        return self.say(node, Message(Kind.ARRIVE), now)
 
 
 def ones(value: float) -> Tensor:

@@ -82,7 +82,7 @@ class PSPEngine(Engine):
     def metrics(self) -> dict[str, float]:
         return self._server.counts.metrics() | {
             "hier/psp/late": float(sum(worker.late for worker in self.workers)),
-            "hier/psp/unsent": float(sum(worker.unsent for worker in self.workers)),
+            "hier/psp/unsent": float(self._channel.dropped),
             "hier/psp/waiting_seconds": sum(worker.waiting_s for worker in self.workers),
         }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.psp.settings import Countdown
-from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+from lightning_hier.parameter_server.updater import Hyperparameters
 
 # A sum of many gradients in half precision would lose small ones, and could overflow in float16.
 _HALF = (torch.float16, torch.bfloat16)
@@ -25,7 +25,6 @@ class PushFacts:
 
     Attributes:
         version: timestamp of the shard with which the gradient was computed.
-        final: number of the last rendezvous that has ended for the worker.
         collectives_done: number of the last collective that has ended for the worker.
         steps: number of steps of the worker.
         hyperparameters: hyperparameters of the worker's optimizer, for each parameter group.
@@ -34,7 +33,6 @@ class PushFacts:
     """
 
     version: int
-    final: int
     steps: int
     hyperparameters: Hyperparameters = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
@@ -101,7 +99,7 @@ class ServerCounts:
 
     Attributes:
         used: gradients in an update or in the current round.
-        dropped: gradients that arrived too late (Algorithm 1, server, line 8), or twice.
+        dropped: gradients that arrived too late (Algorithm 1, server, line 8).
         nonfinite: gradients and updates that were discarded because of NaN or inf.
         rounds: updates of shards.
         in_rounds: gradients in these updates.

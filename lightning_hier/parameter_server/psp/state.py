@@ -19,12 +19,10 @@ from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.requests import Request, unanswered
+from lightning_hier.parameter_server.request_channel import RequestChannel, unanswered
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.updater import ParameterStates
 
-_REQUEST_RETRY_S = 5.0
 # Tensors start at multiples of this number of bytes, which aligns all dtypes.
 _ALIGNMENT = 16
 
@@ -86,35 +84,27 @@ class StateCollector:
     def __init__(self, shards: Sequence[Shard], channel: RequestChannel) -> None:
         self._shards = {shard.number: shard for shard in shards if shard.size}
         self._channel = channel
-        self._number = 0
         self._states: dict[int, tuple[Tensor, ParameterStates]] = {}
-        self._requests = {
-            number: Request(channel, shard.home, retry_s=_REQUEST_RETRY_S)
-            for number, shard in self._shards.items()
-        }
 
     def request(self) -> None:
         """Request the current state of all shards."""
-        # A number of its own, so that late answers to an earlier request are not mixed in.
-        self._number += 1
         self._states.clear()
-        for number, request in self._requests.items():
-            request.put(Message(Kind.STATE_REQUEST, number, self._number), self._channel.now())
+        for number, shard in self._shards.items():
+            self._channel.send(shard.home, Message(Kind.STATE_REQUEST, number))
 
     def handle(self, received: Received, now: float) -> None:
-        """Handle a server's STATE, unless it answers an earlier or an acknowledged request."""
-        message, request = received.message, self._requests[received.message.block]
-        if request.message is not None and message.timestamp == self._number:
-            self._states[message.block] = read_state(message, self._shards[message.block])
-            request.acknowledge(now)
+        """Handle a server's STATE."""
+        block = received.message.block
+        self._states[block] = read_state(received.message, self._shards[block])
 
     def is_complete(self, now: float) -> bool:
         """Whether the state of all shards has been received."""
-        return not self._awaited()
+        return self._states.keys() == self._shards.keys()
 
     def missing(self) -> str:
         """Names the ranks whose state has not been received."""
-        return unanswered("the states of shards", self._awaited())
+        missing = self._shards.keys() - self._states.keys()
+        return unanswered("the states of shards", [self._shards[n].home for n in missing])
 
     def snapshot(self, optimizers: int) -> Snapshot:
         """The received state of all shards, of this number of optimizers."""
@@ -125,6 +115,3 @@ class StateCollector:
             values.update(zip(shard.parameters, shard.tensors(flat), strict=True))
             states[shard.optimizer].update(optimizer_state)
         return Snapshot(values, states)
-
-    def _awaited(self) -> list[Request]:
-        return [request for request in self._requests.values() if request.message is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,17 +13,13 @@ from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts
 from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.requests import Request, unanswered
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
-
-# Shortest time before a request is repeated.
-_RETRY_S = 2.0
+from lightning_hier.parameter_server.request_channel import RequestChannel, unanswered
+from lightning_hier.parameter_server.updater import hyperparameters
 
 
 class WorkerShard:
@@ -30,41 +27,29 @@ class WorkerShard:
 
     Args:
         shard: parameters of the shard.
-        channel: channel of the worker.
 
     Attributes:
         host: copies of the parameters and their gradients.
         timestamp: version of the values in the parameters.
         newest: version of the newest received values.
         fresh: these values, unless they are already in the parameters.
-        request: PUSH, ABSTAIN or ARRIVE that the server has not answered.
-        final: number of the last rendezvous that has ended for this shard.
+        final: whether they are those of the rendezvous at which the worker waits.
 
     """
 
-    def __init__(self, shard: Shard, channel: RequestChannel) -> None:
+    def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.host = HostCopy(shard.parameters, shard.dtype)
         self.timestamp = 0
         self.newest = 0
-        self.final = 0
+        self.final = False
         self.fresh: Tensor | None = None
-        self.request = Request(channel, shard.home, retry_s=_RETRY_S)
 
-    def take_values(self, message: Message, now: float) -> bool:
-        """Store values if they are newer. Returns whether they answer the request."""
-        if message.timestamp > self.newest:
+    def take(self, message: Message) -> None:
+        """Store values if they are newer, or those of a rendezvous, which replace any others."""
+        self.final = message.kind == Kind.FINAL
+        if self.final or message.timestamp > self.newest:
             self.fresh, self.newest = message.payload, message.timestamp
-        request = self.request.message
-        if request is None or message.timestamp <= request.timestamp:
-            return False
-        self.request.acknowledge(now)
-        return True
-
-    def take_final(self, message: Message, number: int) -> None:
-        """Store the values of a rendezvous, replacing any others."""
-        self.request.cancel()
-        self.fresh, self.newest, self.final = message.payload, message.timestamp, number
 
 
 class PSPWorker(Worker):
@@ -84,7 +69,7 @@ class PSPWorker(Worker):
         shards: shards that are not empty, by number.
         timestamp: t of the next push.
         behind: number of steps that other workers have made and this one has not.
-        late: number of shards that arrived after the worker had continued without them, or twice.
+        late: number of shards that arrived after the worker had continued without them.
         waiting_s: seconds of waits for shards.
 
     """
@@ -96,7 +81,7 @@ class PSPWorker(Worker):
         channel: RequestChannel,
         settings: PSPSettings,
     ) -> None:
-        self.shards = {shard.number: WorkerShard(shard, channel) for shard in shards if shard.size}
+        self.shards = {shard.number: WorkerShard(shard) for shard in shards if shard.size}
         self.timestamp = 0
         self.behind = 0
         self.late = 0
@@ -107,13 +92,7 @@ class PSPWorker(Worker):
         self._steps = 0
         # To the next gradient, which starts when enough shards have been received.
         self._countdown = Countdown()
-        self._rendezvous = 0
         self._at_rendezvous = False
-
-    @property
-    def unsent(self) -> int:
-        """Number of gradients that could not be sent before the worker continued."""
-        return sum(shard.request.dropped for shard in self.shards.values())
 
     @override
     def step(self) -> None:
@@ -140,26 +119,23 @@ class PSPWorker(Worker):
         if not finite:
             self._push_nothing()
             return
-        latest, now = hyperparameters(self._optimizer), self._channel.now()
+        latest = hyperparameters(self._optimizer)
         for shard, flat, gradients in read:
             facts = PushFacts(
                 version=shard.timestamp,
-                final=shard.final,
                 collectives_done=self._channel.collectives_done,
                 steps=self._steps,
                 hyperparameters=latest,
                 absent=[at for at, gradient in enumerate(gradients) if gradient is None],
             )
-            push = Message(Kind.PUSH, shard.shard.number, self.timestamp, vars(facts), flat)
-            # Repeated without the gradient, because a server must not get it twice. A server that
-            # has not received it ends its round without it.
-            shard.request.put(push, now, repeat=self._abstention(shard))
+            self._request(Kind.PUSH, shard, vars(facts), flat)
         self._end_step()
 
     def _push_nothing(self) -> None:
         """Respond to all servers without a gradient."""
         for shard in self.shards.values():
-            shard.request.put(self._abstention(shard), self._channel.now())
+            facts = {"collectives_done": self._channel.collectives_done}
+            self._request(Kind.ABSTAIN, shard, facts)
         self._end_step()
 
     @override
@@ -201,13 +177,10 @@ class PSPWorker(Worker):
 
     @override
     def arrive(self) -> None:
-        self._rendezvous += 1
         self._at_rendezvous = True
-        # These requests replace unanswered pushes, because the values of the rendezvous are newer.
-        facts = {"number": self._rendezvous}
-        for number, shard in self.shards.items():
-            arrival = Message(Kind.ARRIVE, number, self.timestamp, facts)
-            shard.request.put(arrival, self._channel.now())
+        for shard in self.shards.values():
+            shard.final = False
+            self._request(Kind.ARRIVE, shard)
 
     @override
     def wait_for_global_model(self) -> None:
@@ -215,7 +188,7 @@ class PSPWorker(Worker):
 
     def has_global_model(self, now: float) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
-        return all(shard.final == self._rendezvous for shard in self.shards.values())
+        return all(shard.final for shard in self.shards.values())
 
     @override
     def take_global_model(self) -> None:
@@ -227,22 +200,19 @@ class PSPWorker(Worker):
         """Names the servers of missing shards: of the next pull, or at the rendezvous."""
         shards = self.shards.values()
         if self._at_rendezvous:
-            awaited = [shard.request for shard in shards if shard.final != self._rendezvous]
-            return unanswered(f"the values of rendezvous {self._rendezvous}", awaited)
-        awaited = [shard.request for shard in shards if shard.newest <= self.timestamp]
-        return unanswered(f"shards newer than version {self.timestamp}", awaited)
+            awaited, what = [s for s in shards if not s.final], "the values of the rendezvous"
+        else:
+            awaited = [s for s in shards if s.newest <= self.timestamp]
+            what = f"shards newer than version {self.timestamp}"
+        return unanswered(what, [shard.shard.home for shard in awaited])
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a BLOCK or FINAL of a server."""
         message = received.message
-        shard, final = self.shards[message.block], message.kind == Kind.FINAL
-        # Answers to requests of a training step and of a rendezvous must be distinguished.
-        if final != self._at_rendezvous:
-            return  # the worker has continued
-        if not final:
-            self.late += not shard.take_values(message, now)
-        elif message.facts["number"] == self._rendezvous:
-            shard.take_final(message, self._rendezvous)
+        if self._at_rendezvous and message.kind == Kind.BLOCK:
+            return  # the values of the rendezvous are newer
+        self.late += message.kind == Kind.BLOCK and message.timestamp <= self.timestamp
+        self.shards[message.block].take(message)
 
     def _wait_and_pull(self) -> None:
         with profiler_range("hier/psp/pull"):
@@ -253,6 +223,12 @@ class PSPWorker(Worker):
         self._steps += 1
         self._countdown.since = None
 
-    def _abstention(self, shard: WorkerShard) -> Message:
-        facts = {"final": shard.final, "collectives_done": self._channel.collectives_done}
-        return Message(Kind.ABSTAIN, shard.shard.number, self.timestamp, facts)
+    def _request(
+        self,
+        kind: Kind,
+        shard: WorkerShard,
+        facts: Mapping[str, Any] | None = None,
+        payload: Tensor = NO_PAYLOAD,
+    ) -> None:
+        number, home = shard.shard.number, shard.shard.home
+        self._channel.request(home, Message(kind, number, self.timestamp, facts or {}, payload))

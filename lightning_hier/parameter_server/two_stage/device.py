@@ -22,8 +22,7 @@ from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import Updater
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.updater import Updater, hyperparameters
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from lightning_hier.parameter_server.two_stage.master import Master, master_mode
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
 from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.user_optimizer import hyperparameters, trainable
+from lightning_hier.parameter_server.updater import hyperparameters, trainable
 
 
 class TwoStageASGD(Engine):
@@ -71,7 +71,7 @@ class TwoStageASGD(Engine):
         self._node: Node | None = None
         if rank == first:
             # A port of its own, because the node exchanges while the main thread computes.
-            node_channel = channel.on_port(ports.open_client("node"))
+            node_channel = channel.on_port(ports.clients["node"])
             self._node = self._make_node(node_channel, remaining)
         self._master: Master | None = None
         if rank == MASTER:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from torch.nn import Parameter
@@ -12,13 +11,11 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks, waited_too_long
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import Replies, send_again
+from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.two_stage.pushes import MasterCounts, OrderLock, Push
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
-
-_log = logging.getLogger(__name__)
 
 
 def master_model(optimizer: Optimizer, parameters: Sequence[Parameter]) -> ServedValues:
@@ -64,51 +61,28 @@ class MasterPart:
         self._idle_nodes = idle_nodes
         self._settings = settings
         self._pending: dict[int, Push] = {}
-        self._applied = dict.fromkeys(self._nodes, 0)
         self._epochs = Rendezvous(replies, self._nodes, settings.timeout_s)
         self.counts = MasterCounts()
 
     def push(self, received: Received, now: float) -> None:
         """Apply a push when it is the turn of its node."""
-        node = received.sender
         push = Push.read(received, due=now + self._settings.timeout_s)
-        if node not in self._nodes or not self._fits(push):
-            self.counts.malformed += 1
-            _log.warning("dropped a malformed push of rank %d", node)
-            return
-        if push.number <= self._applied[node]:
-            # The push was applied, but the answer was lost.
-            # With the current W, because that of the first answer is not kept.
-            send_again(self._replies, push.address, self._answer(push, staleness=0))
-            return
-        # Not for a repeated push: its node may still wait for the model at the end of an epoch.
-        self._epochs.confirm(node)
-        # The time limit of a repeated push starts with the first one.
-        self._pending.setdefault(node, push)
+        self._pending[received.sender] = push
         self.apply_pending()
 
     def arrive(self, received: Received, now: float) -> None:
         """Record that a node has ended its epoch and has nothing left to push."""
-        node, number = received.sender, received.message.timestamp
-        if node in self._nodes and self._epochs.arrive(received, number, now):
-            self.order.leave(node)
-            self.apply_pending()
-            if self._epochs.is_complete:
-                self._end_epoch()
+        self._epochs.arrive(received, now)
+        self.order.leave(received.sender)
+        self.apply_pending()
+        if self._epochs.is_complete:
+            self._end_epoch()
 
     def check_limits(self, now: float) -> None:
         """Raise PeerError if a node has waited too long for others."""
         self._epochs.check_limit("at the end of an epoch", now)
         if any(push.due <= now for push in self._pending.values()):
             raise waited_too_long("for the push of a node", self._absent_from_turn())
-
-    def _fits(self, push: Push) -> bool:
-        # In the warm-up, a node without a finite gradient pushes too: all make the step together.
-        if push.count == 0:
-            return not push.total.numel()
-        weights = self._model.flat()
-        same = push.total.dtype == weights.dtype and push.total.numel() == weights.numel()
-        return push.count > 0 and same
 
     def _absent_from_turn(self) -> Collection[int]:
         if any(push.together for push in self._pending.values()):
@@ -151,8 +125,9 @@ class MasterPart:
                 self.counts.staleness_max = max(self.counts.staleness_max, staleness)
             if self._settings.order_locking and not push.together:
                 self.order.pushed(node)
-            self._applied[node] = push.number
-            self._replies.send(push.address, self._answer(push, staleness=staleness))
+            facts, weights = {"staleness": staleness}, self._model.flat()
+            answer = Message(Kind.BLOCK, self._block, self.counts.version, facts, weights)
+            self._replies.send(push.address, answer)
 
     def _update(self, pushes: Sequence[Push]) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
@@ -175,13 +150,8 @@ class MasterPart:
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
 
-    def _answer(self, push: Push, *, staleness: int) -> Message:
-        facts = {"number": push.number, "staleness": staleness}
-        return Message(Kind.BLOCK, self._block, self.counts.version, facts, self._model.flat())
-
     def _end_epoch(self) -> None:
-        facts, weights = {"number": self._epochs.number + 1}, self._model.flat()
-        final = Message(Kind.FINAL, self._block, self.counts.version, facts, weights)
+        final = Message(Kind.FINAL, self._block, self.counts.version, {}, self._model.flat())
         self._epochs.end(final)
         self.order.reopen(self._nodes)
 

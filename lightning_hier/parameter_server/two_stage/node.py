@@ -18,14 +18,14 @@ from torch import Tensor
 
 from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.requests import Request
 from lightning_hier.parameter_server.server_loop import BackgroundThread
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+from lightning_hier.parameter_server.updater import Hyperparameters
 
 MASTER = 0
 # Interval at which the devices' counters are read. Messages are handled immediately.
@@ -34,10 +34,6 @@ _PAUSE_S = 0.003
 _TAKING_LIMIT_S = 1.0
 # The master reports missing nodes after one time limit, so this limit must be longer.
 _WAITS = 2
-# Shortest and longest time before a request is repeated. The longest leaves time for several
-# repetitions within the limit.
-_RETRY_S = 5.0
-_LONGEST_S = 30.0
 
 
 @dataclass
@@ -50,7 +46,6 @@ class ExchangeCounts:
         overflowed: gradients whose sum was not finite and was discarded.
         staleness_sum: updates of the master between a node's model and its push, summed.
         seconds: seconds from a push to its reply.
-        reminders: repeated requests.
 
     """
 
@@ -59,7 +54,6 @@ class ExchangeCounts:
     overflowed: int = 0
     staleness_sum: int = 0
     seconds: float = 0.0
-    reminders: int = 0
 
 
 class Exchange:
@@ -91,16 +85,8 @@ class Exchange:
         self.replica = replica
         self._channel = channel
         self._settings = settings
-        longest_s = min(_LONGEST_S, settings.timeout_s / 4)
-        self._request = Request(
-            channel,
-            MASTER,
-            role="the master of two-stage ASGD",
-            retry_s=min(_RETRY_S, longest_s),
-            longest_s=longest_s,
-            limit_s=_WAITS * settings.timeout_s,
-        )
-        self._pushes = 0
+        self._request: Message | None = None
+        self._requested_at = 0.0
         self._version = 0
         self._rounds = 0
         self.hyperparameters = hyperparameters
@@ -108,38 +94,43 @@ class Exchange:
 
     def advance(self, now: float) -> None:
         """Push, or report that the node has ended its epoch, unless a request is pending."""
-        self.counts.reminders = self._request.retries
-        if self._request.message is not None:
+        if self._request is not None:
+            self._check_limit(now)
             return
         together = self._warming_up and self._all_made_step()
         if together or self._pending() >= self._least():
             with profiler_range("hier/two_stage/push"):
                 self._push(now, together=together)
         elif self._all_arrived():
-            number = self.replica.node.finals + 1
-            self._request.put(Message(Kind.ARRIVE, self._block, number, {"number": number}), now)
+            self._send(Message(Kind.ARRIVE, self._block), now)
 
     def handle(self, message: Message, now: float) -> None:
         """Handle the master's answer."""
-        request = self._request.message
-        if request is None:
-            return
-        expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
-        number = request.facts["number"]
-        if message.kind != expected or message.facts.get("number") != number:
-            return  # an answer to a repeated request that was already answered
-        self._request.acknowledge(now)
+        request, self._request = self._request, None
+        assert request is not None, "the master answers requests only"
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
             self.replica.install(message.payload)
         # After the model, which devices copy as soon as the counter has increased.
         if message.kind == Kind.FINAL:
-            self.replica.node.finals = number
+            self.replica.node.finals += 1
             return
         self.counts.pushes += 1
         self.counts.gradients += int(request.facts["count"])
         self.counts.staleness_sum += int(message.facts.get("staleness", 0))
-        self.counts.seconds += self._request.waited_s(now)
+        self.counts.seconds += now - self._requested_at
+
+    def _send(self, request: Message, now: float) -> None:
+        self._request, self._requested_at = request, now
+        self._channel.request(MASTER, request)
+
+    def _check_limit(self, now: float) -> None:
+        limit_s = _WAITS * self._settings.timeout_s
+        if now > self._requested_at + limit_s:
+            raise PeerError(
+                f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit_s:g} s: "
+                "see its log"
+            )
 
     def _pending(self) -> int:
         return sum(sums.pending for sums in self.replica.accumulators)
@@ -177,9 +168,7 @@ class Exchange:
             self.replica.node.installed = self.replica.node.begun
             return
         self._rounds += together
-        self._pushes += 1
         facts = {
-            "number": self._pushes,
             "count": count,
             "together": together,
             # Read after the sums, so that gradients after a collective are sent with its number.
@@ -187,7 +176,7 @@ class Exchange:
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
-        self._request.put(Message(Kind.PUSH, self._block, self._version, facts, total), now)
+        self._send(Message(Kind.PUSH, self._block, self._version, facts, total), now)
 
     def _take_sums(self) -> tuple[Tensor, Tensor, int]:
         """The sum, a flag for each parameter that has a gradient, and the number of gradients."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+from lightning_hier.parameter_server.updater import Hyperparameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,6 @@ class Push:
         timestamp: version of the master's model with which the first gradient was computed.
         total: the sum, 1-D; empty if ``count`` is 0.
         due: time limit of the wait for its turn.
-        number: number of the push, from 1 for each node. The answer contains it.
         count: number of gradients in the sum; 0 if none was finite.
         together: whether it belongs to a step of the warm-up, which all nodes make together.
         collectives_done: number of the last collective that has ended for the node.
@@ -38,7 +37,6 @@ class Push:
     timestamp: int
     total: Tensor
     due: float
-    number: int
     count: int
     together: bool
     collectives_done: int
@@ -68,7 +66,6 @@ class MasterCounts:
     version: int = 0
     pushes: int = 0
     nonfinite: int = 0
-    malformed: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
 
