@@ -40,6 +40,24 @@ class Due(tuple[Pending, ...]):
     """
 
 
+class Scheduled(Iterator[Sequence[Pending]]):
+    """Work on one chunk, as :data:`Stages`, that an :class:`OverlapQueue` can schedule.
+
+    Args:
+        stages: the work.
+        due: number of :class:`Due` that it yields, the same on all ranks.
+
+    """
+
+    def __init__(self, stages: Stages, *, due: int) -> None:
+        self._stages = stages
+        self.due = due
+
+    def __next__(self) -> Sequence[Pending]:
+        """Do the next stage, and return the collectives that it has started."""
+        return next(self._stages)
+
+
 class Pipeline:
     """Chunks that pass through their stages in rounds. The first begins with :meth:`run`.
 
@@ -148,7 +166,7 @@ class OverlapQueue:
         # Steps and waits since the queue was last empty.
         self._step = self._waited = 0
 
-    def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> Pipeline:
+    def add(self, chunks: Sequence[Scheduled], *, at_once: int, steps: int) -> Pipeline:
         """Add a pipeline, and run its stages up to the first :class:`Due`.
 
         Every rank of the groups must add the same pipelines, in the same order, at the same step.
@@ -156,13 +174,12 @@ class OverlapQueue:
         Args:
             chunks: as in :class:`Pipeline`.
             at_once: as in :class:`Pipeline`.
-            due: number of :class:`Due` that all chunks yield.
-            steps: number of steps over which they are distributed evenly.
+            steps: number of steps over which the :class:`Due` of all chunks are distributed evenly.
 
         """
         work = Pipeline(chunks, at_once=at_once)
         self._waiting.append(work)
-        self._plans.append(_Plan(due, steps, self._step))
+        self._plans.append(_Plan(sum(chunk.due for chunk in chunks), steps, self._step))
         self._run()
         return work
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Stages
+from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Scheduled, Stages
 
 
 class _Message:
@@ -55,8 +55,8 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     assert _starts(log) == _starts(plain)
 
 
-def _planned(log: list[str], name: int, stages: int) -> Stages:
-    return (Due(awaited) for awaited in _chunk(log, [], name, stages))
+def _planned(log: list[str], name: int, stages: int) -> Scheduled:
+    return Scheduled((Due(own) for own in _chunk(log, [], name, stages)), due=stages)
 
 
 @given(
@@ -72,14 +72,14 @@ def test_waits_for_queued_work_are_spread_evenly_over_its_steps(
     queue = OverlapQueue()
     for number, size in enumerate(sizes):
         chunks = [_planned(log, 100 * number + i, stages) for i in range(size)]
-        queue.add(chunks, at_once=2, due=size * stages, steps=steps)
+        queue.add(chunks, at_once=2, steps=steps)
     total = sum(sizes) * stages
     for step in range(1, steps + 1):
         waited = len([line for line in log if "wait" in line])
         assert waited == sum(size * stages * (step - 1) // steps for size in sizes)
         queue.step()
     assert len([line for line in log if "wait" in line]) == total
-    queue.add([_planned(log, 999, stages)], at_once=2, due=stages, steps=steps)
+    queue.add([_planned(log, 999, stages)], at_once=2, steps=steps)
     assert len([line for line in log if "wait" in line]) == total
     queue.finish()
     assert log[-1] == "end 999"

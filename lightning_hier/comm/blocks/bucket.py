@@ -20,7 +20,7 @@ from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.shard_placement import Kind
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.sharded_tensors import local_tensor
-from lightning_hier.comm.stages import Stages
+from lightning_hier.comm.stages import Scheduled, Stages
 
 Merge = float | Literal["progress"]
 """What becomes of a local model when the start model arrives."""
@@ -146,7 +146,7 @@ class Bucket:
             return self.outer.prepare_(model, place)
         return sum_of_squares(model.sub_(self._late.start[place]))
 
-    def send(self, averaging: Averaging, *, carried: bool) -> tuple[list[Stages], int]:
+    def send(self, averaging: Averaging, *, carried: bool) -> list[Scheduled]:
         """Put the local update, after :meth:`read`, in flight. Does not communicate.
 
         Args:
@@ -154,15 +154,14 @@ class Bucket:
             carried: whether the state of the local optimizer is averaged.
 
         Returns:
-            The stages of each chunk, which compute the mean over the groups, and the number of
-            :class:`~lightning_hier.comm.stages.Due` that they yield, 0 if no steps follow.
+            The work on each chunk, which computes the mean over the groups.
 
         """
         late, shard, exchange = self._late, self.shard, self.exchange
         self.has_update = True
         if late is None:
             chunks = shard.chunks
-            return [exchange.chunk(c, averaging, keep=True, carried=carried) for c in chunks], 0
+            return [exchange.chunk(c, averaging, keep=True, carried=carried) for c in chunks]
         # Copied, because evaluations and merges use the transfer buffer meanwhile.
         late.update.copy_(shard.values[shard.parameters])
         # This shard may end before the last chunk, and then does so on all ranks that average it.
@@ -172,15 +171,11 @@ class Bucket:
             for place in places
             if place.start < place.stop
         ]
-        due = exchange.due * len(sums)
         if carried:
             late.state.copy_(shard.values[shard.carried])
-            # An empty tensor splits into one empty piece, which yields no Due.
-            pieces = [p for p in late.state.split(shard.chunk) if p.numel()]
-            sums += [exchange.carried(piece, averaging) for piece in pieces]
-            due += exchange.carried_due * len(pieces)
+            sums += [exchange.carried(p, averaging) for p in late.state.split(shard.chunk)]
         self._keep_sent(late, carried=carried)
-        return sums, due
+        return sums
 
     def _keep_sent(self, late: InFlight, *, carried: bool) -> None:
         """Keep the weights and the state that were sent, as far as needed."""

@@ -20,7 +20,7 @@ from lightning_hier.comm.blocks.error_feedback import ErrorFeedback, error_dtype
 from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum, sparse_sum
-from lightning_hier.comm.stages import Stages, side_by_side
+from lightning_hier.comm.stages import Scheduled, side_by_side
 
 AcrossDtype = Literal["same", "bfloat16", "int8", "int4"]
 """Dtype of model updates between groups. ``"same"`` is the dtype of the parameters."""
@@ -75,14 +75,10 @@ class Exchange:
                 sums=not self._is_sparse,
                 like=shard.values,
             )
-        # Number of `Due` that the mean of parameters, and of optimizer state, of a chunk yields.
-        exchanges = 1 if codec is None or self._is_sparse else 2
-        self.due = exchanges + route.hosts_are_shared
-        self.carried_due = (1 if codec is None else 2) + route.hosts_are_shared
 
     def chunk(
         self, chunk: Chunk, averaging: Averaging, *, keep: bool, carried: bool = True
-    ) -> Stages:
+    ) -> Scheduled:
         """Average all tensors of a chunk.
 
         Args:
@@ -106,11 +102,11 @@ class Exchange:
             others.append(self.exact(chunk.buffers, averaging))
         if carried and chunk.carried.start < chunk.carried.stop:
             others.append(self.carried(self._shard.values[chunk.carried], averaging))
-        return side_by_side([mean, *others]) if others else mean
+        return Scheduled(side_by_side([mean, *others]), due=0) if others else mean
 
     def parameters(
         self, piece: Tensor, place: slice, averaging: Averaging, *, keep: bool
-    ) -> Stages:
+    ) -> Scheduled:
         """Average values of parameters, in place.
 
         Args:
@@ -131,7 +127,7 @@ class Exchange:
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
 
-    def carried(self, piece: Tensor, averaging: Averaging) -> Stages:
+    def carried(self, piece: Tensor, averaging: Averaging) -> Scheduled:
         """Average optimizer state, in place: as bfloat16 if updates are quantised or sparse."""
         weigh_(piece, averaging)
         if self._codec is None:
@@ -139,7 +135,7 @@ class Exchange:
         # Second moments span too many orders of magnitude for integers with a common scale.
         return quantised_sum(piece, self._route, BFloat16Codec(), None)
 
-    def exact(self, place: slice, averaging: Averaging) -> Stages:
+    def exact(self, place: slice, averaging: Averaging) -> Scheduled:
         """Average a range of the shard without quantisation."""
         return exact_sum(weigh_(self._shard.values[place], averaging), self._route)
 

@@ -178,12 +178,12 @@ class Fragment:
 
         """
         self._begin(averaging, norms)
-        means, due = [], 0
-        for bucket in self.buckets:
-            stages, due_of_bucket = bucket.send(averaging, carried=self._carried)
-            means += stages
-            due += due_of_bucket
-        self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
+        means = [
+            mean
+            for bucket in self.buckets
+            for mean in bucket.send(averaging, carried=self._carried)
+        ]
+        self._work = self._queue.add(means, at_once=_AT_ONCE, steps=delay)
         self.steps, self.samples = 0, 0.0
 
     def exchange(self, agree: Callable[[ModelHealth], Averaging], *, delay: int) -> None:

@@ -16,14 +16,14 @@ from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.stages import Due, Stages
+from lightning_hier.comm.stages import Due, Scheduled, Stages
 
 _KIND = "models"
 _ON_HOST = "models_on_host"
 _STAGES = 6
 
 
-def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
+def exact_sum(piece: Tensor, route: AcrossRoute) -> Scheduled:
     """Sum ``piece`` over the groups, in place. A collective of the ranks that average.
 
     Args:
@@ -31,7 +31,7 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
         route: process groups of the ranks that average.
 
     """
-    return _through_hosts(piece, route, _exact_between(piece, route.between))
+    return _through_hosts(piece, route, _exact_between(piece, route.between), exchanges=1)
 
 
 def quantised_sum(
@@ -41,7 +41,7 @@ def quantised_sum(
     feedback: ChunkFeedback | None,
     *,
     weight: float = 1.0,
-) -> Stages:
+) -> Scheduled:
     """Sum ``piece`` over the groups, in place, quantised. Stages as in :func:`exact_sum`.
 
     It is a reduce-scatter (by an all-to-all) and an all-gather: every host sums an equal shard of
@@ -61,7 +61,7 @@ def quantised_sum(
         between = _without_exchange(piece, route, weight, exchanges=2)
     else:
         between = _quantised_between(piece, codec, feedback, route.between, weight)
-    return _through_hosts(piece, route, between)
+    return _through_hosts(piece, route, between, exchanges=2)
 
 
 def sparse_sum(
@@ -71,7 +71,7 @@ def sparse_sum(
     feedback: ChunkFeedback | None,
     *,
     weight: float = 1.0,
-) -> Stages:
+) -> Scheduled:
     """Sum the largest elements of ``piece`` over the groups, in place.
 
     With the error feedback e_k of inter-host rank k, in the order of the ranks (sparseloco
@@ -98,22 +98,26 @@ def sparse_sum(
         assert feedback is not None, "inter-host ranks have error feedback"
         errors = feedback.own[: piece.numel()]
         between = _sparse_between(piece, codec, errors, route.between, weight)
-    return _through_hosts(piece, route, between)
+    return _through_hosts(piece, route, between, exchanges=1)
 
 
-def _through_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
+def _through_hosts(
+    piece: Tensor, route: AcrossRoute, between: Stages, *, exchanges: int
+) -> Scheduled:
     """The sum on one rank of each host, then ``between`` hosts, then its copy to the other ranks.
 
     Args:
         piece: 1-D, in place.
         route: process groups of the ranks that average.
         between: the four stages between hosts. They start when the sum of the host is complete.
+        exchanges: number of :class:`Due` that they yield.
 
     """
     # The shard of this rank may be shorter than those of other positions in its group.
     if not piece.numel():
-        return iter([[]] * _STAGES)
-    return chain(_sum_on_host(piece, route), between, _copy_on_host(piece, route))
+        return Scheduled(iter([[]] * _STAGES), due=0)
+    stages = chain(_sum_on_host(piece, route), between, _copy_on_host(piece, route))
+    return Scheduled(stages, due=exchanges + route.hosts_are_shared)
 
 
 def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
