@@ -84,6 +84,16 @@ def _unknown(strategy: type, name: str, of_ddp: Sequence[str]) -> str:
     )
 
 
+def check_preset(preset: object, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments that a preset passes on, and that it sets itself."""
+    for name in ("group_size", "gradient_sync", "block_sync"):
+        if arguments.get(name) is not None:
+            raise ValueError(
+                f"{type(preset).__name__} sets {name} itself, got {name}={arguments[name]!r}: use "
+                "HierarchicalStrategy(group_size=..., gradient_sync=..., block_sync=...)"
+            )
+
+
 def for_ranks_of_a_device(ranks_per_device: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments for Lightning's strategy. Ranks that share a device communicate by gloo.
 

@@ -1,124 +1,28 @@
-"""Presets: named strategies with flat arguments, which are those of their components."""
+"""Presets: named strategies with flat arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, Literal
 
+from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.bmuf import BMUF
-from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.diloco import DiLoCo
-from lightning_hier.comm.blocks.model_averaging import ModelAveraging
+from lightning_hier.comm.blocks.exchange import AcrossDtype
+from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
+from lightning_hier.comm.blocks.outer_step import OuterOptimizer
+from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.strategies.arguments import check_preset
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
-from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 
-_GTC = ("threshold", "density", "dense_below")
-_MODEL_AVERAGING = ("block_size", "local_momentum")
-_BMUF = (
-    *("block_size", "block_momentum", "block_lr", "nesterov", "local_momentum"),
-    *("c", "update_from"),
-)
-_BMUF_ADAM = (
-    *("block_size", "block_momentum", "nesterov", "moments", "local_beta1"),
-    *("block_lr", "c"),
-)
-_DILOCO = ("block_size", "outer_lr", "outer_momentum", "nesterov", "outer_optimizer")
-_BLOCKS = ("across_dtype", "fragments", "overlap")  # behind those of any block synchronisation
-_DIVIDED = ("ranks_per_device", "offload_outer_state", "save_distributed_checkpoint", "timeout")
+# Arguments and defaults are written out, because the command line and its help read signatures.
+# tests/cli/test_training.py compares them with the files in examples/strategies.
 
 
-class Preset:
-    """Base class of presets: strategies whose components are given by flat arguments.
-
-    The constructor of each preset has a signature with the names, types and defaults of all its
-    arguments, which the command line, its help and the documentation read.
-    """
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **arguments: Any) -> None:
-            """Take the arguments of the signature."""
-
-    def __init_subclass__(
-        cls,
-        *,
-        takes: Sequence[str] = (),
-        group_size: GroupSize = "node",
-        **components: type[Any],
-    ) -> None:
-        """Create the constructor of a preset, which passes its arguments on to the components.
-
-        Args:
-            takes: names of the arguments, in order. Each is one of a component or the strategy.
-            group_size: group size, if it is not an argument.
-            **components: classes of ``gradient_sync`` and ``block_sync``.
-
-        """
-        super().__init_subclass__()
-        if not takes:  # a class of the user, derived from a preset
-            return
-        strategy: Any = cls.__bases__[1]
-        known = _parameters(strategy.__init__, strategy.__init__)
-        known["warmup_steps"] = known["warmup_steps"].replace(default="auto")
-        fields = {
-            place: {name: field for name, field in _parameters(kind, kind).items() if name in takes}
-            for place, kind in components.items()
-        }
-        for of_component in fields.values():
-            known |= of_component
-        own = [known[name] for name in takes]
-        fixed = [n for n in ("group_size", "gradient_sync", "block_sync") if n not in takes]
-
-        # jsonargparse reads this source, and leaves out what the last call sets by name.
-        def __init__(self: Any, **ddp_kwargs: Any) -> None:
-            _check_fixed(self, fixed, ddp_kwargs)
-            made = {
-                place: kind(**{n: ddp_kwargs.pop(n) for n in fields[place] if n in ddp_kwargs})
-                for place, kind in components.items()
-            }
-            ddp_kwargs = {"group_size": group_size, "warmup_steps": "auto", **ddp_kwargs}
-            super().__init__(  # type: ignore[call-arg]
-                group_size=ddp_kwargs.pop("group_size"),
-                block_sync=made.pop("block_sync", None),
-                **made,
-                **ddp_kwargs,
-            )
-
-        further = [p for p in known.values() if p.kind is Parameter.VAR_KEYWORD]
-        first = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-        __init__.__signature__ = Signature([first, *own, *further])  # type: ignore[attr-defined]
-        __init__.__qualname__ = f"{cls.__qualname__}.__init__"  # for errors of Python
-        cls.__init__ = __init__  # type: ignore[method-assign]
-
-
-def _parameters(function: Any, hinted: Any) -> dict[str, Parameter]:
-    """Parameters by name, with types instead of their names in the module of the function."""
-    hints = get_type_hints(hinted)
-    parameters = signature(function).parameters.values()
-    return {p.name: p.replace(annotation=hints[p.name]) for p in parameters if p.name in hints}
-
-
-def _check_fixed(preset: object, fixed: Sequence[str], arguments: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that a preset sets itself. Removes those that are None."""
-    for name in fixed:
-        value = arguments.pop(name, None)
-        if value is not None:
-            raise ValueError(
-                f"{type(preset).__name__} sets {name} itself, got {name}={value!r}: use "
-                "HierarchicalStrategy(group_size=..., gradient_sync=..., block_sync=...)"
-            )
-
-
-class GTCStrategy(
-    Preset,
-    HierarchicalStrategy,
-    gradient_sync=GTC,
-    group_size="world",
-    takes=(*_GTC, "warmup_steps"),
-):
+class GTCStrategy(HierarchicalStrategy):
     """Gradient threshold compression in one group of all ranks (two_tiered_bmuf_gtc 2.1).
 
     Arguments are those of :class:`~lightning_hier.GTC` and
@@ -127,14 +31,25 @@ class GTCStrategy(
 
     strategy_name = "gtc"
 
+    def __init__(
+        self,
+        *,
+        threshold: float | Literal["auto"] = "auto",
+        density: float | Auto = "auto",
+        dense_below: int = 1024,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size="world",
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )
 
-class ModelAveragingStrategy(
-    Preset,
-    HierarchicalStrategy,
-    block_sync=ModelAveraging,
-    group_size=1,
-    takes=(*_MODEL_AVERAGING, *_BLOCKS, "warmup_steps"),
-):
+
+class ModelAveragingStrategy(HierarchicalStrategy):
     """Model averaging, every rank a worker (bmuf with eta = 0 and zeta = 1).
 
     Arguments are those of :class:`~lightning_hier.ModelAveraging` and
@@ -143,14 +58,33 @@ class ModelAveragingStrategy(
 
     strategy_name = "model_averaging"
 
+    def __init__(
+        self,
+        *,
+        block_size: int | Auto = "auto",
+        local_momentum: LocalMomentum = "reset",
+        across_dtype: AcrossDtype = "same",
+        fragments: int = 1,
+        overlap: bool | int = False,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size=1,
+            block_sync=ModelAveraging(
+                block_size=block_size,
+                local_momentum=local_momentum,
+                across_dtype=across_dtype,
+                fragments=fragments,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )
 
-class BMUFStrategy(
-    Preset,
-    HierarchicalStrategy,
-    block_sync=BMUF,
-    group_size=1,
-    takes=(*_BMUF, *_BLOCKS, "warmup_steps"),
-):
+
+class BMUFStrategy(HierarchicalStrategy):
     """Blockwise model-update filtering, every rank a worker (bmuf 2.1).
 
     Arguments are those of :class:`~lightning_hier.BMUF` and
@@ -159,14 +93,43 @@ class BMUFStrategy(
 
     strategy_name = "bmuf"
 
+    def __init__(
+        self,
+        *,
+        block_size: int | Auto = "auto",
+        block_momentum: float | Literal["auto"] = "auto",
+        block_lr: float = 1.0,
+        nesterov: bool = True,
+        local_momentum: LocalMomentum = "reset",
+        c: float = 1.0,
+        update_from: UpdateFrom = "global",
+        across_dtype: AcrossDtype = "same",
+        fragments: int = 1,
+        overlap: bool | int = False,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size=1,
+            block_sync=BMUF(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                block_lr=block_lr,
+                nesterov=nesterov,
+                local_momentum=local_momentum,
+                c=c,
+                update_from=update_from,
+                across_dtype=across_dtype,
+                fragments=fragments,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )
 
-class BMUFAdamStrategy(
-    Preset,
-    HierarchicalStrategy,
-    block_sync=BMUFAdam,
-    group_size=1,
-    takes=(*_BMUF_ADAM, *_BLOCKS, "warmup_steps"),
-):
+
+class BMUFAdamStrategy(HierarchicalStrategy):
     """BMUF for Adam, AdamW, NAdam and RAdam, every rank a worker (bmuf_adam 2.2).
 
     Arguments are those of :class:`~lightning_hier.BMUFAdam` and
@@ -175,14 +138,43 @@ class BMUFAdamStrategy(
 
     strategy_name = "bmuf_adam"
 
+    def __init__(
+        self,
+        *,
+        block_size: int | Auto = "auto",
+        block_momentum: float | Literal["auto"] = "auto",
+        nesterov: bool = True,
+        moments: Moments = "corrected",
+        local_beta1: LocalBeta1 = "auto",
+        block_lr: float = 1.0,
+        c: float = 1.0,
+        across_dtype: AcrossDtype = "same",
+        fragments: int = 1,
+        overlap: bool | int = False,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size=1,
+            block_sync=BMUFAdam(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                nesterov=nesterov,
+                moments=moments,
+                local_beta1=local_beta1,
+                block_lr=block_lr,
+                c=c,
+                across_dtype=across_dtype,
+                fragments=fragments,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )
 
-class BMUFGTCStrategy(
-    Preset,
-    HierarchicalStrategy,
-    gradient_sync=GTC,
-    block_sync=BMUF,
-    takes=("group_size", *_GTC, *_BMUF, "across", *_BLOCKS, "warmup_steps"),
-):
+
+class BMUFGTCStrategy(HierarchicalStrategy):
     """GTC inside groups, blockwise model-update filtering across them (two_tiered_bmuf_gtc 2.3).
 
     Arguments are those of :class:`~lightning_hier.GTC`, :class:`~lightning_hier.BMUF` and
@@ -191,13 +183,50 @@ class BMUFGTCStrategy(
 
     strategy_name = "bmuf_gtc"
 
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        threshold: float | Literal["auto"] = "auto",
+        density: float | Auto = "auto",
+        dense_below: int = 1024,
+        block_size: int | Auto = "auto",
+        block_momentum: float | Literal["auto"] = "auto",
+        block_lr: float = 1.0,
+        nesterov: bool = True,
+        local_momentum: LocalMomentum = "reset",
+        c: float = 1.0,
+        update_from: UpdateFrom = "global",
+        across: Across = "auto",
+        across_dtype: AcrossDtype = "same",
+        fragments: int = 1,
+        overlap: bool | int = False,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size=group_size,
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            block_sync=BMUF(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                block_lr=block_lr,
+                nesterov=nesterov,
+                local_momentum=local_momentum,
+                c=c,
+                update_from=update_from,
+                across=across,
+                across_dtype=across_dtype,
+                fragments=fragments,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )
 
-class DiLoCoStrategy(
-    Preset,
-    HierarchicalStrategy,
-    block_sync=DiLoCo,
-    takes=("group_size", *_DILOCO, "across", *_BLOCKS, "warmup_steps"),
-):
+
+class DiLoCoStrategy(HierarchicalStrategy):
     """An outer optimizer across groups, exact gradients inside them (DiLoCo).
 
     Arguments are those of :class:`~lightning_hier.DiLoCo` and
@@ -206,35 +235,36 @@ class DiLoCoStrategy(
 
     strategy_name = "diloco"
 
-
-_SHARDED = ("group_size", "tensor_parallel_size")
-
-
-class BMUFAdamFSDPStrategy(
-    Preset,
-    HierarchicalModelParallelStrategy,
-    block_sync=BMUFAdam,
-    takes=(*_SHARDED, *_BMUF_ADAM, *_BLOCKS, "warmup_steps", *_DIVIDED),
-):
-    """FSDP2 and tensor parallelism inside groups, BMUF for Adam across them (bmuf_adam 2.2).
-
-    Arguments are those of :class:`~lightning_hier.BMUFAdam` and
-    :class:`~lightning_hier.HierarchicalModelParallelStrategy`.
-    """
-
-    strategy_name = "bmuf_adam_fsdp"
-
-
-class DiLoCoFSDPStrategy(
-    Preset,
-    HierarchicalModelParallelStrategy,
-    block_sync=DiLoCo,
-    takes=(*_SHARDED, *_DILOCO, *_BLOCKS, "warmup_steps", *_DIVIDED),
-):
-    """FSDP2 and tensor parallelism inside groups, an outer optimizer across them (DiLoCo).
-
-    Arguments are those of :class:`~lightning_hier.DiLoCo` and
-    :class:`~lightning_hier.HierarchicalModelParallelStrategy`.
-    """
-
-    strategy_name = "diloco_fsdp"
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        block_size: int | Auto = 100,
+        outer_lr: float = 0.7,
+        outer_momentum: float | Literal["auto"] = 0.9,
+        nesterov: bool = True,
+        outer_optimizer: OuterOptimizer | None = None,
+        across: Across = "auto",
+        across_dtype: AcrossDtype = "same",
+        fragments: int = 1,
+        overlap: bool | int = False,
+        warmup_steps: int | Auto = "auto",
+        **ddp_kwargs: Any,
+    ) -> None:
+        check_preset(self, ddp_kwargs)
+        super().__init__(
+            group_size=group_size,
+            block_sync=DiLoCo(
+                block_size=block_size,
+                outer_lr=outer_lr,
+                outer_momentum=outer_momentum,
+                nesterov=nesterov,
+                outer_optimizer=outer_optimizer,
+                across=across,
+                across_dtype=across_dtype,
+                fragments=fragments,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            **ddp_kwargs,
+        )

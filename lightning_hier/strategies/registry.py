@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
+from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
-    BMUFAdamFSDPStrategy,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
-    DiLoCoFSDPStrategy,
     DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,

@@ -1,4 +1,4 @@
-"""Griffe extensions of the site: links for cross-references, and the arguments of presets.
+"""A Griffe extension that turns cross-references in docstrings into links of the site.
 
 Public names become links. Internal names, which have no page, become code.
 """
@@ -24,16 +24,6 @@ class DocstringRoles(griffe.Extension):
         if obj.docstring is not None:
             text = _ROLE.sub(_link, obj.docstring.value)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
-
-
-class PresetSignatures(griffe.Extension):
-    """Gives presets the constructors that their base class has created."""
-
-    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Add the constructor of a preset, which is not in the source."""
-        if "Preset" in map(str, cls.bases):
-            created = griffe.inspect(cls.module.path)
-            cls.set_member("__init__", created[f"{cls.name}.__init__"])
 
 
 def _link(role: re.Match[str]) -> str:
