@@ -33,7 +33,7 @@ _MOST_NAMED = 6
 
 
 def gather_json(
-    value: Any, device: torch.device, *, place: str = "an exchange of settings"
+    value: Any, device: torch.device, *, place: str = "the comparison of settings before training"
 ) -> list[Any]:
     """The ``value`` of every rank, in order of rank. JSON must be able to represent it.
 

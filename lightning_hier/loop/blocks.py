@@ -27,9 +27,9 @@ class Blocks:
         dcp.save({"blocks": blocks}, checkpoint_id=folder)
         dcp.load({"blocks": blocks}, checkpoint_id=folder)   # into newly attached blocks
 
-    A run of the same groups continues bit for bit on the CPU, also in the middle of a block. One
-    with other groups starts from the global model. The state of a learning rate scheduler, a
-    GradScaler, the data and the random numbers belongs to the loop.
+    A run of the same groups continues bit for bit on the CPU, also in the middle of a block, with
+    the random states of Python, NumPy and torch. One with other groups starts from the global
+    model. The state of a learning rate scheduler, a GradScaler and the data belongs to the loop.
 
     Args:
         engine: averages the gradients of this rank, and synchronises its models.

@@ -14,6 +14,7 @@ from torch.nn import Module
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
@@ -74,7 +75,10 @@ class ElasticLoop:
             return
         from torch.distributed import checkpoint as dcp  # takes long
 
+        device = self.exchange.device
+        own = random_state(device)
         dcp.load({"blocks": blocks}, checkpoint_id=self._transfer.receive())
+        set_random_state(own, device)  # groups must draw different numbers
         engine.synchroniser.forget_errors()  # those of the group that has sent the state
         self.joined = True
         dist.barrier()  # all ranks have read the files

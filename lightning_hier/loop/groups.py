@@ -81,6 +81,13 @@ class Groups:
             own_world=True,  # dcp.async_save communicates in a thread meanwhile
         )
 
+    def __repr__(self) -> str:
+        """Layout, and the place of this rank in it."""
+        layout = self.communicators.layout
+        size, number = layout.sizes
+        position, group = layout.coordinates(dist.get_rank())
+        return f"Groups({number} of {size} ranks; this is rank {position} of group {group})"
+
     @property
     def communicators(self) -> Communicators:
         """Channels of this rank."""

@@ -109,10 +109,7 @@ class Row(_Part):
         """The state that was read, or None if the saved run has no such row."""
         if not self._read:
             return None
-        row = torch.cat([piece[0] for _, piece in sorted(self._read.items())])
-        size = int(row[:_HEADER].view(torch.int64))
-        content = io.BytesIO(row[_HEADER : _HEADER + size].numpy().tobytes())
-        return torch.load(content, weights_only=True)
+        return from_bytes(torch.cat([piece[0] for _, piece in sorted(self._read.items())]))
 
 
 class PartOfTensor(_Part):
@@ -164,6 +161,13 @@ def as_bytes(state: Any) -> Tensor:
     torch.save(state, content)
     size = torch.tensor([content.tell()]).view(torch.uint8)
     return torch.cat([size, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)])
+
+
+def from_bytes(row: Tensor) -> Any:
+    """The state of :func:`as_bytes`, behind which there may be zeros."""
+    size = int(row[:_HEADER].view(torch.int64))
+    content = io.BytesIO(row[_HEADER : _HEADER + size].numpy().tobytes())
+    return torch.load(content, weights_only=True)
 
 
 def padded(content: Tensor | None, length: int) -> Tensor | None:

@@ -21,16 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.agreement import broadcast_json, gather_json
+from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.engine_state import EngineState
-from lightning_hier.loop.optimizer_state import (
-    broadcast_optimizer_,
-    load_optimizer,
-)
 from lightning_hier.loop.outer_state import outer_state, outer_states, parts_of
-from lightning_hier.loop.pieces import PartOfTensor, Row, as_bytes, padded
+from lightning_hier.loop.pieces import PartOfTensor, Row, as_bytes, from_bytes, padded
 from lightning_hier.membership.group_exchange import GroupExchange
 
 # By optimizer, vector and parameter.
@@ -54,7 +51,8 @@ class LoopState(EngineState):
     def save(self) -> dict[str, Any]:
         """State of this rank, with copies of what training changes in place."""
         model = self._synchroniser.evaluation.state(self._module.state_dict)
-        group, own = None, self.of_rank()
+        device = self._communicators.device
+        group, own = None, self.of_rank() | {"random": random_state(device)}
         outer, run = self._outer_and_run()
         communicators = self._communicators
         if self._divided:
@@ -117,27 +115,36 @@ class LoopState(EngineState):
             own = state["rank"].loaded()
             self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
             self.load(run, own if self._divided else state["group"].loaded(), own)
+            set_random_state(own["random"], self._communicators.device)
         else:
             self._restore_elsewhere(state, run)
 
     @torch.no_grad()
     def _restore_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Start from the global model of a run with other groups or settings."""
-        world, device = self._communicators.world, self._communicators.device
+        world = self._communicators.world
         lost = ["residuals are lost"] if run["had_residuals"] else []
         if self._divided or "group" not in state:
             lost.append("the state of local optimizers is lost")
         else:
             lost.append("local optimizers start from the state of rank 0")
-            saved = state["group"].loaded() if world.position == 0 else None
-            for index, optimizer in enumerate(self._optimizers):
-                if saved is not None:
-                    load_optimizer(optimizer, saved["optimizers"][index])
-                broadcast_optimizer_(optimizer, world, device)
+            saved = state["group"].loaded()["optimizers"] if world.position == 0 else None
+            self.load_optimizers(self._of_first_rank(saved))
         text = self.what_changes(run, lost)
         self.load_elsewhere(run, self._outer_states(state, run))
         if world.position == 0:
             warnings.warn(text, stacklevel=4)
+
+    def _of_first_rank(self, state: Any) -> Any:
+        """A state that rank 0 has read, on all ranks. A collective of the world."""
+        world, device = self._communicators.world, self._communicators.device
+        content = as_bytes(state)
+        length = broadcast_json(len(content), 0, device)
+        received = (
+            content.to(device) if world.position == 0 else content.new_empty(length).to(device)
+        )
+        world.broadcast_(received, "optimizer_state").wait()
+        return from_bytes(received.cpu())
 
     def _outer_states(
         self, state: Mapping[str, Any], run: Mapping[str, Any]

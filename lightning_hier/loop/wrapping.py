@@ -111,16 +111,16 @@ def _check_ddp(
         if unused:
             raise ValueError(
                 "find_unused_parameters=True of a DistributedDataParallel module over all ranks "
-                "sends bytes across groups at every step: pass False (in Accelerate by "
-                "DistributedDataParallelKwargs, in transformers by ddp_find_unused_parameters), or "
-                "wrap the module with process_group=groups.group"
+                "sends bytes across groups at every step: wrap the module with "
+                "process_group=groups.group, or pass False (in Accelerate by "
+                "DistributedDataParallelKwargs, in transformers by ddp_find_unused_parameters)"
             )
         if model.broadcast_buffers and any(True for _ in model.module.buffers()):
             raise ValueError(
                 "broadcast_buffers=True of a DistributedDataParallel module over all ranks sends "
-                "its buffers across groups at every step: pass False (in Accelerate by "
-                "DistributedDataParallelKwargs, in transformers by ddp_broadcast_buffers), or wrap "
-                "the module with process_group=groups.group"
+                "its buffers across groups at every step: wrap the module with "
+                "process_group=groups.group, or pass False (in Accelerate by "
+                "DistributedDataParallelKwargs, in transformers by ddp_broadcast_buffers)"
             )
     if unused and warms_up:
         raise ValueError(

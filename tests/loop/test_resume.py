@@ -23,7 +23,8 @@ GTC = lh.GTC(density=0.2, dense_below=10)
 
 def normed() -> nn.Module:
     torch.manual_seed(11)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
+    return nn.Sequential(*layers)
 
 
 def continued(folder: str, group_size: int, asynchronous: bool, **settings: Any) -> Tensor:
@@ -79,13 +80,16 @@ def saved(folder: str, group_size: int, **settings: Any) -> Tensor:
     """The global model that is saved."""
     loop = Loop(group_size, **settings)
     loop.train(7)
+    loop.optimizer.param_groups[0]["lr"] = 0.01  # as a schedule does
     dcp.save({"blocks": loop.blocks}, checkpoint_id=folder)
     with loop.blocks.global_model():
         return loop.weights()
 
 
-def elsewhere(folder: str, group_size: int, **settings: Any) -> tuple[Tensor, Tensor, list[str]]:
-    """The global model that is loaded, the final one, and warnings."""
+def elsewhere(
+    folder: str, group_size: int, **settings: Any
+) -> tuple[Tensor, Tensor, list[str], float]:
+    """The global model that is loaded, the final one, warnings, and the learning rate."""
     loop = Loop(group_size, **settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -95,7 +99,8 @@ def elsewhere(folder: str, group_size: int, **settings: Any) -> tuple[Tensor, Te
     loop.done = 7
     loop.train(5)
     loop.blocks.finish()
-    return loaded, loop.weights(), [str(warning.message) for warning in caught]
+    rate = loop.optimizer.param_groups[0]["lr"]
+    return loaded, loop.weights(), [str(warning.message) for warning in caught], rate
 
 
 @pytest.mark.parametrize(
@@ -108,7 +113,8 @@ def test_a_run_of_other_groups_starts_from_the_global_model(
     [expected, *_] = run_ranks(saved, 4, str(tmp_path), 2, **settings)
     for ranks, group_size in ((2, 1), (6, 2)):
         outcomes = run_ranks(elsewhere, ranks, str(tmp_path), group_size, **settings)
-        for loaded, final, _ in outcomes:
+        for loaded, final, _, rate in outcomes:
+            assert rate == 0.01  # that of the saved run
             # W is computed anew from vectors of another division.
             torch.testing.assert_close(loaded, expected, rtol=1e-6, atol=1e-7)
             assert torch.equal(final, outcomes[0][1])
