@@ -13,6 +13,9 @@ from lightning_hier.algorithms.arguments import check_choice, check_flag, check_
 from lightning_hier.algorithms.chunks import chunks
 from lightning_hier.algorithms.squares import SumOfSquares, sum_of_squares
 
+# Elements of a chunk. Of half the length, calling the operations takes a fifth of the time.
+_CHUNK = 1 << 17
+
 UpdateFrom = Literal["global", "start"]
 
 
@@ -200,7 +203,7 @@ def advance_(
     step_ = _from_updates_ if from_updates else _from_models_
     of_mean: SumOfSquares = 0.0
     of_update: SumOfSquares = 0.0
-    for values, weights, delta in chunks(mean, model, update):
+    for values, weights, delta in chunks(mean, model, update, in_cache=_CHUNK):
         of_mean += sum_of_squares(values)
         # Before the start model overwrites `values`, which the update may be.
         of_update += sum_of_squares(step_(values, weights, delta, group))

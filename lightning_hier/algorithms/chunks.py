@@ -43,12 +43,14 @@ def chunk_length(values: Tensor, in_cache: int) -> int:
     return in_cache if values.device.type == "cpu" else _ON_ACCELERATOR * in_cache
 
 
-def chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+def chunks(
+    first: Tensor, *others: Tensor | None, in_cache: int = CHUNK
+) -> Iterator[tuple[Any, ...]]:
     """Views of the same ranges of all tensors, so that intermediate results stay in the cache.
 
-    None stays None.
+    None stays None. ``in_cache`` is that of :func:`chunk_length`.
     """
-    numel, length = first.numel(), chunk_length(first, CHUNK)
+    numel, length = first.numel(), chunk_length(first, in_cache)
     for start in range(0, numel, length):
         part = slice(start, min(start + length, numel))
         yield first[part], *(None if tensor is None else tensor[part] for tensor in others)
