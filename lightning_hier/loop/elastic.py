@@ -13,7 +13,6 @@ from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.engine import Engine
@@ -69,9 +68,7 @@ class ElasticLoop:
         size = f"{len(tensors)} tensors, {elements} elements"
         self.exchange.quorums.required["parameters"] = size
         if self.exchange.start():
-            self.exchange.share_initial_model(
-                lambda channel: broadcast_tensors_(tensors, channel, "initial_model")
-            )
+            self.exchange.share_initial_model(module)
             return
         from torch.distributed import checkpoint as dcp  # takes long
 

@@ -9,10 +9,12 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError
@@ -136,16 +138,12 @@ class GroupExchange:
         self._together = self.quorums.start()
         return self._together is not None
 
-    def share_initial_model(self, broadcast: Callable[[Channel], None]) -> None:
-        """Give all groups that start together the same model.
-
-        Args:
-            broadcast: copies the model of the first rank of a channel to the others, in place.
-
-        """
+    def share_initial_model(self, module: Module) -> None:
+        """Give all groups that start together the model of the first one, in place."""
         if not self.quorums.progress.last_commit:  # otherwise a checkpoint had the model
             # Nothing to undo: the next attempt overwrites the model again.
-            share, nothing = partial(broadcast, self.across), lambda: None
+            tensors, nothing = [*module.parameters(), *module.buffers()], lambda: None
+            share = partial(broadcast_tensors_, tensors, self.across, "initial_model")
             self._exchange("init", share, nothing, nothing, quorum=self._together)
 
     def begin(self, name: str, attempt: Callable[[], None]) -> None:

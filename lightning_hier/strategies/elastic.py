@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
-from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.state_transfer import StateTransfer
@@ -116,13 +114,6 @@ class ElasticFit:
             epoch, batches = state.pop("offset")
             self._offset = epoch, batches
             self.exchange.load(state)
-
-    def share_initial_model(self, module: Module) -> None:
-        """Give all groups that start together the model of the first one."""
-        tensors = [*module.parameters(), *module.buffers()]
-        self.exchange.share_initial_model(
-            lambda channel: broadcast_tensors_(tensors, channel, "initial_model")
-        )
 
     def begin_training(self, session: FitSession) -> None:
         """Set the place in the data. Discard what belongs to the group that has sent the state."""

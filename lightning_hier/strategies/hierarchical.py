@@ -158,7 +158,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         if self.membership and self.block_sync:
             check_delay(self.block_sync)  # with the number that stands for "auto"
         if self._elastic is not None:
-            self._elastic.share_initial_model(self._module)  # with the other jobs
+            self._elastic.exchange.share_initial_model(self._module)  # with the other jobs
 
     @property
     @override
