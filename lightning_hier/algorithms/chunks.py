@@ -44,13 +44,13 @@ def chunk_length(values: Tensor, in_cache: int) -> int:
 
 
 def chunks(
-    first: Tensor, *others: Tensor | None, in_cache: int = CHUNK
+    first: Tensor, *others: Tensor | None, in_cache: int | None = None
 ) -> Iterator[tuple[Any, ...]]:
     """Views of the same ranges of all tensors, so that intermediate results stay in the cache.
 
-    None stays None. ``in_cache`` is that of :func:`chunk_length`.
+    None stays None. ``in_cache`` is that of :func:`chunk_length`, or None for ``CHUNK``.
     """
-    numel, length = first.numel(), chunk_length(first, in_cache)
+    numel, length = first.numel(), chunk_length(first, in_cache or CHUNK)
     for start in range(0, numel, length):
         part = slice(start, min(start + length, numel))
         yield first[part], *(None if tensor is None else tensor[part] for tensor in others)
