@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +32,16 @@ class GradientMemory:
     """Residuals and thresholds of one worker, keyed by parameter.
 
     It does not depend on buckets, because DDP forms new buckets after the first step.
+
+    Attributes:
+        tensors: residual and threshold of each parameter that is compressed.
+        shared: with GTC of updates, x of each parameter: what the ranks of a group share. The
+            parameter itself has x minus the residual. Empty otherwise.
+
     """
 
     tensors: dict[Parameter, TensorMemory] = field(default_factory=dict)
+    shared: dict[Parameter, Tensor] = field(default_factory=dict)
 
     def of(self, parameter: Parameter, flat: Tensor, threshold: float | None) -> TensorMemory:
         """Memory of a parameter. A missing one is created with a zero residual like ``flat``.
@@ -52,6 +60,47 @@ class GradientMemory:
             # The residual of a run with another threshold stays valid: it is not in units of T.
             memory.threshold = threshold
         return memory
+
+    @torch.no_grad()
+    def share(self, parameters: Iterable[Parameter]) -> None:
+        """Take the values of new ``parameters`` as x, and subtract their residuals, in place."""
+        for parameter in parameters:
+            if parameter not in self.shared:
+                self.shared[parameter] = parameter.detach().clone()
+                if parameter in self.tensors:
+                    self.write_local(parameter)
+
+    def local(self, parameter: Parameter) -> Tensor:
+        """x minus the residual: the value of a shared parameter before a step. Not a copy."""
+        memory, shared = self.tensors.get(parameter), self.shared[parameter]
+        return shared if memory is None else shared - memory.residual.view_as(shared)
+
+    def write_local(self, parameter: Parameter) -> None:
+        """Write x minus the residual into a shared parameter."""
+        parameter.copy_(self.local(parameter))
+
+    @torch.no_grad()
+    def write_shared(self) -> None:
+        """Write x into the parameters."""
+        for parameter, shared in self.shared.items():
+            parameter.copy_(shared)
+
+    @contextmanager
+    def group_model(self) -> Iterator[None]:
+        """Context in which the parameters are x, which the body may change."""
+        self.write_shared()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, shared in self.shared.items():
+                    shared.copy_(parameter)
+                    self.write_local(parameter)
+
+    def clear(self) -> None:
+        """Forget everything. Parameters keep their values."""
+        self.tensors.clear()
+        self.shared.clear()
 
     def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
         """Residuals and thresholds by the names of the parameters, without copying tensors."""

@@ -97,7 +97,7 @@ class Blocks:
         synchroniser = self._synchroniser
         synchroniser.before_step()  # if a GradScaler has skipped the first step
         for index in range(len(self._engine.optimizers)):
-            synchroniser.after_step(index)
+            self._engine.after_step(index)
         if self._engine.warm_up_has_ended:
             self._engine.reduction.end_warm_up()
         self._stepped.clear()

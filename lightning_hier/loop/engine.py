@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -12,7 +13,9 @@ from lightning_hier.algorithms.kernels.native import prepare_loops
 from lightning_hier.comm.blocks.block_context import Membership
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.gradients.reduction import Reduction
+from lightning_hier.comm.gradients.update_exchange import UpdateExchange
 from lightning_hier.comm.worker import Worker
 from lightning_hier.loop.settings import Synchronisation
 
@@ -36,7 +39,8 @@ class Engine:
     Attributes:
         worker: residuals and step counts of this rank.
         counts_samples: whether groups count by the samples of their block.
-        reduction: averages gradients. Attach it to the wrapped module.
+        reduction: averages gradients, before the optimizer. Attach it to the wrapped module.
+        updates: exchanges updates, behind the optimizer, or None.
         synchroniser: synchronises the models at the end of each block.
 
     """
@@ -55,7 +59,8 @@ class Engine:
     ) -> None:
         self.module = module
         self.optimizers = list(optimizers)
-        self.settings = settings
+        gradient_sync = settings.gradient_sync.suited(self.optimizers)
+        self.settings = settings = replace(settings, gradient_sync=gradient_sync)
         sync = settings.block_sync
         self.counts_samples = sync is not None and sync.weighting == "samples"
         self.communicators = communicators
@@ -63,8 +68,12 @@ class Engine:
         self.worker = Worker()
         self.worker.count_optimizers(len(self.optimizers))
         self.reduction = Reduction(
-            module, communicators, settings.gradient_sync, self.worker.memory, grad_scale
+            module, communicators, gradient_sync, self.worker.memory, grad_scale
         )
+        self.updates: UpdateExchange | None = None
+        if isinstance(gradient_sync, GTC) and gradient_sync.of == "update":
+            group, memory = communicators.group, self.worker.memory
+            self.updates = UpdateExchange(group, gradient_sync, memory, self.optimizers)
         self.synchroniser = BlockSynchroniser(
             module,
             self.optimizers,
@@ -82,12 +91,30 @@ class Engine:
         """Whether gradients are averaged over the world, and from the next step over the group."""
         return self.reduction.warming and not self.synchroniser.warming
 
-    def stepping(self, optimizer: int) -> AbstractContextManager[None]:
-        """Begin a step of an optimizer. Returns the context of its update."""
-        self.synchroniser.before_step()
-        blocks = self.synchroniser.blocks
-        return nullcontext() if blocks is None else blocks[optimizer].stepping()
+    @contextmanager
+    def stepping(self, optimizer: int) -> Iterator[None]:
+        """Context of a step of an optimizer: its gradients have been averaged in the group."""
+        synchroniser = self.synchroniser
+        synchroniser.before_step()
+        with ExitStack() as step:
+            if self.updates is not None and not synchroniser.warming:
+                step.enter_context(self.updates.stepping(optimizer))
+            if synchroniser.blocks is not None:
+                step.enter_context(synchroniser.blocks[optimizer].stepping())
+            yield
+
+    def after_step(self, optimizer: int) -> None:
+        """Behind a step: exchange its update in the group, count it, and end what is due.
+
+        Every rank must call it, also one whose step was skipped. A collective of the group with GTC
+        of updates, and of the world at the end of a block.
+        """
+        if self.updates is not None and not self.synchroniser.warming:
+            self.updates.exchange(optimizer)
+        self.synchroniser.after_step(optimizer)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients and blocks by name. Does not communicate."""
-        return self.reduction.metrics() | self.synchroniser.log.metrics(self.worker.steps)
+        of_updates = {} if self.updates is None else self.updates.metrics()
+        of_blocks = self.synchroniser.log.metrics(self.worker.steps)
+        return self.reduction.metrics() | of_updates | of_blocks

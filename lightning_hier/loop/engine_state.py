@@ -44,6 +44,11 @@ class EngineState:
         self.parameters: dict[str, Parameter] = dict(engine.module.named_parameters())
         self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
 
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether each rank of a group has a model and optimizers of its own."""
+        return self._engine.updates is not None
+
     def kinds(self) -> State:
         """Return the settings that must equal those of a saved run to resume exactly."""
         return kinds(self._settings, self._communicators, self._synchroniser.placement)
@@ -67,7 +72,8 @@ class EngineState:
 
         If the module is divided, these are the parts of this rank. Tensors are not copied.
         """
-        local = self._synchroniser.local.parameters()
+        # With GTC of updates, x: the residuals, by which ranks of a group differ, are of a rank.
+        local = self._synchroniser.local.parameters() | self._worker.memory.shared
         return {
             "parameters": {self.names[p]: value for p, value in local.items()},
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
@@ -118,7 +124,16 @@ class EngineState:
         for name, value in {**model["parameters"], **rank["buffers"]}.items():
             local_tensor(tensors[name]).copy_(value)
         self._worker.memory.load(rank["memory"], self.parameters)
+        self.subtract_residuals()
         self._worker.samples = rank["samples"]
+
+    def subtract_residuals(self) -> None:
+        """Turn x in the module into the local model, if the residuals loaded are those of updates.
+
+        A block opens with x, so it must be open before.
+        """
+        if self._engine.updates is not None:
+            self._worker.memory.share(self._worker.memory.tensors)
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of all optimizers, bit for bit."""

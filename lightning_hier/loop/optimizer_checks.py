@@ -106,6 +106,9 @@ def advice(
         kinds = (type(layer).__name__ for layer in module.modules() if has_statistics(layer))
         if kind := next(kinds, None):
             warnings.append(_STATISTICS.format(type(block_sync).__name__, kind))
+    if gradient_sync is not None:
+        choices.append(gradient_sync.chosen(optimizers))
+        gradient_sync = gradient_sync.suited(optimizers)
     for optimizer in optimizers:
         if gradient_sync is not None:
             warnings.append(gradient_sync.advice(optimizer))

@@ -139,6 +139,7 @@ def kinds(
     ranks = 0 if communicators.most_groups else communicators.route.inter_host_ranks
     return {
         "gradient_sync": type(settings.gradient_sync).__name__,
+        "of": getattr(settings.gradient_sync, "of", None),
         "block_sync": type(sync).__name__,
         **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
         # The ranks that exchange between hosts hold the error feedback.

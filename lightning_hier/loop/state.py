@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from lightning_hier.comm.agreement import broadcast_json, gather_json
 from lightning_hier.comm.random_state import random_state, set_random_state
@@ -48,6 +49,11 @@ class LoopState(EngineState):
         self._membership = membership
         self._divided = is_sharded(self._module)
 
+    @property
+    @override
+    def ranks_differ(self) -> bool:
+        return self._divided or super().ranks_differ
+
     def save(self) -> dict[str, Any]:
         """State of this rank, with copies of what training changes in place."""
         model = self._synchroniser.evaluation.state(self._module.state_dict)
@@ -55,9 +61,9 @@ class LoopState(EngineState):
         group, own = None, self.of_rank() | {"random": random_state(device)}
         outer, run = self._outer_and_run()
         communicators = self._communicators
-        if self._divided:
+        if self.ranks_differ:
             own |= self.of_group()
-        elif communicators.group.position == 0:
+        if communicators.group.position == 0 and not self._divided:
             group = as_bytes(self.of_group())
         rows = {"run": as_bytes(run), "group": group, "rank": as_bytes(own)}
         lengths = {name: 0 if row is None else len(row) for name, row in rows.items()}
@@ -114,7 +120,7 @@ class LoopState(EngineState):
         if self.continues(run) and run["divided"] == self._divided:
             own = state["rank"].loaded()
             self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
-            self.load(run, own if self._divided else state["group"].loaded(), own)
+            self.load(run, own if self.ranks_differ else state["group"].loaded(), own)
             set_random_state(own["random"], self._communicators.device)
         else:
             self._restore_elsewhere(state, run)

@@ -6,14 +6,14 @@ turns the mean local update G into the next global model W and the start model W
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from lightning_hier.reference.adam import Moments
-from lightning_hier.reference.workers import Method, Worker, group_step
+from lightning_hier.reference.workers import Method, Worker, group_step, shift
 
 
 @dataclass
@@ -173,17 +173,20 @@ class Training:
     def step(self, index: int = 0, samples: Sequence[float] | None = None) -> None:
         """One step of one optimizer from ``.grad``. Groups count by ``samples``, or equally."""
         method, world, warming = self.method, len(self.workers), min(self.t) < 0
-        size, threshold = (world, None) if warming else (method.group, method.threshold)
-        for k in range(0, world, size):
-            group_step(self.workers[k : k + size], index, threshold, method.exact_below)
+        if warming:
+            method = replace(method, group=world, threshold=None, of="gradient")
+        for k in range(0, world, method.group):
+            group_step(self.workers[k : k + method.group], index, method)
         self.t[index] += 1
         if warming:
             if min(self.t) == 0:
                 self._open_blocks()
             return
         samples = samples or [1.0] * world
+        shift(self.workers, method, 1.0)
         for fragment in (own for own in self.fragments if own.index == index):
             fragment.advance(self.t[index], samples)
+        shift(self.workers, method, -1.0)
         if index == 0 and method.tau:
             self.samples = [a + b for a, b in zip(self.samples, samples, strict=True)]
             if (self.t[0] + method.delay) % method.tau == 0:  # the last fragment is sent
@@ -194,6 +197,7 @@ class Training:
     def global_model(self) -> dict[str, Tensor]:
         """W and averaged buffers, as if training ended here. Nothing changes in training."""
         end = deepcopy(self)
+        shift(end.workers, self.method, 1.0)
         for fragment in end.fragments:
             fragment.apply()
             if any(fragment.samples):

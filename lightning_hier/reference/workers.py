@@ -1,6 +1,7 @@
 """Workers, how they train, and the step of a group: mean gradients, exact or by GTC."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ class Method:
     group: int = 1  # P, workers in a group; groups are consecutive
     threshold: float | None = None  # T of GTC inside groups; None: exact means
     exact_below: int = 0  # tensors with fewer elements have exact means
+    of: Literal["gradient", "update"] = "gradient"  # what GTC sends
     tau: int = 0  # steps in a block; 0: nothing is averaged across groups
     outer: Any = None  # makes the outer step from W: partial(BlockMomentum, eta=0.0) for MA
     moments: Literal["keep", "corrected", "average"] = "keep"  # of Adam, across groups
@@ -30,7 +32,10 @@ class Method:
 
 @dataclass
 class Worker:
-    """A model, its optimizers (mostly one), and GTC's residual r by parameter."""
+    """A model, its optimizers (mostly one), and GTC's residual r by parameter.
+
+    With GTC of updates, the model holds x - r, where x is the same on all workers of a group.
+    """
 
     model: nn.Module
     optimizers: Sequence[optim.Optimizer]
@@ -57,21 +62,59 @@ def send(r: Tensor, g: Tensor, threshold: float) -> Tensor:
     return sent
 
 
-def group_step(group: Sequence[Worker], index: int, threshold: float | None, least: int) -> None:
-    """One step of an optimizer of all workers, with the mean of what each sends of ``.grad``.
+def mean_sent(group: Sequence[Worker], copies: Any, values: list[Tensor], method: Method) -> Tensor:
+    """Mean over the workers of what each sends of its value for its copy of a parameter."""
+    if method.threshold is not None and len(group) > 1 and values[0].numel() >= method.exact_below:
+        for k, (worker, p) in enumerate(zip(group, copies, strict=True)):
+            r = worker.residuals.setdefault(p, torch.zeros_like(p))
+            values[k] = send(r, values[k], method.threshold)
+    return torch.stack(values).mean(0)
 
-    All have the same parameters. Tensors of fewer than ``least`` elements are sent whole. Gradients
-    of parameters that only some workers have used are zero on the others.
+
+def group_step(group: Sequence[Worker], index: int, method: Method) -> None:
+    """One step of an optimizer of all workers, with the mean of what each sends.
+
+    Of the gradient, before the optimizer. Where only some workers have one, it is 0 on the others.
+    Of the update, behind the optimizer of each worker, which has gradients of its own::
+
+        u_k = c (a w_k - Optimizer(w_k)) + (1 - a) w_k       a = 1 - rate * decoupled weight decay
+        x  <- x - mean of sent_k;   w_k = x - r_k            sent_k, r_k: GTC of u_k
+
+    c is 1 for SGD and the root of the number of workers otherwise: steps that an optimizer has
+    normalised have a length of their own whatever the noise, so their mean is shorter.
     """
-    for copies in zip(*(worker.parameters(index) for worker in group), strict=True):
+    parameters = [worker.parameters(index) for worker in group]
+    for copies in zip(*parameters, strict=True):
         if any(p.grad is not None for p in copies):
-            sent = [torch.zeros_like(p) if p.grad is None else p.grad for p in copies]
-            if threshold is not None and len(group) > 1 and copies[0].numel() >= least:
-                for k, (worker, p) in enumerate(zip(group, copies, strict=True)):
-                    r = worker.residuals.setdefault(p, torch.zeros_like(p))
-                    sent[k] = send(r, sent[k], threshold)
-            for p in copies:
-                p.grad = torch.stack(sent).mean(0)
+            g = [torch.zeros_like(p) if p.grad is None else p.grad for p in copies]
+            g = g if method.of == "update" else [mean_sent(group, copies, g, method)] * len(g)
+            for p, gradient in zip(copies, g, strict=True):
+                p.grad = gradient.clone()
+    before = deepcopy(parameters)
     for worker in group:
         worker.optimizers[index].step()
         worker.optimizers[index].zero_grad()
+    for i, copies in enumerate(zip(*parameters, strict=True)):
+        pairs = [(p, own[i]) for p, own in zip(copies, before, strict=True)]
+        if method.of == "update" and any((p != w).any() for p, w in pairs):
+            a, c = factors(group[0].optimizers[index], copies[0], len(group))
+            u = [(c * (a * w - p) + (1 - a) * w) * (p != w).any() for p, w in pairs]
+            r = [worker.residuals.get(p, 0.0) for worker, p in zip(group, copies, strict=True)]
+            x = [w + own for (_, w), own in zip(pairs, r, strict=True)]
+            mean = mean_sent(group, copies, u, method)
+            for worker, p, own in zip(group, copies, x, strict=True):
+                p.copy_(own - mean - worker.residuals.get(p, 0.0))
+
+
+def factors(optimizer: optim.Optimizer, p: nn.Parameter, workers: int) -> tuple[float, float]:
+    """The a and c of updates of a parameter."""
+    [own] = [g for g in optimizer.param_groups if any(p is held for held in g["params"])]
+    decay = own["weight_decay"] if own.get("decoupled_weight_decay") else 0.0
+    return 1 - own["lr"] * decay, 1.0 if isinstance(optimizer, optim.SGD) else workers**0.5
+
+
+def shift(workers: Sequence[Worker], method: Method, sign: float) -> None:
+    """Turn x - r into x with a sign of 1, and back with -1, in place."""
+    for worker in workers if method.of == "update" else ():
+        for p, r in worker.residuals.items():
+            p.add_(r, alpha=sign)

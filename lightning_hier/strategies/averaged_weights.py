@@ -1,8 +1,9 @@
 """Averages of weights (EMA) of Lightning's callbacks, with one average for all ranks in evaluation.
 
-After a step, such a callback sees the local model, so every group has its own average. An average
-over steps is linear in the models, so the mean of these averages over the groups is the average of
-the mean model of the groups. This one is validated, saved and left in the module.
+After a step, such a callback sees the local model, so every group has its own average, and with GTC
+of updates every rank. An average over steps is linear in the models, so the mean of these averages
+over the ranks is the average of their mean model. This one is validated, saved and left in the
+module.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_hier.comm.blocks.local_values import SavedTensors
-from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
+from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
 
 KIND = "averages"
 
 
 class AveragedWeights(Callback):
-    """Puts the mean of the groups' averages into the callbacks when Lightning validates or saves.
+    """Puts the mean of the ranks' averages into the callbacks when Lightning validates or saves.
 
     It runs before the callbacks of the Trainer. Afterwards, their own average is restored bit for
     bit, so that evaluation does not affect training.
@@ -44,7 +45,7 @@ class AveragedWeights(Callback):
         self._own = SavedTensors()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Make the callbacks validate the mean of the groups' averages."""
+        """Make the callbacks validate the mean of the ranks' averages."""
         if not trainer.sanity_checking:
             self._swap_in()
 
@@ -53,12 +54,12 @@ class AveragedWeights(Callback):
         self._own.restore()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Make the callbacks leave the mean of the groups' averages in the module."""
+        """Make the callbacks leave the mean of the ranks' averages in the module."""
         self._swap_in()
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the mean of the groups' averages into the callbacks while the body runs.
+        """Put the mean of the ranks' averages into the callbacks while the body runs.
 
         A collective of the world, unless the callbacks already contain this mean.
         """
@@ -120,14 +121,11 @@ class AveragedWeights(Callback):
 
 
 def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:
-    """Average over the groups, in place. Integers are those of rank 0.
+    """Average over all ranks, in place. Integers are those of rank 0.
 
-    The first ranks of the groups average and broadcast. The tensors may be on another device than
-    the collectives.
+    The tensors may be on another device than the collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
-    if communicators.group.position == 0:
-        average_tensors_(moved, communicators.across, KIND)
-    broadcast_tensors_(moved, communicators.group, KIND)
+    average_tensors_(moved, communicators.world, KIND)
     for tensor, value in zip(tensors, moved, strict=True):
         tensor.copy_(value)

@@ -13,7 +13,7 @@ from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
-from lightning_hier.comm.gradients.gradient_sync import GTC
+from lightning_hier.comm.gradients.gradient_sync import GTC, CompressedValues
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies.arguments import check_preset
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
@@ -37,13 +37,14 @@ class GTCStrategy(HierarchicalStrategy):
         threshold: float | Literal["auto"] = "auto",
         density: float | Auto = "auto",
         dense_below: int = 1024,
+        of: CompressedValues = "auto",
         warmup_steps: int | Auto = "auto",
         **ddp_kwargs: Any,
     ) -> None:
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size="world",
-            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below, of=of),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -190,6 +191,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         threshold: float | Literal["auto"] = "auto",
         density: float | Auto = "auto",
         dense_below: int = 1024,
+        of: CompressedValues = "auto",
         block_size: int | Auto = "auto",
         block_momentum: float | Literal["auto"] = "auto",
         block_lr: float = 1.0,
@@ -207,7 +209,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=group_size,
-            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below, of=of),
             block_sync=BMUF(
                 block_size=block_size,
                 block_momentum=block_momentum,

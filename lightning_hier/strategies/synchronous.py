@@ -136,7 +136,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         with session.raw_steps.counted(), session.stepping(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)
         # Counted by call, because loss scaling may skip the update on some ranks only.
-        session.synchroniser.after_step(index)
+        session.after_step(index)
         if session.warm_up_has_ended:
             session.wrap()
         return result

@@ -59,7 +59,8 @@ class Wrapping:
         self._over = over = self._ranks(warming=warming)
         self.temporary = over is not None and over.size == 1 and not self._is_hook
         self._reduction.close()  # first, because it refers to the old wrapper
-        self._reduction.attach(self._wrap(over), warming=warming)
+        with self._memory.group_model():  # DDP makes the ranks' parameters equal
+            self._reduction.attach(self._wrap(over), warming=warming)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""

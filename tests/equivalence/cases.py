@@ -124,7 +124,7 @@ def case(
         settings["block_sync"] = sync(**_taken(settings, sync))
     make = partial(strategy, **{"warmup_steps": 0, **settings})
     own = Case(name=name, strategy=make, **of_case)
-    return replace(own, **_symbols_of(make, own.world))
+    return replace(own, **_symbols_of(make, own))
 
 
 def fragment_case(name: str, sync: Any = lh.DiLoCo, *, group: int = 1, **settings: Any) -> Case:
@@ -141,7 +141,7 @@ def changed(base: Case, name: str, **settings: Any) -> Case:
     if sync is not None:
         settings["block_sync"] = replace(sync, **_taken(settings, type(sync)))
     make = partial(strategy, **settings)
-    return replace(base, name=name, strategy=make, **_symbols_of(make, base.world))
+    return replace(base, name=name, strategy=make, **_symbols_of(make, base))
 
 
 def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -149,14 +149,17 @@ def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
     return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
 
 
-def _symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
+def _symbols_of(strategy: Callable[[], Any], run: Case) -> dict[str, Any]:
     """What the settings of a strategy are for the reference."""
-    instance = strategy()
+    instance, world = strategy(), run.world
     sync, gtc = instance.block_sync, instance.gradient_sync
     group = world if instance.group_size == "world" else instance.group_size
     symbols = {"group": group, "warmup": instance.warmup_steps}
+    of = "update" if run.momentum or run.rule else "gradient"
+    if isinstance(gtc, GTC) and gtc.of != "auto":
+        of = gtc.of
     if isinstance(gtc, GTC) and gtc.threshold != "auto":
-        symbols |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below}
+        symbols |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below, "of": of}
     if sync is not None:
         symbols |= {
             "tau": sync.block_size,

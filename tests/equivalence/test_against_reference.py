@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy, ModelAveragingStrategy
 from lightning_hier.reference import BlockMomentum, Method
@@ -25,6 +26,7 @@ from tests.ranks import run_ranks
 
 MOMENTUM = {"momentum": 0.8, "lr": 0.05}
 THRESHOLD = 0.02
+_ADAMW = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1, eps=1e-4)
 _AVERAGE = partial(BlockMomentum, eta=0.0)
 
 
@@ -68,7 +70,15 @@ def _exact_groups(across: str) -> Case:
 
 def _with_local_momentum(kind: str, group: int) -> Case:
     settings = {"threshold": THRESHOLD, "dense_below": 0, "batches": 11, **MOMENTUM}
-    return _tiers(f"local_momentum={kind} P={group}", group, local_momentum=kind, **settings)
+    # With GTC of updates, the workers of a group have momentum of their own.
+    of = "gradient" if kind == "average" else "auto"
+    return _tiers(f"local_momentum={kind} P={group}", group, local_momentum=kind, of=of, **settings)
+
+
+def _of(kind: str, group: int, **run: Any) -> Case:
+    """GTC of gradients or updates in groups, by AdamW or SGD with momentum."""
+    settings = {"threshold": 0.004, "dense_below": 20, "batches": 12, "local_momentum": "keep"}
+    return _tiers(f"GTC of={kind} P={group} {run}", group, of=kind, **settings, **run)
 
 
 def _accumulating(base: Case, batches: int) -> Case:
@@ -96,6 +106,7 @@ def _rebinding(group: int, across: str) -> Case:
 def _partly_used(group: int, local_momentum: str) -> Case:
     settings = {"threshold": THRESHOLD, "dense_below": 0, "find_unused_parameters": True}
     run = {"local_momentum": local_momentum, "net": "partly_used", "batches": 10, **MOMENTUM}
+    run["of"] = "gradient" if local_momentum == "average" else "auto"
     return _tiers(f"frozen and unused P={group} {local_momentum}", group, **settings, **run)
 
 
@@ -120,6 +131,10 @@ CASES = [
     *(_exact_groups(across) for across in ("leader", "sharded")),
     *(_with_local_momentum(kind, 2) for kind in ("reset", "keep", "average")),
     _with_local_momentum("average", 1),
+    *(_of("update", group, **MOMENTUM) for group in (1, 2, 4)),
+    *(_of("update", group, rule=_ADAMW) for group in (2, 4)),
+    _of("gradient", 2, **MOMENTUM),
+    _of("update", 2),
     _accumulating(_ma(2), 8),
     _accumulating(_two_tiers(2), 7),
     *(_pair(group, across) for group, across in PLACES),
@@ -197,5 +212,5 @@ def test_settings_of_the_reference() -> None:
     )
     assert gtc == expected and gtc.outer.keywords["eta"] is None
     assert own["BMUF_GTC P=2, warm-up 4"] == replace(
-        gtc, warmup=4, outer=own["BMUF_GTC P=2, warm-up 4"].outer
+        gtc, warmup=4, of="update", outer=own["BMUF_GTC P=2, warm-up 4"].outer
     )

@@ -35,7 +35,8 @@ def _plain(name: str, strategy: str = "ddp", **settings: Any) -> Case:
 
 def _across(name: str, group: int, across: str) -> Case:
     blocks = {"block_size": 3, "block_momentum": 0.6, "local_momentum": "average"}
-    gtc = {"threshold": 0.02, "dense_below": 0}
+    # With GTC of updates, each rank has momentum of its own, and the leader's is averaged.
+    gtc = {"threshold": 0.02, "dense_below": 0, "of": "gradient"}
     settings = {"group_size": group, "across": across, **blocks, **gtc}
     return _case(name, HierarchicalStrategy, net="batch_norm", **settings)
 
@@ -66,7 +67,7 @@ IDENTICAL: list[tuple[Case, Case]] = [
         _case("GTC, auto", GTCStrategy, **_AUTO),
     ),
     (
-        _case("GTC, everything exact", GTCStrategy, dense_below=10_000, density=0.01),
+        _case("GTC, everything exact", GTCStrategy, dense_below=10**4, density=0.01, of="gradient"),
         _EXACT,
     ),
     # A single group has no exchange, so nothing is quantised.
@@ -81,6 +82,8 @@ CLOSE: list[tuple[Case, Case]] = [
         _DDP,
     ),
     (_EXACT, _DDP),
+    # The steps of SGD with momentum are linear in the gradients.
+    (_case("GTC of updates, everything exact", GTCStrategy, dense_below=10**4, density=0.01), _DDP),
     (_case("warm-up only", BMUFStrategy, warmup_steps=14), _DDP),
     (_across("leader, P = 2", 2, "leader"), _across("sharded, P = 2", 2, "sharded")),
     (_across("leader, P = 4", 4, "leader"), _across("sharded, P = 4", 4, "sharded")),

@@ -61,10 +61,17 @@ def validation_sees_one_model(runs: Runs) -> str | None:
     return _unequal([record["validated"] for record in runs.newest], "validated")
 
 
+def _has_local_residuals(runs: Runs) -> bool:
+    """Whether GTC of updates leaves what it has not sent in the local models."""
+    gtc, optimizers = getattr(runs.strategy, "gradient_sync", None), runs.case.optimizers
+    plain = all(name == "SGD" and not options.get("momentum") for name, options in optimizers)
+    return isinstance(gtc, GTC) and gtc.of != "gradient" and not plain
+
+
 def groups_hold_one_model(runs: Runs) -> str | None:
     """After every batch, the parameters are equal on the ranks of a group."""
     case, strategy = runs.case, runs.strategy
-    if case.has_servers or runs.resumed:
+    if case.has_servers or runs.resumed or _has_local_residuals(runs):
         return None
     size = {"world": case.ranks, "node": case.ranks // case.hosts}.get(
         strategy.group_size, strategy.group_size
@@ -81,6 +88,8 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
     """After each step of the warm-up and at each end of a block, all ranks have one model."""
     case, strategy = runs.case, runs.strategy
     if case.has_servers or strategy.block_sync is None or runs.resumed:
+        return None
+    if _has_local_residuals(runs):
         return None
     if case.by_hand or strategy.block_sync.overlap:
         return None

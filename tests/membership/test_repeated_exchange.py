@@ -89,7 +89,7 @@ def _step(counts: bool) -> tuple[tuple[int, int], bool, bool]:
     pairs = zip(module.parameters(), before, strict=True)
     changed = any(not torch.equal(p.detach(), b) for p, b in pairs)
     (block,) = synchroniser.blocks
-    count = synchroniser._worker.steps[0]
+    count = synchroniser.worker.steps[0]
     return (count.in_block, count.blocks), changed, block._fragments[0].has_update
 
 

@@ -25,7 +25,7 @@ from tests.trainer.fitting import (
     weights,
 )
 
-ALL_SPARSE = partial(GTC, dense_below=0)
+ALL_SPARSE = partial(GTC, dense_below=0, of="gradient")
 
 
 class Watched(DropoutNet):

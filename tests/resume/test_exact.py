@@ -48,6 +48,8 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf_adam": (4, BMUF_ADAM, "Adam"),
     "bmuf_nadam": (2, BMUF_ADAM, "NAdam"),
     "gtc": (3, GTC, "SGD"),
+    "gtc_of_gradients": (3, partial(GTC, of="gradient"), "SGD"),
+    "gtc_adamw": (2, GTC, "AdamW"),
     "bmuf_gtc": (4, BMUF_GTC, "SGD"),
     "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
     "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_QUANTISED), "SGD"),

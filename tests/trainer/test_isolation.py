@@ -70,7 +70,7 @@ class _Wide(Net):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(lr=1e-6)
         self.folder = folder
         self.layers[0] = nn.Linear(4, 20_000)
         self.layers[2] = nn.Linear(20_000, 2)

@@ -40,18 +40,25 @@ def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> 
     assert {result.weights.dtype for result in ranks} == {dtype}
 
 
-@pytest.mark.parametrize("group_size", [1, 2])
-def test_step_that_one_rank_skips_leaves_ranks_in_step(group_size: int) -> None:
-    """In a group of one, rank 1 skips the step. In a group of two, both ranks skip it.
+@pytest.mark.parametrize(
+    ("group_size", "of", "skipping"),
+    [(1, "auto", [1]), (2, "gradient", [0, 1]), (2, "update", [1])],
+)
+def test_step_that_one_rank_skips_leaves_ranks_in_step(
+    group_size: int, of: str, skipping: list[int]
+) -> None:
+    """Rank 1 skips the step, and with GTC of gradients all ranks of its group.
 
     Blocks still end at the same step on all ranks.
     """
     overflows = partial(Breaks, 3, (1,), "loss", 1e38)
-    ranks = fit_on_ranks(4, partial(BMUF_GTC, group_size=group_size), overflows, 9, **scaled())
-    halved = [rank for rank, result in enumerate(ranks) if result.loss_scale == 512.0]
-    assert halved == ([1] if group_size == 1 else [0, 1])
-    assert all_equal(result.seen[3] for result in ranks)  # the first block's end
-    assert all_equal(result.seen[7] for result in ranks)
+    ranks = fit_on_ranks(
+        4, partial(BMUF_GTC, group_size=group_size, of=of), overflows, 9, **scaled()
+    )
+    assert [rank for rank, own in enumerate(ranks) if own.loss_scale == 512.0] == skipping
+    if len(skipping) == group_size:  # otherwise, residuals of updates are in local models
+        assert all_equal(result.seen[3] for result in ranks)  # the first block's end
+        assert all_equal(result.seen[7] for result in ranks)
     assert not all_equal(result.seen[4] for result in ranks)
     assert all_equal(result.weights for result in ranks)
     assert all(result.metrics["hier/gtc/residual_norm"] < float("inf") for result in ranks)

@@ -35,8 +35,9 @@ BLOCK = {
     "hier/block/outer_step",
     "hier/global_model/swap_back",
 }
+GTC = {"hier/gradients/exchange", "hier/updates/exchange", "hier/gtc/encode", "hier/gtc/decode"}
 SHOWN: dict[str, set[str]] = {
-    "bmuf_gtc": {"hier/gradients/exchange", "hier/gtc/encode", "hier/gtc/decode", *BLOCK},
+    "bmuf_gtc": {*GTC, *BLOCK},
     "overlap": {"hier/block/overlap", *BLOCK},
     "psp": {"hier/psp/push", "hier/psp/pull", "hier/parameter_server/update"},
     "two_stage_asgd": {

@@ -79,7 +79,7 @@ def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
-    strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False)
+    strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False, of="gradient")
     seen = run_ranks(_terminated, 4, strategy, 20)
     assert [len(models) for models in seen] == [4] * 4
     assert all_equal(models[-1] for models in seen)

@@ -26,6 +26,7 @@ from tests.trainer.fitting import (
     fit_on_ranks,
     fitted,
     this_rank,
+    weights,
 )
 
 _CLASSICAL = partial(BMUF, block_momentum=0.5, nesterov=False)
@@ -33,7 +34,7 @@ SYNCHRONOUS: dict[str, Any] = {
     "averaging": AVERAGING,
     "nesterov": partial(BMUF, block_momentum=0.5, block_lr=0.7),
     "overlap": partial(_CLASSICAL, overlap=True),
-    "one model": GTC,
+    "one model": partial(GTC, of="gradient"),
 }
 SERVERS: dict[str, Any] = {
     "psp": lh.PSPStrategy,
@@ -149,9 +150,14 @@ class _WritingWeights(Net):
     """Writes in one hook, after the first step or from the start."""
 
     def __init__(
-        self, hook: str, write: Callable[[Net], None], *, from_the_start: bool = False
+        self,
+        hook: str,
+        write: Callable[[Net], None],
+        *,
+        from_the_start: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**settings)
         self.write, self.from_the_start = write, from_the_start
         setattr(self, hook, self._write)
 
@@ -270,3 +276,16 @@ def test_state_that_is_created_in_a_save_is_trained_with(name: str) -> None:
     for saving, other in zip(*runs, strict=True):
         assert torch.equal(saving.weights, other.weights)
         assert torch.equal(saving.state["center"], other.state["center"])
+
+
+def _add_one(model: Net) -> None:
+    for parameter in model.parameters():
+        parameter.data.add_(1.0)
+
+
+def test_a_write_between_steps_is_averaged_as_it_is() -> None:
+    """GTC of updates multiplies the steps of AdamW, but not what a hook adds after four of five."""
+    strategy = partial(GTC, of="update", dense_below=10**6)
+    writing = partial(_WritingWeights, "on_train_batch_end", _add_one, optimizer="AdamW", lr=0.0)
+    for result in fit_on_ranks(2, strategy, writing, 5):
+        torch.testing.assert_close(result.weights, weights(Net()) + 4.0)

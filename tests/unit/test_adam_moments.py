@@ -113,7 +113,7 @@ def test_local_beta1_is_set_only_inside_the_step(
 
 def test_averaging_and_compression_warn_of_adam() -> None:
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    for advice in (lh.GTC().advice, lambda own: lh.ModelAveraging().advice(own, 2)):
+    for advice in (lh.GTC(of="gradient").advice, lambda own: lh.ModelAveraging().advice(own, 2)):
         message = advice(_adam(0.9))
         assert message is not None and "with Adam" in message and "BMUFAdam(...)" in message
         assert advice(plain) is None

@@ -58,7 +58,7 @@ def test_example_of_its_docstring_trains() -> None:
 
 def test_it_is_short() -> None:
     lines = {path.name: path.read_text().count("\n") for path in FOLDER.glob("*.py")}
-    assert sum(lines.values()) <= 500, lines
+    assert sum(lines.values()) <= 550, lines
 
 
 def test_code_that_the_page_of_algorithms_names_is_there() -> None:

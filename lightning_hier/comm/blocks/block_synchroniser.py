@@ -73,7 +73,8 @@ class BlockSynchroniser(SynchronisedModel):
         # To apply a mean, only the ranks of a group communicate.
         place = self.communicators.progress.at(SyncPoint.BLOCK.text)
         votes = self._membership is not None
-        with place if votes or due.sends is not None else nullcontext(), torch.no_grad():
+        shared = self.worker.memory.group_model()
+        with place if votes or due.sends is not None else nullcontext(), shared, torch.no_grad():
             self.buffers.reclaim()  # the step may have bound new tensors to their names
             report: BlockReport | None = None
             with profiler_range("hier/block/synchronisation"):
@@ -85,7 +86,7 @@ class BlockSynchroniser(SynchronisedModel):
                 elif due.sends is not None:
                     self._begin_commit(optimizer, due.sends, schedule.delay)
         # After a synchronisation that fails, it is still due.
-        schedule.end_block(self._worker.steps[optimizer])
+        schedule.end_block(self.worker.steps[optimizer])
         if report is not None:
             self.log.reports[optimizer] = report
 
@@ -95,7 +96,7 @@ class BlockSynchroniser(SynchronisedModel):
         Otherwise the evaluation at the end does it. A collective of the world.
         """
         for optimizer, block in enumerate(self.blocks or () if self._membership else ()):
-            count = self._worker.steps[optimizer]
+            count = self.worker.steps[optimizer]
             # In the order of groups that train on. The first one may have been sent already, and
             # has then the steps since.
             order = self._schedules[optimizer].current.order_after(count.in_block)
@@ -103,7 +104,7 @@ class BlockSynchroniser(SynchronisedModel):
                 if block.unsent(fragment):
                     self.buffers.reclaim()
                     place = self.communicators.progress.at(SyncPoint.TRAINING_END.text)
-                    with place, torch.no_grad():
+                    with place, self.worker.memory.group_model(), torch.no_grad():
                         self._commit(optimizer, fragment)
             count.in_block = 0
 
@@ -113,8 +114,8 @@ class BlockSynchroniser(SynchronisedModel):
         In the warm-up and without blocks, none is due, and ranks check from time to time that they
         are in step. Every rank must call it at the same step.
         """
-        count, warming = self._worker.steps[optimizer], self.blocks is None and self.warming
-        samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
+        count, warming = self.worker.steps[optimizer], self.blocks is None and self.warming
+        samples, self.worker.samples[optimizer] = self.worker.samples[optimizer], 0.0
         count.total += 1
         if warming:
             if not self.warming:
@@ -181,7 +182,7 @@ class BlockSynchroniser(SynchronisedModel):
         """Discard blocks, residuals and saved values before an older state is loaded."""
         self.communicators.route.in_flight.finish()  # exchanges of these blocks
         self.blocks = None
-        self._worker.memory.tensors.clear()
+        self.worker.memory.clear()
         self.evaluation.forget()
         self.log.reports.clear()
 

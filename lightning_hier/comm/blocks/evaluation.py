@@ -103,13 +103,15 @@ class Evaluation:
         model.buffers.reclaim()
         # Between the warm-up and the first step: the blocks that this step will start.
         blocks = () if model.warming else model.present_blocks()
-        # Without blocks all ranks train one model, and only buffers can differ.
-        overwritten = [t for b in blocks for t in b.members.tensors] or model.buffers.tensors
+        # Without blocks all ranks train one model, and only buffers and residuals can differ.
+        shared, buffers = model.worker.memory.shared, model.buffers.tensors
+        overwritten = [t for b in blocks for t in b.members.tensors] or [*shared, *buffers]
         # After the end of training, hooks may write to any tensor.
         watch = point != SyncPoint.TRAINING_END
         saved = model.local.saved.overwriting(overwritten, watch=watch)
         progress = model.communicators.progress.at(point.text, model.health.detail)
         with saved, progress:
+            model.worker.memory.write_shared()
             if not model.health.independent:
                 # Steps of other ranks may wait for this rank's part of an overlapped exchange.
                 model.communicators.route.in_flight.finish()

@@ -38,6 +38,7 @@ class SynchronisedModel:
     Attributes:
         module: see above.
         communicators: see above.
+        worker: see above.
         placement: division of the model among the ranks of a group.
         blocks: one block for each optimizer. None before the first step after the warm-up.
         buffers: buffers of the module.
@@ -65,7 +66,7 @@ class SynchronisedModel:
     ) -> None:
         self.module = module
         self.communicators = communicators
-        self._worker = worker
+        self.worker = worker
         self._warmup_steps = warmup_steps
         across = config.across if config else "auto"
         self.placement = placement_of(module, across, communicators.group, nics=nics)
@@ -88,7 +89,7 @@ class SynchronisedModel:
     @property
     def warming(self) -> bool:
         """Whether any optimizer is in its warm-up."""
-        return any(count.total < self._warmup_steps for count in self._worker.steps)
+        return any(count.total < self._warmup_steps for count in self.worker.steps)
 
     def before_step(self) -> None:
         """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
@@ -153,6 +154,7 @@ class SynchronisedModel:
 
     def forget_errors(self) -> None:
         """Discard residuals and error feedback, those of another group whose state was loaded."""
-        self._worker.memory.tensors.clear()
+        self.worker.memory.write_shared()
+        self.worker.memory.clear()
         for block in self.blocks or ():
             block.forget_errors()

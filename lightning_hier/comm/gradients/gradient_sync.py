@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import (
@@ -20,6 +20,8 @@ from lightning_hier.algorithms.arguments import (
 from lightning_hier.algorithms.automatic import Auto, auto_density
 from lightning_hier.algorithms.kernels.payload import MOST_ELEMENTS
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
+
+CompressedValues = Literal["auto", "gradient", "update"]
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
@@ -36,8 +38,16 @@ class GradientSync(NamedArguments):
         """
         return self
 
+    def suited(self, optimizers: Sequence[Optimizer]) -> Self:
+        """Return the same settings with what ``"auto"`` is for these optimizers."""
+        return self
+
     def advice(self, optimizer: Optimizer) -> str | None:
         """Warning that is logged once before training, or None."""
+        return None
+
+    def chosen(self, optimizers: Sequence[Optimizer]) -> str | None:
+        """Line with what ``"auto"`` is for these optimizers, or None."""
         return None
 
 
@@ -59,6 +69,16 @@ class GTC(GradientSync):
     A residual also includes gradients that are discarded. With several optimizers, use
     ``toggle_optimizer``, so that a backward pass computes gradients for one of them only.
 
+    Of updates, each worker's own optimizer steps on its own gradient, and what it has changed takes
+    the place of g. What is not sent stays in the worker's local model::
+
+        u = c (w - Optimizer(w)), without the factor for decoupled weight decay
+        r <- r + u;   sent = T sign(r) where |r| > T, else 0;   r <- r - sent
+        x <- x - mean over the group of sent;   w = x - r
+
+    x is the same on all ranks of the group, and is its model in evaluations, checkpoints and block
+    synchronisations. c is 1 for SGD, and the root of the group's size for other optimizers.
+
     Attributes:
         threshold: T in units of the gradient (of the mean loss, unscaled), or ``"auto"``: one
             threshold for each parameter tensor, adjusted such that about ``density`` of its
@@ -69,6 +89,8 @@ class GTC(GradientSync):
             is unknown.
         dense_below: tensors with fewer elements are averaged exactly. 0 compresses all tensors.
             Tensors of more than 2**31 elements are averaged exactly as well.
+        of: what is compressed: ``"gradient"``, ``"update"``, or ``"auto"``: updates if an optimizer
+            has a state, gradients with plain SGD, as in the paper. ``threshold`` is in its units.
 
     Raises:
         ValueError: a value is outside its range.
@@ -78,6 +100,7 @@ class GTC(GradientSync):
     threshold: float | Literal["auto"] = "auto"
     density: float | Auto = "auto"
     dense_below: int = 1024
+    of: CompressedValues = "auto"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -91,6 +114,8 @@ class GTC(GradientSync):
                 f"got {self.density!r}; for uncompressed gradients use AllReduce()"
             )
         check_whole("dense_below", self.dense_below, least=0)
+        if self.of not in get_args(CompressedValues):
+            raise ValueError(f"of must be 'auto', 'gradient' or 'update', got {self.of!r}")
 
     @property
     def is_automatic(self) -> bool:
@@ -120,13 +145,29 @@ class GTC(GradientSync):
     def advice(self, optimizer: Optimizer) -> str | None:
         """Advise against Adam, which divides by magnitudes that GTC makes equal in a tensor."""
         # Optimizers that BMUFAdam supports are those with Adam's moments.
-        if not isinstance(optimizer, SUPPORTED):
+        if self.of != "gradient" or not isinstance(optimizer, SUPPORTED):
             return None
         return (
-            f"GTC with {type(optimizer).__name__}: in short runs of a transformer it learned less "
-            "than a single worker (docs/reports/language_defaults.md). Use exact gradients inside "
-            "groups, HierarchicalStrategy(block_sync=BMUFAdam(...)), or train with SGD."
+            f"GTC of gradients with {type(optimizer).__name__}: in short runs of a transformer it "
+            "learned less than a single worker (docs/reports/language_defaults.md). Pass "
+            "of='update', or use exact gradients inside groups, "
+            "HierarchicalStrategy(block_sync=BMUFAdam(...))."
         )
+
+    @override
+    def suited(self, optimizers: Sequence[Optimizer]) -> Self:
+        if self.of != "auto":
+            return self
+        return replace(self, of="gradient" if all(map(_is_plain, optimizers)) else "update")
+
+    @override
+    def chosen(self, optimizers: Sequence[Optimizer]) -> str | None:
+        if self.of != "auto":
+            return None
+        names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
+        if self.suited(optimizers).of == "gradient":
+            return f"of='auto' is 'gradient', because {names} has no state."
+        return f"of='auto' is 'update', because {names} has a state."
 
     @override
     def resolved(self, run_steps: float) -> Self:
@@ -158,3 +199,8 @@ class CommHook(GradientSync):
             raise ValueError(f"hook must be callable as hook(state, bucket), got {self.hook!r}")
         if self.bytes_per_element is not None:
             check_positive("bytes_per_element", self.bytes_per_element)
+
+
+def _is_plain(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is SGD without momentum, which has no state."""
+    return isinstance(optimizer, SGD) and not any(g["momentum"] for g in optimizer.param_groups)

@@ -84,6 +84,18 @@ class AllReducer(Reducer):
         return pending.future(nothing_left=bucket.is_last)
 
 
+class KeepGradients(Reducer):
+    """Leaves each rank its own gradients."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Average over no rank of ``channel``."""
+        self.channel = channel
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Return the gradients of this rank."""
+        return finished(bucket.buffer)
+
+
 class HookReducer(Reducer):
     """A communication hook of the user, restricted to the ranks of a channel, with its traffic."""
 

@@ -19,6 +19,7 @@ from lightning_hier.comm.gradients.reducers import (
     Future,
     GradientBucket,
     HookReducer,
+    KeepGradients,
     Reducer,
     finished,
 )
@@ -195,6 +196,8 @@ def build_reducer(
         grad_scale: returns the current factor of loss scaling.
 
     """
+    if isinstance(config, GTC) and config.of == "update":
+        return KeepGradients(group)  # UpdateExchange sends what optimizers make of them
     if isinstance(config, GTC):
         return GTCReducer(group, config, memory, grad_scale=grad_scale)
     if isinstance(config, CommHook):

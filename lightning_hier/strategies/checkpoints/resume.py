@@ -3,7 +3,8 @@
 With other groups of ranks or another synchronisation, the current block ends where the checkpoint
 was saved: the global model is that of the file, with the global update that led to it. Residuals
 are redistributed such that their mean gradient is kept: with N ranks before and N' now, rank k gets
-``N'/N`` times the residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``.
+``N'/N`` times the residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``. Residuals
+of gradients and of updates are not exchanged for each other.
 """
 
 from __future__ import annotations
@@ -106,14 +107,15 @@ def _resume_elsewhere(saved: SavedRun, checkpoint: Mapping[str, Any], session: F
     state = session.state
     lost: list[str] = []
     session.position.load(saved.section["loops"])
-    before, divided = saved.section["kinds"]["mesh"], state.kinds()["mesh"]
+    kinds, now = saved.section["kinds"], state.kinds()
+    before, divided = kinds["mesh"], now["mesh"]
     if not divided:  # Lightning has already loaded optimizers of a divided module
         state.load_optimizers(checkpoint["optimizer_states"])
-    if isinstance(session.settings.gradient_sync, GTC):
+    if isinstance(session.settings.gradient_sync, GTC) and kinds["of"] in (None, now["of"]):
         _take_residuals(saved, session)
         ranks = session.communicators.world.size
         lost.append(f"the residuals of {saved.ranks} ranks were redistributed to {ranks}")
-    elif saved.section["kinds"]["gradient_sync"] == GTC.__name__:
+    elif kinds["gradient_sync"] == GTC.__name__:
         lost.append("residuals are lost")
     outer: Iterator[Any] | None = _outer_states(saved, session)
     if (before is None) != (divided is None):  # parts of flat and of whole tensors
@@ -123,6 +125,7 @@ def _resume_elsewhere(saved: SavedRun, checkpoint: Mapping[str, Any], session: F
     lost.append("random states and the order of the data start from the beginning")
     text = state.what_changes(saved.section, lost)
     state.load_elsewhere(saved.section, outer)
+    state.subtract_residuals()
     rank_zero_warn(text)
 
 

@@ -37,6 +37,11 @@ class RunState(EngineState):
         mesh = module.device_mesh if is_sharded(module) else None
         self._mesh = None if mesh is None else list(mesh.shape)
 
+    @property
+    @override
+    def ranks_differ(self) -> bool:
+        return self._mesh is not None or super().ranks_differ
+
     @override
     def kinds(self) -> State:
         # Data-parallel and tensor-parallel ranks of a group, which hold parts of the module.
@@ -64,8 +69,8 @@ class RunState(EngineState):
     def of_rank(self) -> State:
         """Return the state of this rank, for its own file. Tensors are not copied.
 
-        All ranks of a group have the same local model, which the first rank of the group saves. If
-        the module is divided, each saves its part.
+        If all ranks of a group have the same local model, the first rank of the group saves it. If
+        the module is divided, or with GTC of updates, each rank saves its own.
         """
         session, trainer = self._session, self._session.trainer
         gradients = session.accumulated_gradients  # empty once training has started
@@ -87,7 +92,7 @@ class RunState(EngineState):
                 if gradient is not None
             },
         }
-        if session.communicators.group.position == 0 or self._mesh:
+        if session.communicators.group.position == 0 or self.ranks_differ:
             state["local_model"] = self.of_group()
         return state
 
