@@ -70,11 +70,20 @@ CASES = [
     _case("warm-up", batches=12, warmup_steps=4),
     _case("unused", batches=14, **UNUSED),
     _case("unused by all ranks", NADAM, batches=UNUSED_BY_ALL + 2, block_size=1, **UNUSED),
-    _tiers("group of all", 4, threshold=THRESHOLD),
+    _tiers("group of all", 4, threshold=THRESHOLD, of="gradient"),
     _tiers("P=2", 2),
     _tiers("P=2, sharded", 2, across="sharded"),
     _tiers("GTC P=2", 2, threshold=THRESHOLD, batches=11),
-    _tiers("GTC P=2, sharded", 2, threshold=THRESHOLD, across="sharded", batches=11),
+    # Of updates, each rank of a group has moments of its own: those of the first one are exchanged.
+    _tiers("GTC of gradients P=2", 2, threshold=THRESHOLD, of="gradient", batches=11),
+    _tiers(
+        "GTC of gradients P=2, sharded",
+        2,
+        threshold=THRESHOLD,
+        of="gradient",
+        batches=11,
+        across="sharded",
+    ),
     *(
         _tiers(name, 2, across=across, net="partly_used", batches=12, frozen_too=True)
         for name, across in SHARDED.items()
@@ -168,7 +177,11 @@ def test_block_without_a_step_leaves_moments_and_counts(runs: list[dict[str, See
 
 def test_leader_and_sharded_are_the_same(runs: list[dict[str, Seen]]) -> None:
     """Both placements add in the same order, so that the models are bit-equal."""
-    pairs = (("P=2", "P=2, sharded"), ("GTC P=2", "GTC P=2, sharded"), tuple(SHARDED))
+    pairs = (
+        ("P=2", "P=2, sharded"),
+        ("GTC of gradients P=2", "GTC of gradients P=2, sharded"),
+        tuple(SHARDED),
+    )
     for own in runs:
         for leader, sharded in ((own[one], own[other]) for one, other in pairs):
             for batch, weights in leader.local.items():
