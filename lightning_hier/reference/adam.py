@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from lightning_hier.reference.workers import Method
+from lightning_hier.reference.workers import Method, settings_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -42,8 +42,7 @@ class Moments:
         self.corrected, self.every = method.moments == "corrected", method.moments_every
         self.alpha = None if method.merge == "progress" else method.merge
         self.states = [state_of(o, p) for o, p in zip(optimizers, copies, strict=True)]
-        groups: list[dict[str, Any]] = optimizers[0].param_groups
-        [self.settings] = [g for g in groups if any(p is copies[0] for p in g["params"])]
+        self.settings = settings_of(optimizers[0], copies[0])
         self.begin, self.rho, self.sends = deepcopy(self.states[0]), 0.0, 0
         self.arriving: dict[str, Tensor] | None = None
         self.zero = self.k()  # a = k - zero

@@ -83,34 +83,33 @@ def group_step(group: Sequence[Worker], index: int, method: Method) -> None:
     c is 1 for SGD and the root of the number of workers otherwise: steps that an optimizer has
     normalised have a length of their own whatever the noise, so their mean is shorter.
     """
-    parameters = [worker.parameters(index) for worker in group]
-    for copies in zip(*parameters, strict=True):
-        if any(p.grad is not None for p in copies):
-            g = [torch.zeros_like(p) if p.grad is None else p.grad for p in copies]
-            g = g if method.of == "update" else [mean_sent(group, copies, g, method)] * len(g)
-            for p, gradient in zip(copies, g, strict=True):
-                p.grad = gradient.clone()
-    before = deepcopy(parameters)
+    trained = zip(*(worker.parameters(index) for worker in group), strict=True)
+    used = [copies for copies in trained if any(p.grad is not None for p in copies)]
+    for copies in used:
+        g = [torch.zeros_like(p) if p.grad is None else p.grad for p in copies]
+        if method.of == "gradient":
+            g = [mean_sent(group, copies, g, method)] * len(g)
+        for p, gradient in zip(copies, g, strict=True):
+            p.grad = gradient.clone()
+    before = deepcopy(used)
     for worker in group:
         worker.optimizers[index].step()
         worker.optimizers[index].zero_grad()
-    for i, copies in enumerate(zip(*parameters, strict=True)):
-        pairs = [(p, own[i]) for p, own in zip(copies, before, strict=True)]
-        if method.of == "update" and any((p != w).any() for p, w in pairs):
-            a, c = factors(group[0].optimizers[index], copies[0], len(group))
-            u = [(c * (a * w - p) + (1 - a) * w) * (p != w).any() for p, w in pairs]
-            r = [worker.residuals.get(p, 0.0) for worker, p in zip(group, copies, strict=True)]
-            x = [w + own for (_, w), own in zip(pairs, r, strict=True)]
-            mean = mean_sent(group, copies, u, method)
-            for worker, p, own in zip(group, copies, x, strict=True):
-                p.copy_(own - mean - worker.residuals.get(p, 0.0))
+    for copies, w in zip(used, before, strict=True) if method.of == "update" else ():
+        settings = settings_of(group[0].optimizers[index], copies[0])
+        decay = settings["weight_decay"] if settings.get("decoupled_weight_decay") else 0.0
+        a = 1 - settings["lr"] * decay
+        c = 1.0 if isinstance(group[0].optimizers[index], optim.SGD) else len(group) ** 0.5
+        u = [c * (a * own - p) + (1 - a) * own for p, own in zip(copies, w, strict=True)]
+        x = w[0] + group[0].residuals.get(copies[0], 0.0)
+        x = x - mean_sent(group, copies, u, method)
+        for worker, p in zip(group, copies, strict=True):
+            p.copy_(x - worker.residuals.get(p, 0.0))
 
 
-def factors(optimizer: optim.Optimizer, p: nn.Parameter, workers: int) -> tuple[float, float]:
-    """The a and c of updates of a parameter."""
-    [own] = [g for g in optimizer.param_groups if any(p is held for held in g["params"])]
-    decay = own["weight_decay"] if own.get("decoupled_weight_decay") else 0.0
-    return 1 - own["lr"] * decay, 1.0 if isinstance(optimizer, optim.SGD) else workers**0.5
+def settings_of(optimizer: optim.Optimizer, p: nn.Parameter) -> dict[str, Any]:
+    """The parameter group of a parameter."""
+    return next(g for g in optimizer.param_groups if any(p is own for own in g["params"]))
 
 
 def shift(workers: Sequence[Worker], method: Method, sign: float) -> None:
