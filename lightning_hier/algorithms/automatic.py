@@ -17,27 +17,40 @@ _LONGEST_BLOCK = 50
 _SHORTEST_BLOCK = 4
 _LONGEST_WARMUP = 500
 _WARMUP_SHARE = 10
-_BLOCKS_PER_RUN = 20
-_BLOCKS_PER_MODEL = 20
+_LEAST_BLOCKS = 20
 _LEAST_DENSITY = 0.01
 _LARGEST_DENSITY = 0.1
 _STEPS_OF_AN_ELEMENT = 30.0
 
 
-def auto_block_size(run_steps: float, num_models: int | None = None) -> int:
-    """Steps of a block: a twentieth of the run, from 1 to 50.
+def auto_block_size(run_steps: float, blocks: int) -> int:
+    """Steps of a block, for so many blocks in a run: from 4 to 50, and 1 in runs of 20 steps.
 
     Args:
         run_steps: steps of one optimizer in the run, or infinity.
-        num_models: number of averaged models, if the block momentum needs 20 blocks for each of
-            them. This rule does not make a block shorter than 4 steps.
+        blocks: number of blocks, if they are long enough.
 
     """
     # A run of unknown length (infinity) has the longest blocks.
-    longest = min(run_steps / _BLOCKS_PER_RUN, _LONGEST_BLOCK)
-    if num_models is not None:
-        longest = min(longest, max(run_steps / (_BLOCKS_PER_MODEL * num_models), _SHORTEST_BLOCK))
-    return max(1, math.floor(longest))
+    shortest = min(run_steps / _LEAST_BLOCKS, _SHORTEST_BLOCK)
+    return max(1, math.floor(min(max(run_steps / blocks, shortest), _LONGEST_BLOCK)))
+
+
+def momentum_of_run(momentum: float, outer_lr: float, blocks: float, least_blocks: int) -> float:
+    """Momentum between blocks, less than for the number of models where a run has few blocks.
+
+    A momentum of eta builds up over 1 / (1 - eta) blocks, which are at most a share of
+    ``1 / least_blocks`` of the run: eta is at most ``1 - least_blocks / blocks``. The limit is not
+    below ``1 - outer_lr``, with which the update of a block counts once.
+
+    Args:
+        momentum: momentum for the number of models.
+        outer_lr: learning rate of the outer step.
+        blocks: number of blocks of the run, or infinity.
+        least_blocks: see above.
+
+    """
+    return min(momentum, max(1.0 - least_blocks / max(blocks, 1.0), 1.0 - outer_lr, 0.0))
 
 
 def auto_warmup_steps(run_steps: float) -> int:

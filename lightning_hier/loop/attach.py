@@ -105,7 +105,9 @@ def attach(
     given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     optimizers = [_inner(each) for each in given]
     model, module = without_compile(model), without_ddp(model)
-    asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
+    asked = Synchronisation(
+        warmup_steps, gradient_sync or AllReduce(), block_sync, membership is not None
+    )
     settings: dict[str, Any] = {"offload_outer_state": offload_outer_state, **vars(asked)}
     elastic = None
     if membership is not None:

@@ -23,7 +23,7 @@ _STATISTICS = (
     "{} moves the weights away from the mean of the local models, whose running statistics {} has: "
     "a validation may show a much larger loss. Compute the statistics anew before you use the "
     "model, by torch.optim.swa_utils.update_bn(train_dataloader, model), or pass "
-    "outer_momentum='auto', which moves the weights less, or use GroupNorm or LayerNorm."
+    "a smaller outer_momentum, which moves the weights less, or use GroupNorm or LayerNorm."
 )
 
 

@@ -15,6 +15,9 @@ from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
+MOMENTUM = ("block_momentum", "outer_momentum")
+"""Settings between blocks that follow the number of models as well."""
+
 # Settings of a BlockSync on which the state of its exchange depends.
 _OF_EXCHANGE = ("fragments", "overlap", "merge", "across_dtype", "across_density")
 
@@ -27,12 +30,16 @@ class Synchronisation:
         warmup_steps: number of first steps with averages over the world.
         gradient_sync: synchronisation inside groups.
         block_sync: synchronisation across groups.
+        groups_vary: whether groups come and go.
+        run_steps: steps of one optimizer in the run, from which ``"auto"`` has become numbers.
 
     """
 
     warmup_steps: int | Auto
     gradient_sync: GradientSync
     block_sync: BlockSync | None
+    groups_vary: bool = False
+    run_steps: float | None = None
 
     @property
     def automatic(self) -> list[str]:
@@ -40,9 +47,14 @@ class Synchronisation:
         names = ["warmup_steps"] if self.warmup_steps == "auto" else []
         if isinstance(self.gradient_sync, GTC) and self.gradient_sync.is_automatic:
             names.append("density")
-        if self.block_sync is not None and self.block_sync.block_size == "auto":
-            names.append("block_size")
+        if self.block_sync is not None:
+            names += self.block_sync.automatic(varies=self._models_vary)
         return names
+
+    @property
+    def _models_vary(self) -> bool:
+        by_samples = self.block_sync is not None and self.block_sync.weighting == "samples"
+        return by_samples or self.groups_vary
 
     def resolved(self, run_steps: float, *, num_models: int, warms_up: bool) -> Synchronisation:
         """Return the same settings with a number instead of each ``"auto"``.
@@ -56,16 +68,27 @@ class Synchronisation:
         warmup_steps = self.warmup_steps
         if warmup_steps == "auto":
             warmup_steps = auto_warmup_steps(run_steps) if warms_up else 0
-        return Synchronisation(
-            warmup_steps,
-            self.gradient_sync.resolved(run_steps),
-            None if self.block_sync is None else self.block_sync.resolved(run_steps, num_models),
+        block_sync = self.block_sync
+        if block_sync is not None:
+            block_sync = block_sync.resolved(run_steps, num_models, varies=self._models_vary)
+        gradient_sync = self.gradient_sync.resolved(run_steps)
+        return replace(
+            self,
+            warmup_steps=warmup_steps,
+            gradient_sync=gradient_sync,
+            block_sync=block_sync,
+            run_steps=run_steps,
         )
 
     def with_values(self, values: Mapping[str, Any]) -> Synchronisation:
-        """Replace each ``"auto"`` by the value of another run."""
+        """Replace each ``"auto"`` by the value of another run, except momentum.
+
+        The other run may have averaged another number of models.
+        """
         changed = self
         for name in self.automatic:
+            if name in MOMENTUM:
+                continue
             # A run with another synchronisation has saved None for settings that it lacks.
             if values.get(name) is not None:
                 changed = changed._with(name, values[name])
@@ -79,14 +102,15 @@ class Synchronisation:
         return replace(self, **changes)
 
 
-def automatic_values(
-    warmup_steps: int, gradient_sync: GradientSync, block_sync: BlockSync | None
-) -> dict[str, Any]:
+def automatic_values(settings: Synchronisation) -> dict[str, Any]:
     """Values of the settings that depend on the length of a run, by name, or None."""
+    sync = settings.block_sync
     return {
-        "warmup_steps": warmup_steps,
-        "density": getattr(gradient_sync, "density", None),
-        "block_size": getattr(block_sync, "block_size", None),
+        "warmup_steps": int(settings.warmup_steps),
+        "density": getattr(settings.gradient_sync, "density", None),
+        "block_size": getattr(sync, "block_size", None),
+        **{name: getattr(sync, name, None) for name in MOMENTUM},
+        "run_steps": settings.run_steps,
     }
 
 
@@ -98,7 +122,8 @@ def resolved_for_run(
 ) -> tuple[Synchronisation, str | None]:
     """Choose a number for each ``"auto"``.
 
-    A resumed run keeps its original values, even if it is longer now.
+    A resumed run keeps its original values, even if it is longer now. Momentum follows the number
+    of models, and the original length.
 
     Args:
         asked: settings of the user. Without ``"auto"``, they are returned unchanged.
@@ -116,17 +141,21 @@ def resolved_for_run(
         return asked, None
     used, why = asked.with_values(resumed), "as in the resumed run"
     if used.automatic:
-        steps = run_steps()
+        known = resumed.get("run_steps")
+        steps = run_steps() if known is None else known
         size, groups = communicators.layout.sizes
         # One group without GTC averages gradients exactly over all ranks in any case.
         warms_up = groups > 1 or (size > 1 and isinstance(asked.gradient_sync, GTC))
         num_models = communicators.models
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = counted(steps, "step") if steps < math.inf else "an unknown number of steps"
-        why = f"because the run has {length} and {counted(num_models, 'group')}"
-    values = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
+        run = "run" if known is None else "resumed run"
+        why = f"because the {run} has {length} and {counted(num_models, 'group')}"
+    values = automatic_values(used)
     chosen = ", ".join(f"{name}='auto' is {values[name]:.3g}" for name in names)
-    return used, f"{chosen}, {why}."
+    # A factor of the user's own changes what a learning rate means.
+    derived = getattr(asked.block_sync, "local_lr", "auto") == "auto"
+    return used, f"{chosen}, {why}." + " The learning rate to pass is that of DDP." * derived
 
 
 def kinds(

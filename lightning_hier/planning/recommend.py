@@ -199,7 +199,7 @@ def _outer(settings: Settings, models: int) -> dict[str, Any]:
         return {}
     if settings.across_density < 1.0:
         return _SPARSE_OUTER
-    return {} if models >= _MANY_GROUPS else {"outer_momentum": "auto"}
+    return {"outer_momentum": _MOST_MOMENTUM if models >= _MANY_GROUPS else "auto"}
 
 
 def _component(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         check_synchronisations(gradient_sync, block_sync, self.of_ddp)
         if membership is not None and warmup_steps == "auto":
             warmup_steps = 0  # jobs exchange no gradients
-        self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
+        self._asked = Synchronisation(
+            warmup_steps, gradient_sync or AllReduce(), block_sync, membership is not None
+        )
         self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
         self.membership = membership

@@ -30,7 +30,12 @@ from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.loop.initial_model import share_in_group
-from lightning_hier.loop.settings import Synchronisation, automatic_values, check_synchronisations
+from lightning_hier.loop.settings import (
+    MOMENTUM,
+    Synchronisation,
+    automatic_values,
+    check_synchronisations,
+)
 from lightning_hier.strategies import arguments, data_checks, launch, module_setup
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
@@ -259,8 +264,10 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         these numbers are in use.
         """
         saved = self._checkpoints.automatic_values
-        used = automatic_values(int(self.warmup_steps), self._asked.gradient_sync, self.block_sync)
+        used = automatic_values(self._used)
         names = [n for n in self._asked.automatic if saved.get(n) not in (None, used[n])]
+        if saved.get("run_steps") == used["run_steps"]:  # momentum follows the number of groups
+            names = [name for name in names if name not in MOMENTUM]
         if names:
             before = ", ".join(f"{name}={saved[name]}" for name in names)
             now = ", ".join(f"{name}={used[name]}" for name in names)

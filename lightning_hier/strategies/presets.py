@@ -10,7 +10,7 @@ from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
+from lightning_hier.comm.blocks.model_averaging import LocalLR, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC, CompressedValues
@@ -63,7 +63,8 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         self,
         *,
         block_size: int | Auto = "auto",
-        local_momentum: LocalMomentum = "reset",
+        local_momentum: LocalMomentum = "auto",
+        local_lr: LocalLR = "auto",
         across_dtype: AcrossDtype = "same",
         fragments: int = 1,
         overlap: bool | int = False,
@@ -76,6 +77,7 @@ class ModelAveragingStrategy(HierarchicalStrategy):
             block_sync=ModelAveraging(
                 block_size=block_size,
                 local_momentum=local_momentum,
+                local_lr=local_lr,
                 across_dtype=across_dtype,
                 fragments=fragments,
                 overlap=overlap,
@@ -101,7 +103,8 @@ class BMUFStrategy(HierarchicalStrategy):
         block_momentum: float | Literal["auto"] = "auto",
         block_lr: float = 1.0,
         nesterov: bool = True,
-        local_momentum: LocalMomentum = "reset",
+        local_momentum: LocalMomentum = "auto",
+        local_lr: LocalLR = "auto",
         c: float = 1.0,
         update_from: UpdateFrom = "global",
         across_dtype: AcrossDtype = "same",
@@ -119,6 +122,7 @@ class BMUFStrategy(HierarchicalStrategy):
                 block_lr=block_lr,
                 nesterov=nesterov,
                 local_momentum=local_momentum,
+                local_lr=local_lr,
                 c=c,
                 update_from=update_from,
                 across_dtype=across_dtype,
@@ -196,7 +200,8 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         block_momentum: float | Literal["auto"] = "auto",
         block_lr: float = 1.0,
         nesterov: bool = True,
-        local_momentum: LocalMomentum = "reset",
+        local_momentum: LocalMomentum = "auto",
+        local_lr: LocalLR = "auto",
         c: float = 1.0,
         update_from: UpdateFrom = "global",
         across: Across = "auto",
@@ -216,6 +221,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
                 block_lr=block_lr,
                 nesterov=nesterov,
                 local_momentum=local_momentum,
+                local_lr=local_lr,
                 c=c,
                 update_from=update_from,
                 across=across,
@@ -241,9 +247,9 @@ class DiLoCoStrategy(HierarchicalStrategy):
         self,
         *,
         group_size: GroupSize = "node",
-        block_size: int | Auto = 100,
+        block_size: int | Auto = "auto",
         outer_lr: float = 0.7,
-        outer_momentum: float | Literal["auto"] = 0.9,
+        outer_momentum: float | Literal["auto"] = "auto",
         nesterov: bool = True,
         outer_optimizer: OuterOptimizer | None = None,
         across: Across = "auto",

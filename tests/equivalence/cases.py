@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import lightning_hier as lh
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
 from lightning_hier.algorithms import chunks
+from lightning_hier.comm.blocks.model_averaging import LocalOptimizerSync
 from lightning_hier.reference import BlockMomentum, DiLoCo, Method, Training, Worker
 from tests.equivalence.tasks import (
     B_PERIOD,
@@ -122,7 +123,7 @@ def case(
         gtc = _taken(settings, GTC)
         settings["gradient_sync"] = GTC(**gtc) if gtc else None
         settings["block_sync"] = sync(**_taken(settings, sync))
-    make = partial(strategy, **{"warmup_steps": 0, **settings})
+    make = _with_numbers(partial(strategy, **{"warmup_steps": 0, **settings}), of_case)
     own = Case(name=name, strategy=make, **of_case)
     return replace(own, **_symbols_of(make, own))
 
@@ -142,6 +143,30 @@ def changed(base: Case, name: str, **settings: Any) -> Case:
         settings["block_sync"] = replace(sync, **_taken(settings, type(sync)))
     make = partial(strategy, **settings)
     return replace(base, name=name, strategy=make, **_symbols_of(make, base))
+
+
+def _with_numbers(make: partial[Any], of_case: dict[str, Any]) -> partial[Any]:
+    """Set the momentum of equation 10 between blocks, and keep the rate of the optimizer.
+
+    Runs of a few blocks have less momentum by default.
+    """
+    instance, world = make(), of_case.get("world", Case.world)
+    sync: Any = instance.block_sync
+    numbers: dict[str, Any] = {}
+    if sync is None:
+        return make
+    models = 1 if instance.group_size == "world" else world // instance.group_size
+    varies = sync.weighting == "samples"  # its momentum does not depend on the length of the run
+    if getattr(sync, "block_momentum", None) == "auto" and not varies:
+        numbers["block_momentum"] = sync.eta(models)
+    is_set = getattr(sync, "outer_optimizer", None) is not None
+    if getattr(sync, "outer_momentum", None) == "auto" and not (varies or is_set):
+        numbers["outer_momentum"] = sync.momentum(models)
+    if isinstance(sync, LocalOptimizerSync) and sync.local_lr == "auto":
+        numbers["local_lr"] = "keep"
+    if make.func is HierarchicalStrategy:
+        numbers = {"block_sync": replace(sync, **numbers)}
+    return partial(make, **numbers)
 
 
 def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -166,7 +191,7 @@ def _symbols_of(strategy: Callable[[], Any], run: Case) -> dict[str, Any]:
             "outer": _outer_of(sync),
             "moments": getattr(sync, "moments", "keep"),
             "moments_every": getattr(sync, "moments_every", 1),
-            "momentum": getattr(sync, "local_momentum", "keep"),
+            "momentum": getattr(sync, "local_momentum", "keep").replace("auto", "keep"),
             "fragments": sync.fragments,
             # A single group has no exchange, and so no delay.
             "delay": sync.delay(sync.steps) if sync.overlap and group < world else 0,

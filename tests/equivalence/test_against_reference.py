@@ -201,16 +201,16 @@ def test_settings_of_the_reference() -> None:
     """They are written out here, because all others are computed from those of the strategy."""
     own = {each.name: each.method for each in CASES}
     plain, start = own["MA tau=3"], own["BMUF start tau=3"]
-    assert plain == Method(tau=3, momentum="reset", outer=plain.outer)
+    assert plain == Method(tau=3, momentum="keep", outer=plain.outer)
     assert plain.outer.keywords == {"eta": 0.0}
     classical = {"eta": 0.6, "zeta": 0.9, "c": 1.0, "nesterov": False, "literal": False}
     assert own["BMUF CBM tau=3"].outer.keywords == classical
     assert start.outer.keywords == {**classical, "nesterov": True, "literal": True}
     gtc = own["BMUF_GTC P=2"]
     expected = Method(
-        group=2, tau=3, threshold=THRESHOLD, exact_below=20, momentum="reset", outer=gtc.outer
+        group=2, tau=3, threshold=THRESHOLD, exact_below=20, momentum="keep", outer=gtc.outer
     )
-    assert gtc == expected and gtc.outer.keywords["eta"] is None
+    assert gtc == expected and gtc.outer.keywords["eta"] == 0.5
     assert own["BMUF_GTC P=2, warm-up 4"] == replace(
         gtc, warmup=4, of="update", outer=own["BMUF_GTC P=2, warm-up 4"].outer
     )

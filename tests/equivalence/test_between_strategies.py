@@ -60,6 +60,7 @@ IDENTICAL: list[tuple[Case, Case]] = [
         _BMUF("BMUF, momentum kept", block_momentum=0.5, local_momentum="keep"),
         _DILOCO("DiLoCo", outer_optimizer=partial(BlockMomentum, block_momentum=0.5)),
     ),
+    (_BMUF("BMUF, local_lr", local_lr=0.5, lr=0.1), _BMUF("BMUF, half the rate", lr=0.05)),
     (_BMUF_GTC("BMUF_GTC, P = 1", group_size=1, **_GTC), _BMUF("BMUF")),
     (_BMUF_GTC("BMUF_GTC, M = 1", group_size=4, **_GTC), _case("GTC", GTCStrategy, **_GTC)),
     (

@@ -78,8 +78,8 @@ def test_blocks_have_the_length_of_the_rule_on_all_ranks(settings: dict[str, Any
 @pytest.mark.parametrize("settings", [{"fragments": 3}, {"fragments": 2, "overlap": 2}])
 def test_a_constant_rate_makes_blocks_of_one_length(settings: dict[str, Any]) -> None:
     rule = QSR(coefficient=0.245, max_block_size=50)  # (0.245 / 0.1)^2 = 6.0025
-    by_rule = lh.BMUF(block_size=3, block_rule=rule, **settings)
-    plain = lh.BMUF(block_size=6, **settings)
+    by_rule = lh.BMUF(block_momentum=0.5, block_size=3, block_rule=rule, **settings)
+    plain = lh.BMUF(block_momentum=0.5, block_size=6, **settings)
     one, other = (run_ranks(_run, 2, own, [0.1] * 15)[0] for own in (by_rule, plain))
     assert one[0] == other[0]
     assert torch.equal(one[1], other[1])
@@ -96,4 +96,4 @@ def test_wrong_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="block_rule must be QSR"):
         lh.BMUF(block_rule=0.5)
     with pytest.raises(ValueError, match="max_block_size must be at least block_size"):
-        lh.BMUF(block_size=9, block_rule=QSR(coefficient=1.0, max_block_size=8))
+        lh.BMUF(block_momentum=0.5, block_size=9, block_rule=QSR(coefficient=1.0, max_block_size=8))

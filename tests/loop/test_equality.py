@@ -68,7 +68,14 @@ GTC = lh.GTC(density=0.2, dense_below=10)
         (1, 1, {"block_sync": lh.BMUFAdam(block_size=4)}),
         (2, 1, {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 3}),
         (2, 2, {"gradient_sync": GTC, "warmup_steps": 2}),
-        (4, 1, {"block_sync": lh.BMUF(block_size=4, local_momentum="keep"), "warmup_steps": 0}),
+        (
+            4,
+            1,
+            {
+                "block_sync": lh.BMUF(block_momentum=0.5, block_size=4, local_momentum="keep"),
+                "warmup_steps": 0,
+            },
+        ),
         (4, 2, {"block_sync": lh.BMUFAdam(block_size=4), "gradient_sync": GTC, "warmup_steps": 3}),
         (4, 2, {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}),
         (4, 2, {"block_sync": lh.ModelAveraging()}),  # with automatic values

@@ -57,7 +57,15 @@ def weights_after_steps(loop: Loop, steps: int) -> Tensor:
     ("ranks", "group_size", "settings"),
     [
         (2, 1, ADAM),  # in the middle of a block
-        (4, 2, {"block_sync": lh.BMUF(block_size=3), "gradient_sync": GTC, "warmup_steps": 2}),
+        (
+            4,
+            2,
+            {
+                "block_sync": lh.BMUF(block_momentum=0.5, block_size=3),
+                "gradient_sync": GTC,
+                "warmup_steps": 2,
+            },
+        ),
         (2, 1, {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}),
         (2, 1, {**ADAM, "warmup_steps": 20}),  # in the warm-up
         (4, 4, {}),

@@ -78,7 +78,7 @@ def _train(training: Training, batches: dict[int, list[list[int]]]) -> None:
 
 
 def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None:
-    run = _lived(tmp_path, address, lh.BMUF(block_size=TAU))
+    run = _lived(tmp_path, address, lh.BMUF(block_size=TAU, local_lr="keep"))
     logs = [log(run, number) for number in range(len(LIVES))]
     assert_equal_models(logs)
     present = [entry["present"] for entry in logs[0]]
@@ -160,7 +160,7 @@ def test_groups_stay_equal(
 @pytest.mark.parametrize("delay", [0, 1])
 def test_fragments_are_those_of_the_reference(delay: int, tmp_path: Path, address: str) -> None:
     """Training ends in the middle of a block."""
-    sync = lh.BMUF(block_size=TAU, fragments=2, overlap=delay)
+    sync = lh.BMUF(block_size=TAU, local_lr="keep", fragments=2, overlap=delay)
     run = Run(str(tmp_path), address, sync, groups=2, steps=10)
     outcomes = live_all(run, [Life(0), Life(1)])
     assert [outcome.error for outcome in outcomes] == [None, None]

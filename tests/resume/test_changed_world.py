@@ -80,13 +80,13 @@ def _go_on(
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (3, 1)])
 def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    """The save is in the middle of a block, which ends there. Eta follows the number of models."""
+    """The save is in the middle of a block, which ends there."""
     saved, _, resumed = _go_on(tmp_path, (before, BMUF), (after, BMUF))
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
     now = flat(saved["state_dict"])
     update = now - part["global_model"]
-    eta = 0.0 if after == 1 else 1 - 1 / after
+    eta = 0.75
     for result in resumed:
         start = result["start"]
         assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1, "block_size": 0}]
@@ -118,7 +118,7 @@ def test_diloco_on_another_number_of_ranks(tmp_path: Path) -> None:
 
 def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
     """Another outer step starts from the global model, without the state of the previous one."""
-    bmuf = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+    bmuf = BMUF
     diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
     for number, (before, after) in enumerate(((bmuf, diloco), (diloco, bmuf))):
         saved, _, resumed = _go_on(tmp_path / str(number), (2, before), (2, after))
@@ -138,13 +138,13 @@ def test_update_in_flight_is_applied_on_another_number_of_ranks(tmp_path: Path) 
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
-    now, eta = flat(saved["state_dict"]), 1 - 1 / before
+    now, eta = flat(saved["state_dict"]), 0.75
     delta = eta * part["update"] + part["in_flight"]
     update = now - (part["global_model"] + delta)
     for result in resumed:
         start = result["start"]
         assert start["steps"] == [{"total": 11, "in_block": 0, "blocks": 2, "block_size": 0}]
-        expected = now + (1 - 1 / after) * update
+        expected = now + eta * update
         torch.testing.assert_close(start["weights"], expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
@@ -170,7 +170,9 @@ def test_other_density(tmp_path: Path) -> None:
     """Error feedback is lost, because it belongs to the ranks and settings of the previous run."""
     dense, sparse = (
         partial(
-            HIERARCHICAL, group_size=1, block_sync=lh.BMUF(block_size=4, across_density=density)
+            HIERARCHICAL,
+            group_size=1,
+            block_sync=lh.BMUF(block_momentum=0.5, block_size=4, across_density=density),
         )
         for density in (1.0, 0.1)
     )
@@ -187,8 +189,10 @@ def test_other_density(tmp_path: Path) -> None:
 
 def test_other_averaged_optimizer_state(tmp_path: Path) -> None:
     """Momentum follows the parameters in the flat tensor, so shards have other boundaries."""
-    before = partial(HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_size=4))
-    sync = lh.BMUF(block_size=4, local_momentum="average")
+    before = partial(
+        HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_momentum=0.5, block_size=4)
+    )
+    sync = lh.BMUF(block_momentum=0.5, block_size=4, local_momentum="average")
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
     assert "optimizer_state is averaged instead of local" in resumed[0]["warned"][0]
     shards = [result["start"]["global"][0][0]["global_model"] for result in resumed]
@@ -208,6 +212,15 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
         new = torch.stack([result["start"]["residuals"][name] for result in resumed])
         torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
     assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["warned"][0]
+
+
+def test_a_longer_warm_up_trains_from_the_model_of_compressed_updates(tmp_path: Path) -> None:
+    """What has not been sent of updates is kept until the warm-up ends."""
+    momentum = partial(GTC, of="update")
+    _, _, resumed = _go_on(tmp_path, (2, momentum), (2, partial(momentum, warmup_steps=20)))
+    for result in resumed:
+        assert not torch.equal(result["end"], result["start"]["weights"])
+        assert torch.equal(result["end"], resumed[0]["end"])
 
 
 def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:

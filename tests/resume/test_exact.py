@@ -73,7 +73,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     ),
     "bmuf_all_reduce": (
         3,
-        partial(HIERARCHICAL, group_size=3, block_sync=lh.BMUF(block_size=4)),
+        partial(HIERARCHICAL, group_size=3, block_sync=lh.BMUF(block_momentum=0.5, block_size=4)),
         "SGD",
     ),
     "diloco": (2, _DILOCO, "AdamW"),
@@ -243,6 +243,6 @@ class _WithBest(DropoutNet):
 
 
 def test_buffer_that_was_infinite_at_the_start_is_still_synchronised(tmp_path: Path) -> None:
-    sync = lh.BMUF(block_size=4, local_momentum="average", across="sharded")
+    sync = lh.BMUF(block_momentum=0.5, block_size=4, local_momentum="average", across="sharded")
     strategy = partial(HIERARCHICAL, group_size=2, block_sync=sync)
     check_exact(4, strategy, tmp_path, make_model=_WithBest)

@@ -23,11 +23,18 @@ from tests.ranks import run_ranks
 
 # Strategies without warm-up, whose settings do not depend on the length of the run.
 AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0)
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+# With momentum, because automatic values make such short runs model averaging.
+BMUF = partial(lh.BMUFStrategy, block_size=4, block_momentum=0.75, warmup_steps=0)
 BMUF_ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
 GTC = partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0)
 BMUF_GTC = partial(
-    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10, warmup_steps=0
+    lh.BMUFGTCStrategy,
+    group_size=2,
+    block_size=4,
+    block_momentum=0.5,
+    density=0.2,
+    dense_below=10,
+    warmup_steps=0,
 )
 HIERARCHICAL = partial(lh.HierarchicalStrategy, warmup_steps=0)
 

@@ -62,8 +62,8 @@ def test_defaults_of_a_run_of_known_length() -> None:
         assert result.notes == [0.9] * 6 + [0.5] * 54
     numbers, beta = results[0][1]
     assert numbers == (
-        "warmup_steps='auto' is 6, block_size='auto' is 3, because the run has 60 steps and 2 "
-        "groups."
+        "warmup_steps='auto' is 6, block_size='auto' is 3, block_momentum='auto' is 0, because the "
+        "run has 60 steps and 2 groups. The learning rate to pass is that of DDP."
     )
     assert "AdamW uses a first beta of 0.5 instead of 0.9" in beta
 
@@ -134,8 +134,8 @@ def _longer(folder: Path) -> list[Any]:
 
 def test_run_that_is_resumed_for_longer_keeps_its_numbers(tmp_path: Path) -> None:
     for first, resumed, another in run_ranks(_longer, 2, tmp_path):
-        assert first == (4, lh.BMUF(block_size=2), 40)
-        assert resumed == (4, lh.BMUF(block_size=2), 80)
+        assert first == (4, lh.BMUF(block_size=2, block_momentum=0.0), 40)
+        assert resumed == (4, lh.BMUF(block_size=2, block_momentum=0.0), 80)
         assert another == 10
 
 

@@ -81,7 +81,10 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
     "sparse": (
         2,
         "HierarchicalStrategy",
-        {"group_size": 1, "block_sync": lh.BMUF(block_size=3, across_density=0.2)},
+        {
+            "group_size": 1,
+            "block_sync": lh.BMUF(block_size=3, block_momentum=0.5, across_density=0.2),
+        },
         "SGD",
     ),
     "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 3}, "AdamW"),

@@ -43,7 +43,7 @@ def test_one_error_names_ranks_groups_and_tensors_before_a_model_is_sent(
     group_size: int, where: str, found: str
 ) -> None:
     """Batch 5 is the last of the second block."""
-    sync = lh.BMUF(block_size=3, across="leader")
+    sync = lh.BMUF(block_momentum=0.5, block_size=3, across="leader")
     strategy = partial(HIERARCHICAL, group_size=group_size, block_sync=sync)
     errors = errors_on_ranks(4, strategy, partial(Breaks, 5, (2,), where))
     found = rf"NonFiniteModelError: NaN or inf after 6 steps in {found}.*no model was sent\. Lower"

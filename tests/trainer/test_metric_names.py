@@ -57,18 +57,24 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
     limit = timedelta(seconds=120)
     gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
     adam = lh.BMUFAdam(block_size=2, local_beta1="keep")
-    bmuf = lh.BMUF(block_size=2, block_rule=lh.QSR(coefficient=0.1, max_block_size=2))
+    bmuf = lh.BMUF(
+        block_momentum=0.5, block_size=2, block_rule=lh.QSR(coefficient=0.1, max_block_size=2)
+    )
     average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
     return [
         (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
         (lh.ModelAveragingStrategy(block_size=2, warmup_steps=0), Net(batchnorm=True), average),
-        (lh.BMUFStrategy(block_size=2, warmup_steps=1), Net(), {}),
+        (lh.BMUFStrategy(block_momentum=0.5, block_size=2, warmup_steps=1), Net(), {}),
         (
             lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep"),
             Net(optimizer="Adam", lr=0.01),
             {},
         ),
-        (lh.BMUFGTCStrategy(group_size=2, block_size=2, **gtc), Net(batchnorm=True), average),
+        (
+            lh.BMUFGTCStrategy(group_size=2, block_momentum=0.5, block_size=2, **gtc),
+            Net(batchnorm=True),
+            average,
+        ),
         (
             lh.HierarchicalStrategy(group_size=2, block_sync=adam, warmup_steps=0),
             Net(optimizer="Adam", lr=0.01),

@@ -27,7 +27,7 @@ NET = Workload(parameters=TENSORS * EACH, step_s=1.0)
 
 
 def _groups(across: Any, group_size: int = 2, **sync: Any) -> lh.HierarchicalStrategy:
-    block_sync = lh.BMUF(block_size=BLOCK, across=across, **sync)
+    block_sync = lh.BMUF(block_momentum=0.5, block_size=BLOCK, across=across, **sync)
     return HIERARCHICAL(group_size=group_size, block_sync=block_sync)
 
 

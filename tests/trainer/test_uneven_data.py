@@ -67,7 +67,7 @@ class _Stream(IterableDataset):
 def _streams(counts: tuple[int, ...], group_size: int, limit_s: float, block_size: int = 4) -> None:
     strategy = HIERARCHICAL(
         group_size=group_size,
-        block_sync=lh.BMUF(block_size=block_size),
+        block_sync=lh.BMUF(block_momentum=0.5, block_size=block_size),
         timeout=timedelta(seconds=limit_s),
     )
     data = DataLoader(_Stream(counts[this_rank()]), batch_size=1)

@@ -114,7 +114,7 @@ MISTAKES: Mistakes = {
         r"block_sync=None needs one group.*2 groups that would never be synchronised",
     ),
     "momentum_for_no_number_of_models": (
-        lambda: _fit(BMUF(block_lr=5.0)),
+        lambda: _fit(BMUF(block_lr=5.0, block_momentum="auto")),
         r"block_lr=5.*4 models.*lower block_lr to at most 4",
     ),
     "settings_differ": (

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 import lightning_hier as lh
 from lightning_hier.algorithms.automatic import (
@@ -21,15 +22,16 @@ from lightning_hier.loop.settings import Synchronisation, described
     [
         (1, 1, 0, 0.1),
         (20, 1, 2, 0.1),
-        (300, 15, 30, 0.1),
-        (1000, 50, 100, 0.03),
-        (3000, 50, 300, 0.01),
+        (60, 3, 6, 0.1),
+        (300, 4, 30, 0.1),
+        (1000, 13, 100, 0.03),
+        (3000, 40, 300, 0.01),
         (10**6, 50, 500, 0.01),
         (math.inf, 50, 50, 0.01),
     ],
 )
 def test_rules(steps: float, block_size: int, warmup_steps: int, density: float) -> None:
-    assert auto_block_size(steps) == block_size
+    assert auto_block_size(steps, 75) == block_size
     assert auto_warmup_steps(steps) == warmup_steps
     assert auto_density(steps) == pytest.approx(density)
 
@@ -43,7 +45,63 @@ def test_bmuf_adam_has_twenty_blocks_for_each_model(
 ) -> None:
     assert lh.BMUFAdam().resolved(steps, models).steps == block_size
     assert lh.BMUFAdam(block_size=7).resolved(steps, models).steps == 7
-    assert lh.BMUF().resolved(steps, models).steps == min(50, steps // 20)
+    assert lh.DiLoCo(block_size="auto").resolved(steps, models).steps == block_size
+
+
+@pytest.mark.parametrize(
+    ("steps", "bmuf", "bmuf_adam", "diloco"),
+    [
+        (300, 0.0, 1 - 20 / 75, 1 - 20 / 75),
+        (1000, 0.0, 0.75, 1 - 20 * 12 / 1000),
+        (10_000, 0.5, 0.75, 1 - 0.7 / 4),
+        (math.inf, 0.75, 0.75, 1 - 0.7 / 4),
+    ],
+)
+def test_momentum_has_blocks_to_build_up(
+    steps: float, bmuf: float, bmuf_adam: float, diloco: float
+) -> None:
+    asked = lh.DiLoCo(block_size="auto", outer_momentum="auto")
+    assert lh.BMUF().resolved(steps, 4).block_momentum == pytest.approx(bmuf)
+    assert lh.BMUFAdam().resolved(steps, 4).block_momentum == pytest.approx(bmuf_adam)
+    assert asked.resolved(steps, 4).outer_momentum == pytest.approx(diloco)
+    # With another number of models for each mean, it follows that number.
+    assert asked.resolved(steps, 4, varies=True).outer_momentum == "auto"
+    # A short run has as much as lets the update of a block count once.
+    assert asked.resolved(20, 4).outer_momentum == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("sync", "factor"),
+    [
+        (lh.BMUF(block_momentum=0.75), 0.25),
+        (lh.BMUF(block_momentum=0.5, block_lr=2.0), 0.25),
+        (lh.BMUF(block_momentum=0.5, update_from="start"), 0.5 / 1.5),
+        (lh.BMUF(block_momentum=0.5, update_from="start", nesterov=False), 0.5),
+        (lh.BMUF(block_momentum=0.75, local_lr="keep"), 1.0),
+        (lh.BMUF(block_momentum=0.75, local_lr=0.4), 0.4),
+        (lh.ModelAveraging(), 1.0),
+    ],
+)
+def test_local_learning_rate_makes_up_for_block_momentum(sync: Any, factor: float) -> None:
+    """A mini-batch counts zeta / (1 - eta) times in the global model, and (1 + eta) times that.
+
+    The latter where the update is added to the look-ahead.
+    """
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    optimizer = torch.optim.SGD(parameters, lr=0.2)
+    with sync.stepping(optimizer, 4)():
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * factor)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    with sync.stepping(optimizer, 1)():  # one model has no block momentum
+        assert optimizer.param_groups[0]["lr"] == 0.2
+    line = sync.chosen(optimizer, 4)
+    assert (line is not None) == (factor not in (0.4, 1.0)) and "local_lr" in (line or "local_lr")
+
+
+def test_steps_that_are_normalised_keep_their_learning_rate() -> None:
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.2)
+    with lh.BMUF(block_momentum=0.75).stepping(adam, 4)():
+        assert adam.param_groups[0]["lr"] == 0.2
 
 
 def test_automatic_warm_up_is_zero_where_it_is_not_possible() -> None:

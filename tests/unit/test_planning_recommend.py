@@ -118,10 +118,10 @@ def test_fixed_settings_are_kept() -> None:
 def test_momentum_from_the_number_of_groups_is_for_few_of_them(
     mbit_s: float, name: str, hosts: int
 ) -> None:
-    """The default of BMUF-Adam is that momentum, the default of DiLoCo is 0.9."""
+    """The default of BMUF-Adam is that momentum, the default of the component DiLoCo is 0.9."""
     adam = Workload(parameters=25_000_000, step_s=0.15, optimizer="adam")
     arguments = recommend(adam, cluster(mbit_s, hosts=hosts, devices=1)).arguments
     own = arguments["block_sync"]["init_args"] if "block_sync" in arguments else arguments
     few = {"block_momentum": None, "outer_momentum": "auto"}
-    many = {"block_momentum": 0.9, "outer_momentum": None}
+    many = {"block_momentum": 0.9, "outer_momentum": 0.9}
     assert own.get(name) == (few if hosts < 16 else many)[name]

@@ -28,6 +28,9 @@ from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
+# Measured in docs/reports/defaults.md.
+_BLOCKS_OF_RUN = 75
+
 Weighting = Literal["equal", "samples"]
 """Weights of the groups in a mean of models."""
 
@@ -37,8 +40,8 @@ class BlockSync(NamedArguments):
     """Base class of the settings for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
-        block_size: tau, steps between two synchronisations of a parameter, or ``"auto"``: a
-            twentieth of the steps of the run, at most 50, and 50 if the length is unknown.
+        block_size: tau, steps between two synchronisations of a parameter, or ``"auto"``: a 75th
+            of the steps of the run, from 4 to 50, and 50 if the length is unknown.
         across: ranks that exchange the model. ``"leader"``: one rank of each group, which
             broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
             of the model. ``"auto"`` chooses by the number of NICs of the hosts.
@@ -151,20 +154,34 @@ class BlockSync(NamedArguments):
         """Whether every fragment is applied before the next one is sent."""
         return self.delay(self.steps) < self.steps // self.fragments
 
-    def resolved(self, run_steps: float, num_models: int) -> Self:
-        """Return the same settings with a number instead of ``block_size="auto"``.
+    def automatic(self, *, varies: bool = False) -> list[str]:
+        """Names of the settings that depend on the length of the run.
+
+        Args:
+            varies: whether the effective number of groups may be another one for every mean.
+
+        """
+        return ["block_size"] if self.block_size == "auto" else []
+
+    def resolved(self, run_steps: float, num_models: int, *, varies: bool = False) -> Self:
+        """Return the same settings with a number instead of each ``"auto"`` of :meth:`automatic`.
 
         Args:
             run_steps: steps of one optimizer in the run, or infinity if unknown.
             num_models: averaged models.
+            varies: as in :meth:`automatic`.
 
         """
         if self.block_size != "auto":
             return self
         # A block has at least a step for each fragment, and for the delay.
         least = max(self.fragments, int(self.overlap))
-        steps = max(self.auto_block_size(run_steps, num_models), least)
+        steps = max(auto_block_size(run_steps, self.blocks_of_run(num_models)), least)
         return replace(self, block_size=steps)
+
+    def blocks_of_run(self, num_models: int) -> int:
+        """Number of blocks of a run, from which ``block_size="auto"`` follows."""
+        return _BLOCKS_OF_RUN
 
     def check_eta_of(self) -> None:
         """Check that an automatic momentum can be another one for every mean.
@@ -173,10 +190,6 @@ class BlockSync(NamedArguments):
             ValueError: it cannot.
 
         """
-
-    def auto_block_size(self, run_steps: float, num_models: int) -> int:
-        """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""
-        return auto_block_size(run_steps)
 
     def stepping(
         self, optimizer: Optimizer, num_models: int

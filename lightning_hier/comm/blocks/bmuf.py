@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from torch.optim import Optimizer
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import (
     check_choice,
@@ -16,6 +16,7 @@ from lightning_hier.algorithms.arguments import (
     check_positive,
     is_number,
 )
+from lightning_hier.algorithms.automatic import momentum_of_run
 from lightning_hier.algorithms.block_momentum import (
     BlockMomentum,
     UpdateFrom,
@@ -24,7 +25,11 @@ from lightning_hier.algorithms.block_momentum import (
 from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.model_averaging import LocalMomentumSync
+from lightning_hier.comm.blocks.local_state import steps_by_rate
+from lightning_hier.comm.blocks.model_averaging import (
+    LocalOptimizerSync,
+    advice_against_averaging,
+)
 from lightning_hier.comm.blocks.outer_step import EtaOf
 
 # Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
@@ -39,7 +44,9 @@ class BlockMomentumSync(BlockSync):
 
     Attributes:
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10).
+            ``block_lr`` and ``c`` (bmuf eq. 10), and at most ``1 - 20 / B`` in a run of B blocks.
+            With ``weighting="samples"`` or membership, it follows the effective number of models
+            at every mean, and not B.
         block_lr: zeta, above 0.
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
@@ -48,6 +55,9 @@ class BlockMomentumSync(BlockSync):
         ValueError: a value is outside its range.
 
     """
+
+    # ``least_blocks`` of momentum_of_run.
+    momentum_blocks: ClassVar[int] = 20
 
     block_momentum: float | Literal["auto"] = "auto"
     block_lr: float = 1.0
@@ -88,6 +98,22 @@ class BlockMomentumSync(BlockSync):
             return None  # auto_block_momentum gives a single model none
         return partial(weighted_block_momentum, block_lr=self.block_lr, c=self.c)
 
+    @override
+    def automatic(self, *, varies: bool = False) -> list[str]:
+        """See :class:`BlockSync`."""
+        depends = self.block_momentum == "auto" and not varies
+        return super().automatic(varies=varies) + ["block_momentum"] * depends
+
+    @override
+    def resolved(self, run_steps: float, num_models: int, *, varies: bool = False) -> Self:
+        """See :class:`BlockSync`."""
+        known = super().resolved(run_steps, num_models, varies=varies)
+        if "block_momentum" not in self.automatic(varies=varies):
+            return known
+        blocks = run_steps / known.steps
+        eta = momentum_of_run(self.eta(num_models), self.block_lr, blocks, self.momentum_blocks)
+        return replace(known, block_momentum=eta)
+
     def outer_of(self, num_models: int) -> Callable[..., Optimizer]:
         """Block momentum, with eta as set, or from the number of averaged models."""
         return partial(
@@ -116,7 +142,7 @@ class BlockMomentumSync(BlockSync):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BMUF(BlockMomentumSync, LocalMomentumSync):
+class BMUF(BlockMomentumSync, LocalOptimizerSync):
     """Blockwise model-update filtering over the groups (bmuf 2.1.3).
 
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockMomentum`.
@@ -125,11 +151,20 @@ class BMUF(BlockMomentumSync, LocalMomentumSync):
 
     Attributes:
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10).
+            ``block_lr`` and ``c`` (bmuf eq. 10), and at most ``1 - 100 / B`` in a run of B blocks,
+            so that runs of up to 100 blocks are model averaging. With ``weighting="samples"`` or
+            membership, it follows the effective number of models at every mean, and not B.
         block_lr: zeta, above 0.
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
         local_momentum: as in :class:`ModelAveraging`.
+        local_lr: factor on the learning rate of the local optimizer while blocks run and there are
+            several groups: ``"auto"``, a number above 0, or ``"keep"`` (1). Each mini-batch counts
+            zeta / (1 - eta) times in the global model. ``"auto"`` is the inverse, so that DDP's
+            learning rate is the one to pass; 1 for optimizers that normalise their steps, as Adam
+            does, because the mean of such steps is shorter than each of them. With
+            ``weighting="samples"`` or membership, eta is that for all groups. Between steps,
+            ``param_groups`` contain the user's value.
         update_from: ``"global"`` as in bmuf; ``"start"`` reproduces toolkits that add the update to
             the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockMomentum`.
 
@@ -137,6 +172,9 @@ class BMUF(BlockMomentumSync, LocalMomentumSync):
         ValueError: a value is outside its range.
 
     """
+
+    # Measured in docs/reports/defaults.md: in shorter runs, SGD learns most by averaging alone.
+    momentum_blocks: ClassVar[int] = 100
 
     update_from: UpdateFrom = "global"
 
@@ -158,11 +196,37 @@ class BMUF(BlockMomentumSync, LocalMomentumSync):
                 "block_momentum"
             )
 
+    @override
+    def lr_factor(self, optimizer: Optimizer, num_models: int) -> float:
+        """The number for ``local_lr``."""
+        if self.local_lr != "auto" or not steps_by_rate(optimizer):
+            return super().lr_factor(optimizer, num_models)
+        eta = self.eta(num_models)
+        literal = self.nesterov and self.update_from == "start"
+        return (1.0 - eta) / (self.block_lr * (1.0 + eta if literal else 1.0))
+
+    @override
+    def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """Message about model averaging, or another learning rate, or None."""
+        if num_models == 1:
+            return None
+        if self.eta(num_models) == 0.0 and self.block_lr == 1.0:
+            return "Without block momentum, BMUF is model averaging."
+        factor = self.lr_factor(optimizer, num_models)
+        if self.local_lr != "auto" or factor == 1.0:
+            return None
+        return (
+            f"local_lr='auto': {type(optimizer).__name__} steps with {factor:.3g} of its learning "
+            "rate while blocks run ('keep' disables this)"
+        )
+
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """As of block momentum, and advise BMUF-Adam for optimizers with moments."""
         late = super().advice(optimizer, num_models)
         if late is not None or not isinstance(optimizer, SUPPORTED):
             return late
+        if self.eta(num_models) == 0.0:
+            return advice_against_averaging(self, optimizer)
         return (
             f"BMUF does not synchronise the moments of {type(optimizer).__name__}, so they do not "
             "match the model after block momentum. Use BMUFAdam(...), which synchronises them, if "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
-from lightning_hier.algorithms.automatic import Auto, auto_block_size
+from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
 from lightning_hier.comm.blocks.bmuf import BlockMomentumSync
-from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.local_state import LocalState, stepping_with
 from lightning_hier.comm.blocks.outer_step import EtaOf
 from lightning_hier.comm.channel import Channel
 
@@ -67,8 +67,8 @@ class BMUFAdam(BlockMomentumSync):
     ``c`` and ``nesterov``, and
 
     Attributes:
-        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the run's
-            steps, at most 50, and fewer for 20 blocks for each averaged model, down to 4.
+        block_size: tau, steps between two synchronisations, or ``"auto"``: for 20 blocks for each
+            averaged model, from 4 to 50, and 50 if the length of the run is unknown.
         moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
             and k unchanged (eq. 13), the paper's baseline.
         moments_every: blocks between two exchanges of the moments, which stay local in between, as
@@ -109,12 +109,9 @@ class BMUFAdam(BlockMomentumSync):
             raise ValueError(f"local_beta1 must be 'auto', 'keep' or lie in [0, 1), got {beta1!r}")
 
     @override
-    def auto_block_size(self, run_steps: float, num_models: int) -> int:
-        """As of the other settings, and short enough for block momentum to build up.
-
-        1 - 1/N builds up over N blocks. Measured in docs/reports/language_defaults.md.
-        """
-        return auto_block_size(run_steps, num_models)
+    def blocks_of_run(self, num_models: int) -> int:
+        """So many that block momentum is 1 - 1/N, which builds up over N blocks."""
+        return self.momentum_blocks * num_models
 
     @property
     def largest_beta1(self) -> float:
@@ -136,7 +133,11 @@ class BMUFAdam(BlockMomentumSync):
         # A single model is plain Adam, bit for bit.
         if num_models == 1 or self.local_beta1 == "keep":
             return nullcontext
-        return partial(_lower_beta1, optimizer, self.largest_beta1)
+        return partial(stepping_with, optimizer, self._lowered)
+
+    def _lowered(self, group: dict[str, Any]) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"betas": (min(beta1, self.largest_beta1), beta2)}
 
     def local_state(
         self,
@@ -200,18 +201,3 @@ class BMUFAdam(BlockMomentumSync):
             f"local_beta1='auto': {type(optimizer).__name__} uses a first beta of "
             f"{_ADVISED_BETA1:g} instead of {largest:g} while blocks run ('keep' disables this)"
         )
-
-
-@contextmanager
-def _lower_beta1(optimizer: Optimizer, largest: float) -> Iterator[None]:
-    """Make an optimizer step with a first beta of at most ``largest``."""
-    lowered = [group for group in optimizer.param_groups if group["betas"][0] > largest]
-    before = [group["betas"] for group in lowered]
-    for group, (_, beta2) in zip(lowered, before, strict=True):
-        group["betas"] = (largest, beta2)
-    try:
-        yield
-    finally:
-        # Schedulers, which may set betas too, and checkpoints read the user's value.
-        for group, betas in zip(lowered, before, strict=True):
-            group["betas"] = betas

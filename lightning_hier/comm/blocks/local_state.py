@@ -1,16 +1,52 @@
-"""State of a local optimizer at the start of a block."""
+"""Settings of a local optimizer in its steps, and its state at the start of a block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer, RMSprop
+from torch.optim import ASGD, SGD, Optimizer, RMSprop
 
 from lightning_hier.comm.blocks.health import Averaging
+
+
+def steps_by_rate(optimizer: Optimizer) -> bool:
+    """Whether a step is a sum of gradients times the learning rate, and has no length of its own.
+
+    Steps that an optimizer has normalised, as Adam does, are about as long whatever the noise, so
+    that the mean of N of them is shorter than each.
+    """
+    return isinstance(optimizer, (SGD, ASGD))
+
+
+@contextmanager
+def stepping_with(
+    optimizer: Optimizer, changes: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Iterator[None]:
+    """Make an optimizer step with other settings than the user's.
+
+    A value that a hook of the user sets within the step stays afterwards.
+
+    Args:
+        optimizer: optimizer of this rank.
+        changes: new settings of a parameter group, by name.
+
+    """
+    new = [changes(group) for group in optimizer.param_groups]
+    groups = list(zip(optimizer.param_groups, new, strict=True))
+    before = [{name: group[name] for name in own} for group, own in groups]
+    for group, own in groups:
+        group.update(own)
+    try:
+        yield
+    finally:
+        # Schedulers, which may set them too, and checkpoints read the user's values.
+        for (group, own), old in zip(groups, before, strict=True):
+            group.update({name: old[name] for name, value in own.items() if group[name] is value})
 
 
 class LocalState:

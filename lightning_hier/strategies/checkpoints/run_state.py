@@ -55,9 +55,7 @@ class RunState(EngineState):
             "loops": session.position.loops(),
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
-            "automatic_values": automatic_values(
-                int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
-            ),
+            "automatic_values": automatic_values(settings),
             "membership": session.elastic.state() if session.elastic else None,
         }
 
