@@ -17,8 +17,8 @@ class TensorMemory:
     """State of GTC for one parameter tensor.
 
     Attributes:
-        residual: part of the gradient that has not been sent yet, flat, in units of the unscaled
-            gradient.
+        residual: part of the gradients, in units of the unscaled gradient, or of the updates, that
+            has not been sent yet, flat.
         threshold: T of the next step, in the same units. None before the first gradient.
 
     """
@@ -71,7 +71,7 @@ class GradientMemory:
                     self.write_local(parameter)
 
     def local(self, parameter: Parameter) -> Tensor:
-        """x minus the residual: the value of a shared parameter before a step. Not a copy."""
+        """x minus the residual, the value of a shared parameter before a step. Do not change it."""
         memory, shared = self.tensors.get(parameter), self.shared[parameter]
         return shared if memory is None else shared - memory.residual.view_as(shared)
 

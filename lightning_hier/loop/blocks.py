@@ -96,8 +96,12 @@ class Blocks:
         self._engine.worker.count_samples(samples or 0.0)
         synchroniser = self._synchroniser
         synchroniser.before_step()  # if a GradScaler has skipped the first step
-        for index in range(len(self._engine.optimizers)):
-            self._engine.after_step(index)
+        optimizers = range(len(self._engine.optimizers))
+        # All of them first: the end of a block overwrites what other optimizers have changed.
+        for index in optimizers:
+            self._engine.exchange(index)
+        for index in optimizers:
+            synchroniser.after_step(index)
         if self._engine.warm_up_has_ended:
             self._engine.reduction.end_warm_up()
         self._stepped.clear()

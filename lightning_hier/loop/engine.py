@@ -97,10 +97,11 @@ class Engine:
         synchroniser = self.synchroniser
         synchroniser.before_step()
         with ExitStack() as step:
-            if self.updates is not None and not synchroniser.warming:
-                step.enter_context(self.updates.stepping(optimizer))
             if synchroniser.blocks is not None:
                 step.enter_context(synchroniser.blocks[optimizer].stepping())
+            # Inside, because it reads the learning rate of the step.
+            if self.updates is not None and not synchroniser.warming:
+                step.enter_context(self.updates.stepping(optimizer))
             yield
 
     def after_step(self, optimizer: int) -> None:
@@ -109,9 +110,13 @@ class Engine:
         Every rank must call it, also one whose step was skipped. A collective of the group with GTC
         of updates, and of the world at the end of a block.
         """
+        self.exchange(optimizer)
+        self.synchroniser.after_step(optimizer)
+
+    def exchange(self, optimizer: int) -> None:
+        """Exchange the update of a step, with GTC of updates. A collective of the group then."""
         if self.updates is not None and not self.synchroniser.warming:
             self.updates.exchange(optimizer)
-        self.synchroniser.after_step(optimizer)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients and blocks by name. Does not communicate."""

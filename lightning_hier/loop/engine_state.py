@@ -68,7 +68,7 @@ class EngineState:
         }
 
     def of_group(self) -> State:
-        """Return local model and optimizers, which all ranks of a group have.
+        """Return the model of the group and the optimizers, which all ranks of a group have.
 
         If the module is divided, these are the parts of this rank. Tensors are not copied.
         """
@@ -130,9 +130,9 @@ class EngineState:
     def subtract_residuals(self) -> None:
         """Turn x in the module into the local model, if the residuals loaded are those of updates.
 
-        A block opens with x, so it must be open before.
+        A block opens with x, so it must be open before. In a warm-up, the module keeps x.
         """
-        if self._engine.updates is not None:
+        if self._engine.updates is not None and not self._synchroniser.warming:
             self._worker.memory.share(self._worker.memory.tensors)
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -187,10 +187,6 @@ class EngineState:
             for name, old in shared["kinds"].items()
             if kinds.get(name) != old and name != "inter_host_ranks"  # it follows from the groups
         ]
-        if groups != before:
-            sync, momenta = self._settings.block_sync, ("block_momentum", "outer_momentum")
-            automatic = [name for name in momenta if getattr(sync, name, None) == "auto"]
-            effects += [f"{name}='auto' follows the number of groups" for name in automatic]
         steps = max(count["in_block"] for count in shared["steps"])
         if steps and shared["has_blocks"]:
             effects.append(f"the current block ended after {counted(steps, 'step')}")

@@ -73,7 +73,7 @@ class AveragedWeights(Callback):
                 self._own.restore()
 
     def of_group(self) -> list[dict[str, Tensor]]:
-        """Averages of parameters, which are equal on all ranks of a group. Not copied."""
+        """Averages of parameters, not copied. With GTC of updates, each rank has its own."""
         return [
             self._values(dict(averaged.named_parameters())) for averaged in self._averaged_models()
         ]

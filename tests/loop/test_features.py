@@ -118,6 +118,33 @@ def test_each_optimizer_has_its_block() -> None:
     assert outcomes[0][1]["hier/block/0/blocks"] == outcomes[0][1]["hier/block/1/blocks"] == 2
 
 
+def divided_updates(optimizers: int) -> Tensor:
+    """GTC of updates in a group of 2, in blocks of a step, with one or two optimizers."""
+    dist.init_process_group("gloo")
+    module, groups = network(), lh.Groups(2)
+    model = DistributedDataParallel(module, process_group=groups.group)
+    parts = [module] if optimizers == 1 else [module[0], module[2]]
+    own = [torch.optim.SGD(part.parameters(), lr=0.05, momentum=0.9) for part in parts]
+    gtc = lh.GTC(density=0.3, dense_below=0)
+    blocks = lh.attach(
+        model, own, groups=groups, gradient_sync=gtc, block_sync=lh.ModelAveraging(block_size=1)
+    )
+    for step in range(20):
+        inputs, targets = batch(step, dist.get_rank())
+        (model(inputs) - targets).square().mean().backward()
+        for optimizer in own:
+            optimizer.step()
+            optimizer.zero_grad()
+        blocks.step()
+    blocks.finish()
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def test_the_end_of_a_block_keeps_the_updates_of_other_optimizers() -> None:
+    (one, _), (two, _) = run_ranks(divided_updates, 2, 1), run_ranks(divided_updates, 2, 2)
+    torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-7)
+
+
 def bytes_across(wrap: str, group_size: int) -> list[int]:
     """Bytes across groups so far, after every step."""
     loop = Loop(group_size, wrap=wrap, **SYNC)

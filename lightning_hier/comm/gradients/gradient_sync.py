@@ -149,7 +149,7 @@ class GTC(GradientSync):
             return None
         return (
             f"GTC of gradients with {type(optimizer).__name__}: in short runs of a transformer it "
-            "learned less than a single worker (docs/reports/language_defaults.md). Pass "
+            "learned less than a single worker (docs/reports/defaults.md). Pass "
             "of='update', or use exact gradients inside groups, "
             "HierarchicalStrategy(block_sync=BMUFAdam(...))."
         )
@@ -164,10 +164,13 @@ class GTC(GradientSync):
     def chosen(self, optimizers: Sequence[Optimizer]) -> str | None:
         if self.of != "auto":
             return None
-        names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
         if self.suited(optimizers).of == "gradient":
-            return f"of='auto' is 'gradient', because {names} has no state."
-        return f"of='auto' is 'update', because {names} has a state."
+            return "of='auto' is 'gradient', because the optimizer is SGD without momentum."
+        kinds = dict.fromkeys(type(own).__name__ for own in optimizers if not _is_plain(own))
+        return (
+            f"of='auto' is 'update', because {' and '.join(kinds)} keeps a state: each rank's "
+            "optimizer steps by itself, and what it changes is compressed."
+        )
 
     @override
     def resolved(self, run_steps: float) -> Self:

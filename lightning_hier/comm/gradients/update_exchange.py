@@ -7,14 +7,16 @@ is the model of the group wherever models are evaluated, saved or synchronised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import ASGD, SGD, Optimizer
+from torch.optim import Adafactor, Muon, Optimizer
 
+from lightning_hier.comm.blocks.local_state import steps_by_rate
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_sync import GTC
@@ -67,9 +69,14 @@ class UpdateExchange:
         yield
         # Here, because a scheduler may change the rate before the exchange.
         for group in self._optimizers[optimizer].param_groups:
-            decay = float(group["weight_decay"]) if group.get("decoupled_weight_decay") else 0.0
+            decay = float(group["weight_decay"]) if self._is_decoupled(optimizer, group) else 0.0
             kept = 1.0 - float(group["lr"]) * decay if decay else 1.0
             self._kept |= dict.fromkeys(group["params"], kept)
+
+    def _is_decoupled(self, optimizer: int, group: Mapping[str, Any]) -> bool:
+        """Whether weight decay is no part of the gradient. AdamW and its kin say so."""
+        always = isinstance(self._optimizers[optimizer], (Adafactor, Muon))
+        return always or bool(group.get("decoupled_weight_decay"))
 
     @torch.no_grad()
     def _note_written(self, parameters: Sequence[Parameter]) -> None:
@@ -116,7 +123,7 @@ class UpdateExchange:
         return self._reducer.metrics()
 
     def _factor(self, optimizer: Optimizer) -> float:
-        return 1.0 if isinstance(optimizer, (SGD, ASGD)) else math.sqrt(self._channel.size)
+        return 1.0 if steps_by_rate(optimizer) else math.sqrt(self._channel.size)
 
     def _updates(
         self, parameters: Sequence[Parameter], factor: float, *, is_first: bool, is_last: bool
