@@ -4,7 +4,7 @@ python -m benchmarks.headline
 
 Left: the duration of a training step over two link rates, for this package and its peers
 (``docs/reports/performance/results.jsonl``). Right: the validation loss of a small transformer
-after as many steps as DDP (``docs/reports/language_defaults/runs.jsonl``).
+after as many steps as DDP (``docs/reports/defaults/runs.jsonl``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,14 +35,13 @@ STEP_SYSTEMS = {
     "bmuf_int8_overlap": "bmuf, int8, overlap",
 }
 LOSS_SYSTEMS = {
-    "one worker": "one worker alone",
     "ddp": "DDP, 4 workers",
-    "ddp, first beta 0.5": "DDP, first beta 0.5",
-    "bmuf": "bmuf",
     "bmuf_adam": "bmuf_adam",
-    "bmuf_adam, groups of 2": "BMUFAdam, groups of 2",
+    "bmuf_gtc, groups of 2": "bmuf_gtc, groups of 2",
+    "gtc": "gtc",
+    "diloco": "diloco",
 }
-_PEERS = ("one worker", "ddp", "ddp, first beta 0.5")
+_PEERS = ("ddp",)
 _PEER_COLOR, _OUR_COLORS = "0.5", ("#2a7f9e", "#e07b39")
 
 
@@ -61,8 +61,8 @@ def step_ratios(results: Results) -> dict[str, list[float]]:
     }
 
 
-def loss_ratios(runs: Sequence[Mapping[str, object]]) -> dict[str, list[float]]:
-    """Return the validation loss relative to that of DDP with the same seed.
+def loss_ratios(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the test loss relative to that of DDP with the same seed.
 
     Args:
         runs: lines of the report's ``runs.jsonl``.
@@ -71,10 +71,11 @@ def loss_ratios(runs: Sequence[Mapping[str, object]]) -> dict[str, list[float]]:
         For each of ``LOSS_SYSTEMS``, the ratio for each seed.
 
     """
+    shown = {"task": "language", "workers": 4, "steps": 300, "split": "test", "rate": None}
     losses = {
-        (str(run["system"]), run["seed"]): float(str(run["result"]))
+        (run["settings"]["system"], run["settings"]["seed"]): run["value"]
         for run in runs
-        if (run["task"], run["workers"], run["steps"]) == ("language", 4, 300)
+        if shown.items() <= run["settings"].items()
     }
     seeds = [seed for system, seed in losses if system == "ddp"]
     return {
@@ -123,7 +124,7 @@ def _draw_losses(axes: Axes, losses: Mapping[str, Sequence[float]]) -> None:
     axes.axvline(1.0, color="0.7", linewidth=0.8)
     axes.set_yticks(range(len(losses)), [LOSS_SYSTEMS[system] for system in losses])
     axes.set_ylim(len(losses) - 0.4, -0.8)
-    axes.set_xlabel("validation loss after 300 steps, multiple of DDP's")
+    axes.set_xlabel("test loss after 300 steps, multiple of DDP's")
     axes.set_title("transformer with AdamW, all defaults", fontsize="medium")
 
 
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--picture", type=Path, default=PICTURE)
     picture = parser.parse_args().picture
-    lines = (REPORTS / "language_defaults" / "runs.jsonl").read_text().splitlines()
+    lines = (REPORTS / "defaults" / "runs.jsonl").read_text().splitlines()
     figure = draw(step_ratios(Results.of(REPORTED)), loss_ratios([json.loads(x) for x in lines]))
     figure.savefig(picture, dpi=130)
     print(f"wrote {picture}")

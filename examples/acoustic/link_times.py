@@ -115,10 +115,8 @@ def predict(settings: Settings, one_rank: StepTimes, bits_per_second: float) -> 
     if system.block_sync is None:
         return planning.predict("ddp", work, network).step_s
     compressed = system.gradient_sync and isinstance(system.gradient_sync(settings.density), GTC)
-    # The planner does not model averaged momentum. The two moments of Adam are an upper limit.
-    averages_state = system.block_sync(1).averages_state
     blocks = planning.Settings(
-        block_sync="bmuf_adam" if averages_state else "bmuf",
+        block_sync="bmuf",
         block_size=settings.block_size,
         group_size=settings.group_size,
         density=settings.density if compressed else None,

@@ -141,6 +141,7 @@ def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
     """
     system = ALL[settings.system]
     strategy = system.strategy(
+        ranks=settings.ranks,
         group_size=settings.group_size,
         block_size=settings.block_size,
         density=settings.density,

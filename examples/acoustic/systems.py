@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from lightning.pytorch.strategies import Strategy
 
@@ -27,8 +28,8 @@ class System:
         title: name in tables.
         gradient_sync: function from a density to the synchronisation inside a group. None: training
             on one rank.
-        block_sync: function from a block size to the synchronisation across groups. None: no block
-            synchronisation.
+        block_sync: function from a block size and the number of groups to the synchronisation
+            across groups. None: no block synchronisation.
         grouping: ranks of a group: ``"world"`` for all ranks, ``"rank"`` for each rank by itself,
             ``"run"`` for groups of the ``group_size`` of the run.
 
@@ -36,7 +37,7 @@ class System:
 
     title: str
     gradient_sync: Callable[[float], GradientSync] | None
-    block_sync: Callable[[int], BlockSync] | None = None
+    block_sync: Callable[[int, int], BlockSync] | None = None
     grouping: Literal["world", "rank", "run"] = "world"
 
     def ranks(self, available: int) -> int:
@@ -44,16 +45,16 @@ class System:
         return 1 if self.gradient_sync is None else available
 
     def strategy(
-        self, *, group_size: int, block_size: int, density: float, warmup_steps: int
+        self, *, ranks: int, group_size: int, block_size: int, density: float, warmup_steps: int
     ) -> Strategy | str:
         """Return the ``strategy`` argument of the Trainer."""
         if self.gradient_sync is None:
             return "auto"
-        sizes: dict[str, int | Literal["world"]] = {"world": "world", "rank": 1, "run": group_size}
+        size = {"world": ranks, "rank": 1, "run": group_size}[self.grouping]
         return HierarchicalStrategy(
-            group_size=sizes[self.grouping],
+            group_size=size,
             gradient_sync=self.gradient_sync(density),
-            block_sync=self.block_sync(block_size) if self.block_sync else None,
+            block_sync=self.block_sync(block_size, ranks // size) if self.block_sync else None,
             warmup_steps=warmup_steps,
         )
 
@@ -66,36 +67,25 @@ def _compressed(density: float) -> GradientSync:
     return GTC(density=density)
 
 
-def _averaging(block_size: int) -> BlockSync:
-    return ModelAveraging(block_size=block_size)
+# As in the papers: eta of bmuf eq. 10, the rate of one worker, and momentum that is reset.
+def _averaging(block_size: int, groups: int, **settings: Any) -> BlockSync:
+    return ModelAveraging(block_size=block_size, local_momentum="reset", **settings)
 
 
-def _classical(block_size: int) -> BlockSync:
-    return BMUF(block_size=block_size, nesterov=False)
+def _nesterov(block_size: int, groups: int, **settings: Any) -> BlockSync:
+    paper: Any = {"local_momentum": "reset", "local_lr": "keep"}
+    return BMUF(block_size=block_size, block_momentum=1 - 1 / groups, **paper, **settings)
 
 
-def _nesterov(block_size: int) -> BlockSync:
+_classical = partial(_nesterov, nesterov=False)
+_averaging_overlapped = partial(_averaging, overlap=True)
+_nesterov_overlapped = partial(_nesterov, overlap=True)
+_nesterov_int8 = partial(_nesterov, across_dtype="int8")
+_nesterov_int8_overlapped = partial(_nesterov_int8, overlap=True)
+
+
+def _by_default(block_size: int, groups: int) -> BlockSync:
     return BMUF(block_size=block_size)
-
-
-def _nesterov_with_momentum(block_size: int) -> BlockSync:
-    return BMUF(block_size=block_size, local_momentum="average")
-
-
-def _averaging_overlapped(block_size: int) -> BlockSync:
-    return ModelAveraging(block_size=block_size, overlap=True)
-
-
-def _nesterov_overlapped(block_size: int) -> BlockSync:
-    return BMUF(block_size=block_size, overlap=True)
-
-
-def _nesterov_int8(block_size: int) -> BlockSync:
-    return BMUF(block_size=block_size, across_dtype="int8")
-
-
-def _nesterov_int8_overlapped(block_size: int) -> BlockSync:
-    return BMUF(block_size=block_size, across_dtype="int8", overlap=True)
 
 
 # DDP is an all-reduce in one group of all ranks: Lightning's DDP with counted bytes.
@@ -109,9 +99,9 @@ SYSTEMS: dict[str, System] = {
     "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
 }
 
-# Variants with averaged momentum of SGD, quantised models, or overlap with the next block.
+# Variants with the defaults of BMUF, quantised models, or overlap with the next block.
 VARIANTS: dict[str, System] = {
-    "bmuf_groups": System("BMUF, groups", _exact, _nesterov_with_momentum, "run"),
+    "bmuf_groups": System("BMUF, groups", _exact, _by_default, "run"),
     "model_averaging_overlap": System("MA, overlap", _exact, _averaging_overlapped, "rank"),
     "bmuf_nbm_overlap": System("BMUF-NBM, overlap", _exact, _nesterov_overlapped, "rank"),
     "bmuf_nbm_int8": System("BMUF-NBM, int8", _exact, _nesterov_int8, "rank"),

@@ -169,7 +169,10 @@ class LanguageModel(SizedByData):
             {"params": decayed},
             {"params": others, "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, **self._adamw)
+        return self.with_schedule(torch.optim.AdamW(groups, **self._adamw))
+
+    def with_schedule(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return an optimizer, and the schedule of its learning rate."""
         steps = self._schedule_steps()
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: self.schedule.factor(step, steps)

@@ -16,8 +16,6 @@ from examples.quiet import quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from examples.studies.default_tasks import TASKS
 from lightning_hier import (
-    BMUF,
-    GTC,
     BMUFAdam,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
@@ -28,8 +26,6 @@ from lightning_hier import (
     ModelAveragingStrategy,
 )
 
-# Earlier defaults had no warm-up ("as before").
-_NO_WARMUP: dict[str, Any] = {"warmup_steps": 0}
 _ONE_WORKER = "one worker"
 # BMUF-Adam lowers the first beta to 0.5 by default.
 _DDP_HALF_BETA1 = "ddp, first beta 0.5"
@@ -42,19 +38,20 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf_adam": BMUFAdamStrategy,
     "bmuf_adam, groups of 2": lambda: HierarchicalStrategy(group_size=2, block_sync=BMUFAdam()),
     "diloco": lambda: DiLoCoStrategy(group_size=1),
+    "diloco, groups of 2": lambda: DiLoCoStrategy(group_size=2),
     "gtc": GTCStrategy,
     "bmuf_gtc, groups of 2": lambda: BMUFGTCStrategy(group_size=2),
-    "bmuf_adam, as before": lambda: BMUFAdamStrategy(
-        block_size=50, local_beta1="keep", **_NO_WARMUP
-    ),
-    "bmuf, as before": lambda: BMUFStrategy(block_size=50, **_NO_WARMUP),
-    "gtc, as before": lambda: GTCStrategy(density=0.01, **_NO_WARMUP),
-    "bmuf_gtc, as before": lambda: HierarchicalStrategy(
-        group_size=2,
-        gradient_sync=GTC(density=0.01),
-        block_sync=BMUF(block_size=50),
-        **_NO_WARMUP,
-    ),
+    "gtc, 1%": lambda: GTCStrategy(density=0.01),
+    "bmuf_gtc, groups of 2, 1%": lambda: BMUFGTCStrategy(group_size=2, density=0.01),
+    "gtc, 1%, no warm-up": lambda: GTCStrategy(density=0.01, warmup_steps=0),
+    "bmuf, eta 0.5": lambda: BMUFStrategy(block_momentum=0.5),
+    "bmuf, eta 0.75": lambda: BMUFStrategy(block_momentum=0.75),
+    "bmuf, eta 0.75, DDP's rate": lambda: BMUFStrategy(block_momentum=0.75, local_lr="keep"),
+    "bmuf, momentum reset": lambda: BMUFStrategy(local_momentum="reset"),
+    "bmuf, momentum averaged": lambda: BMUFStrategy(local_momentum="average"),
+    "bmuf, blocks of 15": lambda: BMUFStrategy(block_size=15),
+    "diloco, outer momentum 0.3": lambda: DiLoCoStrategy(group_size=1, outer_momentum=0.3),
+    "gtc of gradients": lambda: GTCStrategy(of="gradient"),
 }
 
 
@@ -69,6 +66,7 @@ class Run:
         workers: N, number of workers.
         steps: number of steps of a worker, or 0 if the task has a number of epochs.
         seed: seed of the initial model and of the order of the data.
+        split: split that is evaluated after training, ``"valid"`` or ``"test"``.
 
     """
 
@@ -78,6 +76,7 @@ class Run:
     workers: int
     steps: int
     seed: int
+    split: str = "valid"
 
     @property
     def ranks(self) -> int:
@@ -109,9 +108,10 @@ def train(run: Run) -> Result:
         **task.trainer_arguments(run.steps, run.ranks),
     )
     trainer.fit(model, data)
-    return Result(
-        settings=run.portable_settings(), value=float(trainer.callback_metrics[task.measure])
-    )
+    if run.split == "test":
+        trainer.test(model, data, verbose=False)
+    value = float(trainer.callback_metrics[f"{run.split}/{task.measure}"])
+    return Result(settings=run.portable_settings(), value=value)
 
 
 if __name__ == "__main__":

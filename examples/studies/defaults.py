@@ -48,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rates", nargs="+", type=float, help="one learning rate for each system")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument(
-        "--steps", type=int, default=300, help="steps of each worker; only for language"
+        "--steps",
+        type=int,
+        default=300,
+        help="steps of each worker; only for language and recurrent",
     )
+    parser.add_argument("--split", default="valid", choices=("valid", "test"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
         "--out",
@@ -70,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workers=options.workers,
             steps=steps,
             seed=seed,
+            split=options.split,
         )
         for seed, (system, rate) in itertools.product(
             options.seeds, zip(options.systems, rates, strict=True)

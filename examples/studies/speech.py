@@ -226,6 +226,7 @@ def _strategy(run: SpeechRun) -> Strategy | str:
     if run.system == TWO_STAGE:
         return TwoStageASGDStrategy(group_size=group_size, push_period=run.push_period)
     return ALL[run.system].strategy(
+        ranks=run.ranks,
         group_size=group_size,
         block_size=run.block_size,
         density=run.density,
