@@ -85,6 +85,14 @@ class GradientMemory:
         for parameter, shared in self.shared.items():
             parameter.copy_(shared)
 
+    @torch.no_grad()
+    def release(self, parameters: Iterable[Parameter]) -> None:
+        """Write x into parameters that are not trained any more, and drop their residuals."""
+        for parameter in parameters:
+            if parameter in self.shared:
+                parameter.copy_(self.shared.pop(parameter))
+                self.tensors.pop(parameter, None)
+
     @contextmanager
     def group_model(self) -> Iterator[None]:
         """Context in which the parameters are x, which the body may change."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hier import BMUF, BMUFAdam
 from tests.ranks import run_ranks
-from tests.trainer.fitting import HIERARCHICAL, make_trainer
+from tests.trainer.fitting import GTC, HIERARCHICAL, Net, loader, make_trainer
 
 # An epoch has 8 batches for each rank, so the second one begins in the middle of a block.
 _BLOCK_SIZE = 3
@@ -169,3 +169,23 @@ def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay(
         assert unfrozen[-1]["body step"] < unfrozen[-1]["head step"]
         assert "body exp_avg" not in unfrozen[7]
         assert unfrozen[-1]["body exp_avg"].abs().max() > 0.0
+
+
+class _Freezing(Net):
+    """Freezes its first layer in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.layers[0].requires_grad_(self.current_epoch == 0)
+
+
+def _freeze() -> list[Tensor]:
+    model, strategy = _Freezing(), GTC(of="update", find_unused_parameters=True)
+    make_trainer(strategy, max_epochs=2).fit(model, loader(6))
+    return [seen[: model.layers[0].weight.numel()] for seen in model.seen]
+
+
+def test_a_parameter_that_is_frozen_again_has_the_values_of_the_group() -> None:
+    """Before, ranks have local models, which contain what they have not sent of their updates."""
+    one, two = run_ranks(_freeze, 2)
+    assert not torch.equal(one[5], two[5])
+    assert torch.equal(one[-1], two[-1])

@@ -170,6 +170,8 @@ class GTC(GradientSync):
         return (
             f"of='auto' is 'update', because {' and '.join(kinds)} keeps a state: each rank's "
             "optimizer steps by itself, and what it changes is compressed."
+            + f" threshold={self.threshold} is in units of that."
+            * (self.threshold != "auto")
         )
 
     @override

@@ -65,7 +65,7 @@ class UpdateExchange:
     def stepping(self, optimizer: int) -> Iterator[None]:
         """Context of a step of an optimizer, which changes the module of this rank alone."""
         if self._sends:
-            self._note_written(_trained(self._optimizers[optimizer]))
+            self._note_written(_held(self._optimizers[optimizer]))
         yield
         # Here, because a scheduler may change the rate before the exchange.
         for group in self._optimizers[optimizer].param_groups:
@@ -95,7 +95,8 @@ class UpdateExchange:
         """
         if not self._sends:
             return
-        parameters = _trained(self._optimizers[optimizer])
+        self._memory.release(_held(self._optimizers[optimizer], trained=False))
+        parameters = _held(self._optimizers[optimizer])
         self._memory.share(parameters)
         factor = self._factor(self._optimizers[optimizer])
         parts = _buckets(parameters)
@@ -151,8 +152,9 @@ class UpdateExchange:
         return GradientBucket(parameters, buffer, absent, is_first=is_first, is_last=is_last)
 
 
-def _trained(optimizer: Optimizer) -> list[Parameter]:
-    return [p for p in dict.fromkeys(optimizer_parameters(optimizer)) if p.requires_grad]
+def _held(optimizer: Optimizer, *, trained: bool = True) -> list[Parameter]:
+    """The parameters of an optimizer that are trained, or its frozen ones."""
+    return [p for p in dict.fromkeys(optimizer_parameters(optimizer)) if p.requires_grad == trained]
 
 
 def _buckets(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
