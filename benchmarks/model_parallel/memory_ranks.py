@@ -25,13 +25,16 @@ SIZE = Size(width=64, layers=4, sequences=1, tokens=2)
 """Size of the model, whose tensors divide evenly among 4 ranks."""
 
 _BLOCK, _STEPS = 4, 6
+# With momentum, as in long runs. Automatic values make such a short run model averaging.
+_BMUF_ADAM = partial(BMUFAdamFSDPStrategy, block_momentum=0.5)
+_DILOCO = partial(DiLoCoFSDPStrategy, outer_momentum=0.9)
 MEASURED: dict[str, partial[Any]] = {
-    "`bmuf_adam_fsdp`": partial(BMUFAdamFSDPStrategy),
-    "`bmuf_adam_fsdp`, offloaded": partial(BMUFAdamFSDPStrategy, offload_outer_state=True),
-    "`diloco_fsdp`": partial(DiLoCoFSDPStrategy),
-    "`diloco_fsdp`, int8": partial(DiLoCoFSDPStrategy, across_dtype="int8"),
+    "`bmuf_adam_fsdp`": _BMUF_ADAM,
+    "`bmuf_adam_fsdp`, offloaded": partial(_BMUF_ADAM, offload_outer_state=True),
+    "`diloco_fsdp`": _DILOCO,
+    "`diloco_fsdp`, int8": partial(_DILOCO, across_dtype="int8"),
     "`diloco_fsdp`, int8, 2 fragments, delay 1": partial(
-        DiLoCoFSDPStrategy, across_dtype="int8", fragments=2, overlap=1
+        _DILOCO, across_dtype="int8", fragments=2, overlap=1
     ),
 }
 """Constructors of the strategies, by title. They are called with further arguments."""

@@ -109,18 +109,19 @@ def _torchft(network: Network, block_size: int) -> Setup:
     return setup
 
 
-_STREAMING = partial(
-    lh.DiLoCoFSDPStrategy, across_dtype="int8", fragments=_FRAGMENTS, overlap=_DELAY
-)
+# With momentum, as in long runs. Automatic values make such short ones model averaging.
+_BMUF_ADAM = partial(lh.BMUFAdamFSDPStrategy, block_momentum=0.5)
+_DILOCO = partial(lh.DiLoCoFSDPStrategy, outer_momentum=0.9)
+_STREAMING = partial(_DILOCO, across_dtype="int8", fragments=_FRAGMENTS, overlap=_DELAY)
 
 SYSTEMS = (
     System(name="hsdp", title="Lightning, hybrid sharding", set_up=_hybrid, every_step=True),
     System(
         name="bmuf_adam_fsdp",
         title="`bmuf_adam_fsdp`",
-        set_up=partial(_ours, lh.BMUFAdamFSDPStrategy),
+        set_up=partial(_ours, _BMUF_ADAM),
     ),
-    System(name="diloco_fsdp", title="`diloco_fsdp`", set_up=partial(_ours, lh.DiLoCoFSDPStrategy)),
+    System(name="diloco_fsdp", title="`diloco_fsdp`", set_up=partial(_ours, _DILOCO)),
     System(
         name="diloco_fsdp_streaming",
         title=f"`diloco_fsdp`, int8, {_FRAGMENTS} fragments, delay {_DELAY}",

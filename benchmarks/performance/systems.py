@@ -79,6 +79,11 @@ class Setup:
 def _ours(name: str, title: str, factory: str, *, block: int = BLOCK, adam: bool = False,
           **arguments: Any) -> System:  # fmt: skip
     arguments["warmup_steps"] = 0
+    # With momentum, as in long runs. Automatic values give such short ones less of it.
+    if factory.startswith("BMUF"):
+        arguments["block_momentum"] = 0.75
+    elif factory == "DiLoCoStrategy":
+        arguments["outer_momentum"] = 0.9
     if block > 1:
         arguments["block_size"] = block
     return System(name=name, title=title, family="ours", factory=factory, arguments=arguments,

@@ -99,7 +99,10 @@ def test_automatic_values_of_another_length_are_an_error(tmp_path: Path) -> None
     saved = run_ranks(_automatic, 2, path, 12, resume=False)
     assert saved == [(1, 1)] * 2
     assert run_ranks(_automatic, 2, path, 13, resume=True) == saved
-    expected = "began with warmup_steps=1, block_size=1, and 'auto' is warmup_steps=9, block_size=4"
+    expected = (
+        "began with warmup_steps=1, block_size=1, block_momentum=0.0, and 'auto' is "
+        "warmup_steps=9, block_size=4, block_momentum=0.1111"
+    )
     for outcome in rank_outcomes(_automatic, 2, path, 90, resume=True):
         assert outcome.error is not None and expected in outcome.error
 
