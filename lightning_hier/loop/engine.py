@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from torch.nn import Module
@@ -91,18 +91,15 @@ class Engine:
         """Whether gradients are averaged over the world, and from the next step over the group."""
         return self.reduction.warming and not self.synchroniser.warming
 
-    @contextmanager
-    def stepping(self, optimizer: int) -> Iterator[None]:
+    def stepping(self, optimizer: int) -> AbstractContextManager[None]:
         """Context of a step of an optimizer: its gradients have been averaged in the group."""
-        synchroniser = self.synchroniser
+        synchroniser, updates = self.synchroniser, self.updates
         synchroniser.before_step()
-        with ExitStack() as step:
-            if synchroniser.blocks is not None:
-                step.enter_context(synchroniser.blocks[optimizer].stepping())
-            # Inside, because it reads the learning rate of the step.
-            if self.updates is not None and not synchroniser.warming:
-                step.enter_context(self.updates.stepping(optimizer))
-            yield
+        blocks = synchroniser.blocks
+        in_block = nullcontext() if blocks is None else blocks[optimizer].stepping()
+        if updates is None or synchroniser.warming:
+            return in_block
+        return _both(in_block, updates.stepping(optimizer))
 
     def after_step(self, optimizer: int) -> None:
         """Behind a step: exchange its update in the group, count it, and end what is due.
@@ -123,3 +120,12 @@ class Engine:
         of_updates = {} if self.updates is None else self.updates.metrics()
         of_blocks = self.synchroniser.log.metrics(self.worker.steps)
         return self.reduction.metrics() | of_updates | of_blocks
+
+
+@contextmanager
+def _both(
+    in_block: AbstractContextManager[None], of_update: AbstractContextManager[None]
+) -> Iterator[None]:
+    # The latter inside, because it reads the learning rate of the step.
+    with in_block, of_update:
+        yield
