@@ -3,7 +3,7 @@
 python -m benchmarks.headline
 
 Left: the duration of a training step over two link rates, for this package and its peers
-(``docs/reports/performance/results.jsonl``). Right: the validation loss of a small transformer
+(``docs/reports/performance/results.jsonl``). Right: the test loss of a small transformer
 after as many steps as DDP (``docs/reports/defaults/runs.jsonl``).
 """
 

@@ -38,7 +38,6 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf_adam": BMUFAdamStrategy,
     "bmuf_adam, groups of 2": lambda: HierarchicalStrategy(group_size=2, block_sync=BMUFAdam()),
     "diloco": lambda: DiLoCoStrategy(group_size=1),
-    "diloco, groups of 2": lambda: DiLoCoStrategy(group_size=2),
     "gtc": GTCStrategy,
     "bmuf_gtc, groups of 2": lambda: BMUFGTCStrategy(group_size=2),
     "gtc, 1%": lambda: GTCStrategy(density=0.01),

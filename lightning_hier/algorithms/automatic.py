@@ -12,7 +12,7 @@ from typing import Literal
 
 Auto = Literal["auto"]
 
-# Measured on byte-level transformers with AdamW; docs/choosing.md has the table.
+# Measured in docs/reports/defaults.md; docs/choosing.md has the table.
 _LONGEST_BLOCK = 50
 _SHORTEST_BLOCK = 4
 _LONGEST_WARMUP = 500
