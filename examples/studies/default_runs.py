@@ -42,6 +42,7 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf_gtc, groups of 2": lambda: BMUFGTCStrategy(group_size=2),
     "gtc, 1%": lambda: GTCStrategy(density=0.01),
     "bmuf_gtc, groups of 2, 1%": lambda: BMUFGTCStrategy(group_size=2, density=0.01),
+    "bmuf_gtc, groups of 4, 1%": lambda: BMUFGTCStrategy(group_size=4, density=0.01),
     "gtc, 1%, no warm-up": lambda: GTCStrategy(density=0.01, warmup_steps=0),
     "bmuf, eta 0.5": lambda: BMUFStrategy(block_momentum=0.5),
     "bmuf, eta 0.75": lambda: BMUFStrategy(block_momentum=0.75),
