@@ -203,7 +203,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     ) -> None:
         """Save a checkpoint and the state of all ranks. A collective of the world."""
         write = partial(super().save_checkpoint, filepath=filepath, storage_options=storage_options)
-        self._save(checkpoint, filepath, write)
+        self._save(checkpoint, filepath, write, storage_options)
 
     @override
     def load_checkpoint(

@@ -19,6 +19,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.progress_record import call_naming_missing
+from lightning_hier.strategies.checkpoints.newest import last_at_url
 
 _RAY = "ray.train.lightning"
 
@@ -70,6 +72,19 @@ class InProcess:
             num_devices=strategy.num_processes, num_nodes=strategy.num_nodes
         )
         return function(*args, **kwargs)
+
+
+def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a Trainer in a launched process: ``function`` is one of its methods.
+
+    ``ckpt_path="last"`` becomes a URL if the last checkpoint has one. Lightning loses the protocol
+    of URLs, finds no checkpoint and starts from the beginning.
+    """
+    trainer: Any = getattr(function, "__self__", None)
+    args = tuple(
+        last_at_url(trainer) or a if isinstance(a, str) and a == "last" else a for a in args
+    )
+    return call_naming_missing(function, *args, **kwargs)
 
 
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:

@@ -40,8 +40,8 @@ from lightning_hier.strategies import arguments, data_checks, launch, module_set
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
-    existing,
     local_path,
+    on_every_host,
     save_folder,
 )
 from lightning_hier.strategies.synchronous import SynchronousStrategy
@@ -139,6 +139,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                 f"{type(averages[0]).__name__} can't be combined with a divided module, of which "
                 "no rank holds all: leave it out"
             )
+        for callback in trainer.checkpoint_callbacks if self.save_distributed_checkpoint else ():
+            local_path(getattr(callback, "dirpath", None) or "")
 
     @override
     def _configure_launcher(self) -> None:
@@ -216,25 +218,31 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         """Save a checkpoint and the state of all ranks. A collective of the world.
 
         Raises:
-            TypeError: ``storage_options`` are given.
-            ValueError: the path is a URL.
+            TypeError: ``storage_options`` are given for a folder.
+            ValueError: a folder is to be saved to a URL.
             FileExistsError: on every rank, if the path exists and is no checkpoint of this format.
 
         """
-        if storage_options is not None:
-            raise TypeError("storage_options can't be combined with a divided module: leave it out")
-        path = local_path(self.broadcast(filepath))
+        path = self.broadcast(filepath)
+        if self.save_distributed_checkpoint:
+            local_path(path)
+            if storage_options is not None:
+                raise TypeError(
+                    "storage_options are those of a CheckpointIO, which does not write the folder "
+                    "of a divided module: leave them out, or set save_distributed_checkpoint=False"
+                )
         with raise_everywhere(self.root_device, error=FileExistsError):
             check_replaceable(path, by_folder=self.save_distributed_checkpoint)
-        self._save(checkpoint, path, partial(self._write, path=path))
+        write = partial(self._write, path=path, storage_options=storage_options)
+        self._save(checkpoint, path, write, storage_options)
 
-    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
+    def _write(self, checkpoint: dict[str, Any], path: str, storage_options: Any | None) -> None:
         """Write the checkpoint of the first group, whose model all groups have."""
         if self.save_distributed_checkpoint:
             if self.layout.coordinates(self.global_rank)[1] == 0:
-                save_folder(checkpoint, path, self.communicators.group.group)
+                save_folder(checkpoint, local_path(path), self.communicators.group.group)
         elif self.is_global_zero:
-            self.checkpoint_io.save_checkpoint(checkpoint, path)
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
     @override
     def load_checkpoint(
@@ -242,16 +250,19 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     ) -> dict[str, Any]:
         """Load a checkpoint into module and optimizers. A collective of the world."""
         safe = True if weights_only is None else weights_only
-        checkpoint_path = existing(local_path(str(checkpoint_path)))
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session, sync = self._session, self.block_sync
         counted = nullcontext() if session is None else session.raw_steps.counted()
-        with counted, module_setup.unwrapped(self._module):
+        with (
+            counted,
+            module_setup.unwrapped(self._module),
+            on_every_host(checkpoint_path, self) as path,
+        ):
             for optimizer in self.optimizers:
                 if sync is not None:
                     sync.prepare_to_load(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
-            checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
+            checkpoint = ModelParallelStrategy.load_checkpoint(self, path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
         if session is not None:
             self._check_automatic(checkpoint_path)

@@ -155,9 +155,11 @@ class SynchronousStrategy(TieredStrategy, ABC):
         checkpoint: dict[str, Any],
         filepath: str | Path,
         write: Callable[[dict[str, Any]], None],
+        storage_options: Any | None,
     ) -> None:
         """Write a checkpoint and the state of all ranks. A collective of the world."""
-        self._checkpoints.save(self._session or self._ended, checkpoint, filepath, write)
+        session = self._session or self._ended
+        self._checkpoints.save(session, checkpoint, filepath, write, storage_options)
 
     @override
     def remove_checkpoint(self, filepath: str | Path) -> None:

@@ -27,11 +27,7 @@ from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, requ
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gloo_connections import recorded_connections
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
-from lightning_hier.comm.progress_record import (
-    call_naming_missing,
-    naming_missing,
-    progress_record,
-)
+from lightning_hier.comm.progress_record import naming_missing, progress_record
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.loop.groups import ranks_of_group
@@ -197,7 +193,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         super()._configure_launcher()
         # Wraps the whole run, because metrics and hooks of the user may call collectives too.
         launcher: Any = self.launcher
-        launcher.launch = partial(launcher.launch, call_naming_missing)
+        launcher.launch = partial(launcher.launch, launch.run)
 
     def _start_processes(self) -> None:
         """Set up the device, and the process group of the world."""

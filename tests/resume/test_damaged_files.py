@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -226,30 +225,6 @@ def test_ranks_must_read_the_same_save(others: str | None, problem: str, copied:
         assert "ranks 0, 1 resume from" in outcome.error
         assert f"ranks 2, 3 {problem}" in outcome.error
         assert "a directory that all hosts share" in outcome.error
-
-
-def _at_a_url() -> None:
-    folder, store = "memory://saved", fsspec.filesystem("memory")
-    assert lh.newest_checkpoint(folder) is None
-    trainer = make_trainer("bmuf", max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    for name in ("a", "b"):
-        trainer.save_checkpoint(f"{folder}/{name}.ckpt")
-    assert lh.newest_checkpoint(folder) == f"{folder}/b.ckpt"
-    store.rm(store.glob("/saved/b.ckpt.ranks/*/rank_00000.pt")[0])
-    newest = lh.newest_checkpoint(f"{folder}/")
-    assert newest == f"{folder}/a.ckpt"
-    resumed = make_trainer("bmuf", max_epochs=2)
-    resumed.fit(DropoutNet(), shuffled(5), ckpt_path=newest)
-    assert resumed.global_step == 10
-    whole = store.cat_file("/saved/a.ckpt")
-    store.pipe_file("/saved/a.ckpt", whole[: len(whole) // 2])
-    assert lh.newest_checkpoint(folder) is None
-
-
-def test_newest_checkpoint_at_a_url() -> None:
-    """If it were None, training would restart from the beginning without a warning."""
-    run_ranks(_at_a_url, 1)
 
 
 def test_folder_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

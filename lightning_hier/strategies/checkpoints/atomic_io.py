@@ -34,7 +34,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     another disk, and then copies the file, which may be interrupted.
 
     Tensors are written to disk directly, without a copy of the file in memory. Files in remote
-    stores are saved as in Lightning, because they become visible only when they are complete.
+    stores are saved as in Lightning, because they become visible only when they are complete, and
+    ``storage_options`` are Lightning's error.
 
     NumPy scalars are saved as Python numbers, because ``weights_only=True`` does not read them.
     Values are compared with the checksums in the file when they are read.

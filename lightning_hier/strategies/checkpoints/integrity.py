@@ -24,6 +24,16 @@ class DamagedFileError(OSError):
     """A checkpoint file was truncated or changed after it was written."""
 
 
+def filesystem_of(path: str | Path) -> tuple[Any, str]:
+    """File system of a path or URL, and the path in it.
+
+    File systems keep listings and sizes, which the other ranks and jobs outdate. They are dropped.
+    """
+    filesystem, place = url_to_fs(str(path))
+    filesystem.invalidate_cache()
+    return filesystem, place
+
+
 def damage(path: str | Path, *, contents: bool = True) -> str | None:
     """Describe the damage of a file, or return None.
 
@@ -36,7 +46,7 @@ def damage(path: str | Path, *, contents: bool = True) -> str | None:
         OSError: the file does not exist or cannot be read.
 
     """
-    filesystem, place = url_to_fs(str(path))
+    filesystem, place = filesystem_of(path)
     with filesystem.open(place, "rb") as file:
         try:
             if not zipfile.is_zipfile(file):
@@ -57,7 +67,7 @@ def refused_types(path: str | Path) -> list[str]:
 
     Types that the user has passed to ``torch.serialization.add_safe_globals`` are not included.
     """
-    filesystem, place = url_to_fs(str(path))
+    filesystem, place = filesystem_of(path)
     with filesystem.open(place, "rb") as file:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(file))
 
@@ -79,7 +89,7 @@ def truncated_beside(paths: Sequence[str]) -> str | None:
 
 def missing_beside(paths: Sequence[str]) -> str | None:
     """Name a file that belongs to a checkpoint and does not exist, or return None."""
-    filesystem, _ = url_to_fs(paths[0])
+    filesystem, _ = filesystem_of(paths[0])
     return _first_of({path: "it is missing" for path in paths if not filesystem.exists(path)})
 
 

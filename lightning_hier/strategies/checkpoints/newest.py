@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_hier.strategies.checkpoints.integrity import (
     READER_ERRORS,
     DamagedFileError,
     check_file,
+    filesystem_of,
     truncated_beside,
 )
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED, RankFiles, section_of
@@ -53,7 +53,7 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
         ImportError: the type of URL needs a package that is not installed. The error names it.
 
     """
-    filesystem, root = url_to_fs(str(folder))
+    filesystem, root = filesystem_of(folder)
     if not filesystem.isdir(root):
         return None
     for name in _names(filesystem, root):
@@ -62,6 +62,20 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
         if problem is None:
             return path
         _log.warning("the checkpoint %s is skipped: %s", path, problem)
+    return None
+
+
+def last_at_url(trainer: Any) -> str | None:
+    """The newest ``last.ckpt`` that a ModelCheckpoint of a Trainer has saved to a URL, or None."""
+    for callback in trainer.checkpoint_callbacks:
+        resolve = getattr(callback, "_ModelCheckpoint__resolve_ckpt_dir", None)
+        folder = "" if resolve is None else str(resolve(trainer))
+        filesystem, root = filesystem_of(folder)
+        if isinstance(filesystem, LocalFileSystem) or not filesystem.isdir(root):
+            continue
+        for name in _names(filesystem, root):
+            if name.startswith(callback.CHECKPOINT_NAME_LAST):
+                return str(_inside(folder, name))
     return None
 
 
@@ -85,7 +99,7 @@ def _inside(folder: str | Path, name: str) -> str | Path:
 
 def _problem(path: str | Path, weights_only: bool) -> str | None:
     """Reason why training cannot resume from a checkpoint, or None."""
-    filesystem, place = url_to_fs(str(path))
+    filesystem, place = filesystem_of(path)
     is_folder = filesystem.isdir(place)
     file = metadata_file(path) if is_folder else path
     try:
@@ -112,7 +126,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
 
 
 def _read(path: str | Path, weights_only: bool) -> Any:
-    filesystem, place = url_to_fs(str(path))
+    filesystem, place = filesystem_of(path)
     if isinstance(filesystem, LocalFileSystem):
         # Memory-mapped, because tensors are not needed.
         return torch.load(place, map_location="cpu", weights_only=weights_only, mmap=True)

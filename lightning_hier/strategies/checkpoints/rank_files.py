@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+
+from lightning_hier.strategies.checkpoints.integrity import filesystem_of
 
 # Key in a checkpoint of the state of this package that is equal on all ranks.
 SECTION = "lightning_hier"
@@ -71,7 +72,7 @@ class RankFiles:
     def remove(self) -> None:
         """Remove the files, and the directory of all saves if it is empty."""
         remove_folder(self.folder)
-        filesystem, folder = url_to_fs(self.of_all_saves)
+        filesystem, folder = filesystem_of(self.of_all_saves)
         if isinstance(filesystem, LocalFileSystem):  # object stores have no empty directories
             with suppress(OSError):
                 os.rmdir(folder)
@@ -86,7 +87,7 @@ class RankFiles:
             kept: another save that is kept, if there is one.
 
         """
-        filesystem, folder = url_to_fs(self.of_all_saves)
+        filesystem, folder = filesystem_of(self.of_all_saves)
         try:
             names = [path.rstrip("/").rsplit("/", 1)[-1] for path in filesystem.ls(folder, False)]
         except Exception as error:  # file systems of fsspec raise errors of other types
@@ -99,7 +100,7 @@ class RankFiles:
 
 def remove_folder(folder: str) -> None:
     """Remove a directory. A failure is a warning, because it is no longer needed."""
-    filesystem, path = url_to_fs(folder)
+    filesystem, path = filesystem_of(folder)
     try:
         # One rank of every host removes files, and hosts may share the directory.
         with suppress(FileNotFoundError):

@@ -66,6 +66,7 @@ class RunCheckpoints:
         checkpoint: dict[str, Any],
         path: str | Path,
         write: Callable[[dict[str, Any]], None],
+        storage_options: Any | None,
     ) -> None:
         """Save a checkpoint and the state of all ranks. A collective of the world.
 
@@ -75,6 +76,7 @@ class RunCheckpoints:
             path: path of the checkpoint. The path of rank 0 is used, because a name that contains a
                 metric may differ between ranks.
             write: writes the checkpoint itself, on rank 0.
+            storage_options: options of the user for the plugin that writes the files of the ranks.
 
         Raises:
             OSError: on every rank, if any rank could not write. Incomplete files are removed.
@@ -99,7 +101,8 @@ class RunCheckpoints:
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.
                 rank = self._strategy.global_rank
                 state = {"rank": rank, "save": save, **session.state.of_rank()}
-                self._write_everywhere(lambda: io.save_checkpoint(state, files.path(rank)))
+                write_state = partial(io.save_checkpoint, state, files.path(rank), storage_options)
+                self._write_everywhere(write_state)
                 section = session.state.of_checkpoint()
                 checkpoint[SECTION] = {"format": FORMAT, "save": save, **section}
                 self._write_everywhere(partial(write, checkpoint))

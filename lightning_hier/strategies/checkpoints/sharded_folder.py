@@ -1,4 +1,7 @@
-"""Checkpoints of divided modules: folders in the format of Lightning's ModelParallelStrategy."""
+"""Checkpoints of divided modules: folders in the format of Lightning's ModelParallelStrategy.
+
+One whole file (``save_distributed_checkpoint=False``) is written as those of other modules are.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,27 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from fsspec.implementations.local import LocalFileSystem
 
+from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.strategies.checkpoints.integrity import filesystem_of
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED
+
+if TYPE_CHECKING:
+    from lightning.pytorch.strategies import ParallelStrategy
 
 
 def save_folder(checkpoint: dict[str, Any], path: Path, group: dist.ProcessGroup) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
     The folder gets its name when it is complete, and replaces an older folder. If the process is
-    killed, :func:`existing` finds the older or the new one.
+    killed, :func:`on_every_host` finds the older or the new one.
 
     Args:
         checkpoint: Lightning's checkpoint. Its tensors are removed from it.
@@ -62,21 +73,41 @@ def _renamed(path: Path) -> Path:
     return path.with_name(path.name + REPLACED)
 
 
-def existing(path: str | Path) -> str | Path:
-    """The checkpoint at ``path``, or the older one that an interrupted save was to replace."""
-    older = _renamed(Path(path))
-    return older if older.exists() and not Path(path).exists() else path
+@contextmanager
+def on_every_host(path: str | Path, strategy: ParallelStrategy) -> Iterator[Path]:
+    """The checkpoint at ``path``, or the older one that an interrupted save was to replace.
 
-
-def check_replaceable(path: Path, *, by_folder: bool) -> None:
-    """Raise FileExistsError unless ``path`` is free or a checkpoint of the same format."""
-    if not path.exists():
+    A file at a URL is copied to every host while the body runs, because Lightning's loader of
+    divided modules maps local files into memory. A collective of the world, as is the body.
+    """
+    filesystem, place = filesystem_of(path)
+    if isinstance(filesystem, LocalFileSystem) or filesystem.isdir(place):
+        local = local_path(path)
+        older = _renamed(local)
+        yield older if older.exists() and not local.exists() else local
         return
-    if by_folder and path.is_dir():
-        if Path(metadata_file(path)).is_file() or not any(path.iterdir()):
+    # The path of rank 0, because Lightning takes it on all ranks.
+    copy = Path(strategy.broadcast(f"{gettempdir()}/{uuid4().hex}.ckpt"))
+    try:
+        with raise_everywhere(strategy.root_device, error=OSError):
+            if strategy.local_rank == 0:
+                filesystem.get_file(place, str(copy))
+        yield copy
+        strategy.barrier("the loading of a checkpoint")
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def check_replaceable(path: str | Path, *, by_folder: bool) -> None:
+    """Raise FileExistsError unless ``path`` is free or a checkpoint of the same format."""
+    filesystem, place = filesystem_of(path)
+    if not filesystem.exists(place):
+        return
+    if by_folder and filesystem.isdir(place):
+        if filesystem.isfile(metadata_file(place)) or not filesystem.ls(place):
             return
         found = "a directory without a checkpoint"
-    elif path.is_dir():
+    elif filesystem.isdir(place):
         found = "a directory, and save_distributed_checkpoint=False saves a file"
     elif by_folder:
         found = "a file, and save_distributed_checkpoint=True saves a folder"
@@ -93,19 +124,21 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def local_path(path: str) -> Path:
-    """The path of a checkpoint.
+def local_path(path: str | Path) -> Path:
+    """The local path of a folder.
 
     Raises:
-        ValueError: it is a URL. torch would save to a local directory of that name.
+        ValueError: it is in a remote store.
 
     """
-    if "://" in path:
+    filesystem, place = filesystem_of(path)
+    if not isinstance(filesystem, LocalFileSystem):
         raise ValueError(
-            f"a divided module is saved to local or mounted directories, got {path}: save there, "
-            "and copy the checkpoint"
+            "the checkpoint of a divided module is a folder, which must be in a local or mounted "
+            f"directory, where renaming makes it complete or absent, got {path}: save or copy it "
+            "there, or set save_distributed_checkpoint=False, with which rank 0 saves one file"
         )
-    return Path(path)
+    return Path(place)
 
 
 def metadata_file(folder: str | Path) -> str:
