@@ -10,6 +10,7 @@ from lightning_hier.comm.blocks.health import NonFiniteModelError, OutOfStepErro
 from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.fabric.presets import register as _register_in_fabric
 from lightning_hier.loop.attach import attach
 from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.groups import Groups
@@ -67,3 +68,4 @@ __all__ = [
 ]
 
 _register()
+_register_in_fabric()

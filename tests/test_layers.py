@@ -23,6 +23,7 @@ LAYERS = (
     "parameter_server",
     "callbacks",
     "strategies",
+    "fabric",
     "cli",
 )
 # Any layer may import these modules of the package's root.
@@ -40,6 +41,7 @@ FORBIDDEN = {
     "parameter_server": (PLANNER, *LIGHTNING),
     "callbacks": (PLANNER,),
     "strategies": (PLANNER,),
+    "fabric": (PLANNER,),
 }
 OUTSIDE = ("examples", "tests", "benchmarks")
 SHAPELESS_NAMES = ("utils.py", "common.py", "helpers.py")

@@ -181,6 +181,7 @@ class Worker:
         self.samples = [0.0] * number
         self.steps = [StepCount() for _ in range(number)]
 
-    def count_samples(self, samples: float) -> None:
-        """Count samples of the step in progress of each optimizer."""
-        self.samples = [before + samples for before in self.samples]
+    def count_samples(self, samples: float, optimizers: Iterable[int]) -> None:
+        """Count samples of the step in progress of some optimizers, by their numbers."""
+        for optimizer in optimizers:
+            self.samples[optimizer] += samples

@@ -68,7 +68,7 @@ class Blocks:
         """Metrics of gradients, blocks and traffic by name. Does not communicate."""
         return self._engine.metrics() | self.traffic.metrics()
 
-    def step(self, *, samples: float | None = None) -> None:
+    def step(self, optimizer: Optimizer | None = None, *, samples: float | None = None) -> None:
         """Count a step of every attached optimizer, and synchronise what is due after it.
 
         Every rank must call it in every iteration, behind the steps of the optimizers, also where a
@@ -77,6 +77,7 @@ class Blocks:
         block. Parameters and buffers change in place.
 
         Args:
+            optimizer: the only optimizer that has stepped, if they do not step together.
             samples: samples of this rank in this step, for ``weighting="samples"``.
 
         Raises:
@@ -93,18 +94,23 @@ class Blocks:
                 f"and only then, got samples={samples!r}"
             )
         self._check_parameters()
-        self._engine.worker.count_samples(samples or 0.0)
-        synchroniser = self._synchroniser
+        engine, synchroniser = self._engine, self._synchroniser
+        counted = [i for i, own in enumerate(engine.optimizers) if optimizer in (None, own)]
+        if not counted:
+            raise ValueError(
+                f"blocks.step({type(optimizer).__name__}) needs an optimizer that was passed to "
+                "attach(), or none to count a step of all"
+            )
+        engine.worker.count_samples(samples or 0.0, counted)
         synchroniser.before_step()  # if a GradScaler has skipped the first step
-        optimizers = range(len(self._engine.optimizers))
         # All of them first: the end of a block overwrites what other optimizers have changed.
-        for index in optimizers:
-            self._engine.exchange(index)
-        for index in optimizers:
+        for index in counted:
+            engine.exchange(index)
+        for index in counted:
             synchroniser.after_step(index)
-        if self._engine.warm_up_has_ended:
-            self._engine.reduction.end_warm_up()
-        self._stepped.clear()
+        if engine.warm_up_has_ended:
+            engine.reduction.end_warm_up()
+        self._stepped.difference_update(counted)
         if self._elastic is not None:
             self._elastic.serve(self)
 

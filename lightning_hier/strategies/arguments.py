@@ -42,7 +42,9 @@ OF_WHOLE_MODULES: Mapping[str, str] = {
 """Arguments that strategies for divided modules do not have, with the alternative."""
 
 
-def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def without_taken(
+    strategy: type, ddp_kwargs: Mapping[str, Any], base: type = DDPStrategy
+) -> dict[str, Any]:
     """Arguments for DDPStrategy. Those that the strategies set must be absent, None or False.
 
     The command line passes every argument, with None for those that are not set.
@@ -50,6 +52,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     Args:
         strategy: class of the strategy, which has further arguments.
         ddp_kwargs: arguments for DDPStrategy.
+        base: DDPStrategy of the Trainer, or of Fabric.
 
     Raises:
         ValueError: an argument that the strategy sets was given.
@@ -57,7 +60,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
 
     """
     # With _TAKEN, because the error below names the alternative, and "unknown argument" does not.
-    known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
+    known = [*_TAKEN, *signature(base).parameters, *signature(DDP).parameters]
     for name in ddp_kwargs:
         if name not in known:
             raise TypeError(_unknown(strategy, name, known))

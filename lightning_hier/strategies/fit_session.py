@@ -133,7 +133,8 @@ class FitSession(Engine):
         """Count samples, and include parameters that were unfrozen, which is a collective."""
         # Not in a callback, because a search for the learning rate has only that of Lightning.
         if self.counts_samples:
-            self.worker.count_samples(batch_samples(self.trainer.lightning_module, batch))
+            samples = batch_samples(self.trainer.lightning_module, batch)
+            self.worker.count_samples(samples, range(len(self.optimizers)))
         trained, reduced = self.synchroniser.trained, self.reduction.reduced
         present = parameters_of(self.module)
         trained.known.require_kept(present)

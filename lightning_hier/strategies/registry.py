@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from collections.abc import Iterable
+from inspect import signature
+from typing import Any
+
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
@@ -42,7 +46,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def summary(preset: Preset) -> str:
+def summary(preset: type) -> str:
     """One line about a strategy: the first line of its docstring."""
     return (preset.__doc__ or "").split("\n", 1)[0]
 
@@ -54,15 +58,20 @@ def class_path_of(name: str) -> str | None:
 
 
 def register() -> None:
-    """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again.
+    """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again."""
+    register_in(StrategyRegistry, PRESETS.values())
+
+
+def register_in(registry: Any, presets: Iterable[Any]) -> None:
+    """Register the names of ``presets`` in a registry of Lightning. May be called again.
 
     Each also exists with the ending ``_find_unused_parameters_true``, which has no effect where DDP
     does not wrap the module.
     """
-    for name, preset in PRESETS.items():
-        by_ddp = {"find_unused_parameters": True} if issubclass(preset, DDPStrategy) else {}
-        for ending, settings in (("", {}), ("_find_unused_parameters_true", by_ddp)):
-            if name + ending not in StrategyRegistry:
-                StrategyRegistry.register(
-                    name + ending, preset, description=summary(preset), **settings
-                )
+    for preset in presets:
+        takes_it = "ddp_kwargs" in signature(preset).parameters
+        unused = {"find_unused_parameters": True} if takes_it else {}
+        for ending, settings in (("", {}), ("_find_unused_parameters_true", unused)):
+            name = preset.strategy_name + ending
+            if name not in registry:
+                registry.register(name, preset, description=summary(preset), **settings)

@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import lightning_hier
 from tests.docs.pages import Page
@@ -81,6 +82,59 @@ def test_plain_loops(page: str, tmp_path: Path) -> None:
     first, second = run_ranks(_looped, 2, str(tmp_path), block.text, ranks_per_node=1)
     assert first == second
     assert (tmp_path / "checkpoints/2/.metadata").exists() == ("dcp" in block.text)
+
+
+def _by_fabric(folder: str, code: str) -> list[float]:
+    """Weights after the loop of a page, over three batches of this rank."""
+    os.chdir(folder)
+    model = Net()
+    batches = TensorDataset(torch.randn(48, 4), torch.randn(48, 2))
+    names = {
+        "loader": DataLoader(batches, batch_size=8),
+        "loss": torch.nn.functional.mse_loss,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1),
+        "validate": lambda _: None,
+    }
+    run_code([code.replace("% 1000", "% 2")], names)
+    return weights(model).tolist()
+
+
+def test_fabric_loops(tmp_path: Path) -> None:
+    (block,) = Page.read("docs/fabric.md").code(f"{THIS}::test_fabric_loops")
+    first, second = run_ranks(_by_fabric, 2, str(tmp_path), block.text, ranks_per_node=1)
+    assert first == second
+    assert (tmp_path / "checkpoints/2.ckpt").exists()
+
+
+def _three_ways(ways: list[str]) -> list[list[float]]:
+    """Weights of each way after an epoch."""
+    found = []
+    for code in ways:
+        model = Net(optimizer="AdamW")
+        data = loader(4)
+        if "init_process_group" in code:  # the ways before have created it
+            code = code.replace("torch.distributed.init_process_group()", "")
+            sampler: DistributedSampler[Any] = DistributedSampler(data.dataset)
+            data = DataLoader(data.dataset, batch_size=data.batch_size, sampler=sampler)
+        names = {
+            "data": data,
+            "loss": lambda model, batch: model.loss(batch),
+            "model": model,
+            "optimizer": model.configure_optimizers(),
+            "torch": torch,
+        }
+        run_code([code], names)
+        found.append(weights(model).tolist())
+    return found
+
+
+def test_three_ways() -> None:
+    ways = [block.text for block in Page.read("docs/basics.md").code(f"{THIS}::test_three_ways")]
+    assert len(ways) == 3
+    first, second = run_ranks(_three_ways, 2, ways, ranks_per_node=1)
+    assert first == second
+    assert first[0] != weights(Net()).tolist()
 
 
 def test_registered_name() -> None:

@@ -21,11 +21,14 @@ from torch import Tensor
 
 import lightning_hier
 from examples.loopback import free_port, loopback_interface
+from lightning_hier.fabric import hierarchical
 from lightning_hier.loop.wrapping import without_ddp
 from tests.conftest import REPOSITORY
 from tests.ranks import run_ranks
 
-LOOPS = ("plain_loop", "accelerate_loop")
+LOOPS = ("plain_loop", "accelerate_loop", "fabric_loop")
+# As `fabric run` sets them for the processes that it starts.
+OF_FABRIC_RUN = {"LT_CLI_USED": "1", "LT_DEVICES": "4", "LT_ACCELERATOR": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +48,15 @@ def test_loop_learns_and_resumes(loop: str, text: Path, tmp_path: Path) -> None:
     """A run on two groups that goes on in the middle of a block ends as the first, bit for bit."""
     arguments = ["--steps", "30", "--save_every", "15", "--path", str(text)]
     arguments += ["--folder", str(tmp_path / "run")]
-    cache = {"XDG_CACHE_HOME": str(text.parent / "cache")}
+    cache = {"XDG_CACHE_HOME": str(text.parent / "cache"), **OF_FABRIC_RUN}
     first = run_ranks(_run, 4, loop, arguments, env=cache)
     losses = first[0][1]
     assert losses[-1] < 0.9 * losses[0], losses
     saved = torch.load(tmp_path / "run" / "model.pt")
-    shutil.rmtree(tmp_path / "run" / "000030")
+    if loop == "fabric_loop":
+        (tmp_path / "run" / "000030.ckpt").unlink()
+    else:
+        shutil.rmtree(tmp_path / "run" / "000030")
     second = run_ranks(_run, 4, loop, arguments, env=cache)
     assert second[0][1] == losses[-1:]
     for weights, _ in [*first, *second]:
@@ -134,7 +140,8 @@ def _run(loop: str, arguments: list[str]) -> tuple[Tensor, list[float]]:
         modules.append(without_ddp(model))
         return attach(model, *args, **settings)
 
-    lightning_hier.attach = noted  # this process ends with the run
+    # This process ends with the run.
+    lightning_hier.attach = hierarchical.attach = noted
     _shorten_blocks()
     sys.argv = [loop, *arguments]
     with redirect_stdout(io.StringIO()) as printed:

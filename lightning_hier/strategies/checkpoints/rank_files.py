@@ -38,14 +38,14 @@ class RankFiles:
         save: name of the save.
 
     Attributes:
-        save: see above.
+        checkpoint, save: see above.
         folder: directory of the save.
         of_all_saves: directory of all saves of this checkpoint.
 
     """
 
     def __init__(self, checkpoint: str | Path, save: str) -> None:
-        self.save = save
+        self.checkpoint, self.save = str(checkpoint), save
         self.of_all_saves = f"{checkpoint}.ranks"
         self.folder = f"{self.of_all_saves}/{save}"
 
