@@ -130,6 +130,8 @@ SYSTEMS = (
     _peer("torchft_streaming", "torchft DiLoCo, 5 fragments, delay 9", "torchft_streaming",
           needs="torchft"),
     _ours("gtc", "`gtc`, density 1%", "GTCStrategy", block=1, density=0.01),
+    _ours("gtc_updates", "`gtc` of updates, density 1%", "GTCStrategy", block=1, density=0.01,
+          of="update"),
     _ours("model_averaging", "`model_averaging`", "ModelAveragingStrategy"),
     _ours("bmuf", "`bmuf`", "BMUFStrategy"),
     _ours("bmuf_bf16", "`bmuf`, bfloat16", "BMUFStrategy", across_dtype="bfloat16"),

@@ -80,7 +80,8 @@ def _predict_tiers(
 def _training_memory_bytes(workload: Workload, settings: Settings) -> float:
     """Memory of the rank that needs most: model, gradients, optimizer, and their exchange.
 
-    DDP adds its buckets, and GTC also the residual and the payload of all ranks.
+    DDP adds its buckets, and GTC also the residual and the payload of all ranks. For optimizers
+    with a state, GTC of updates adds x and the updates of a step.
     """
     model, size = workload.gradient_bytes, settings.group_size
     held: float = 2 * model + workload.state_bytes
@@ -90,7 +91,8 @@ def _training_memory_bytes(workload: Workload, settings: Settings) -> float:
         held += model
     elif size > 1 and settings.density is not None:
         sent = WORD_BYTES * min(settings.density, BITMAP_DENSITY) * workload.parameters
-        held += 2 * model + size * sent
+        of_updates = workload.state_bytes > 0
+        held += (2 + 2 * of_updates) * model + size * sent
     return held + workload.model_bytes - model  # buffers are not divided
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,11 +15,15 @@ import lightning_hier as lh
 from benchmarks.performance.memory import tensor_bytes
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.update_exchange import UpdateExchange
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
+from lightning_hier.comm.worker import GradientMemory, Worker
 from lightning_hier.planning import Link, Network, Settings, Workload
-from lightning_hier.planning.strategies import synchronisation_memory_bytes
+from lightning_hier.planning.strategies import (
+    _training_memory_bytes,
+    synchronisation_memory_bytes,
+)
 from tests.ranks import run_ranks
 
 # Fragments and their chunks consist of whole quantisation groups.
@@ -62,6 +67,45 @@ def _added(config: Any) -> int:
     )
     blocks.before_step()
     return tensor_bytes() - before
+
+
+def _with_updates() -> tuple[int, int]:
+    """Bytes that GTC of updates holds beside the model: between steps, and most in an exchange."""
+    dist.init_process_group("gloo")
+    module = nn.ParameterList(nn.Parameter(torch.zeros(EACH)) for _ in range(LAYERS))
+    optimizer = torch.optim.Adam(module.parameters())
+    layout, device = RankLayout.two_tiers(2, 2), torch.device("cpu")
+    settings: Any = {"timeout": timedelta(seconds=100), "traffic": Traffic(), "host_of": [0, 1]}
+    group = Communicators.build(layout, device=device, **settings).group
+    updates = UpdateExchange(group, lh.GTC(density=0.01), GradientMemory(), [optimizer])
+    most = []
+    reduce = updates._reducer.reduce
+
+    def counted(bucket: Any) -> Any:
+        most.append(tensor_bytes())
+        return reduce(bucket)
+
+    updates._reducer.reduce = counted  # type: ignore[method-assign]
+    before = tensor_bytes()
+    for _ in range(2):
+        with updates.stepping(0), torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(EACH))
+        updates.exchange(0)
+    return tensor_bytes() - before, max(most) - before
+
+
+def test_memory_of_updates() -> None:
+    """The residual and x, and in an exchange the updates."""
+    held = replace(NET, optimizer="sgd"), replace(NET, optimizer="adam")
+    settings = Settings(group_size=2, density=0.01)
+    of_gradients, of_updates = (_training_memory_bytes(net, settings) for net in held)
+    states = held[1].state_bytes - held[0].state_bytes
+    model = NET.parameters * 4
+    assert of_updates - of_gradients - states == 2 * model
+    for between, most in run_ranks(_with_updates, 2, ranks_per_node=1):
+        assert between == pytest.approx(2 * model, rel=0.05)
+        assert most == pytest.approx(3 * model, rel=0.05)
 
 
 @pytest.fixture(scope="module")
