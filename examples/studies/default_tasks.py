@@ -92,14 +92,16 @@ def _digits(seed: int, rate: float | None, beta1: float) -> ModelAndData:
     return model, Images(batch_images=16, seed=seed)
 
 
-def _acoustic(seed: int, rate: float | None, beta1: float) -> ModelAndData:
-    data = AcousticDataModule(batch_frames=256, seed=seed)
+def _acoustic(
+    seed: int, rate: float | None, beta1: float, *, default: float = 0.7, **corpus: Any
+) -> ModelAndData:
+    data = AcousticDataModule(batch_frames=256, seed=seed, **corpus)
     model = FixedScheduleLSTM(
         feature_dim=data.corpus.feature_dim,
         num_senones=len(data.corpus.senones),
         hidden_dim=128,
         num_layers=2,
-        learning_rate=0.7 if rate is None else rate,
+        learning_rate=default if rate is None else rate,
         schedule_epochs=(16, 6),
     )
     return model, data
@@ -119,12 +121,20 @@ def _ocr(seed: int, rate: float | None, beta1: float) -> ModelAndData:
     return model, data
 
 
+# The path is that of examples/acoustic/configs. DDP's rate is that of the report on AN4.
+_an4 = partial(
+    _acoustic,
+    default=0.5,
+    corpus="an4",
+    corpus_args={"path": "../shared/data/an4_mfcc", "delta_orders": 2},
+)
 _recurrent = partial(_language, kind=RecurrentLanguageModel, default=2.0)
 
 TASKS = {
     "language": Task("loss", "loss in nats a byte", _language, eval_batches=32),
     "recurrent": Task("loss", "loss in nats a byte", _recurrent, eval_batches=32),
     "acoustic": Task("frame_error_rate", "frame errors", _acoustic, epochs=16),
+    "an4": Task("frame_error_rate", "frame errors", _an4, epochs=16),
     "digits": Task("loss", "loss in nats an image", _digits, epochs=20),
     "ocr": Task("cer", "character errors", _ocr, gradient_clip=5.0, epochs=11),
 }
