@@ -44,6 +44,12 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf_gtc, groups of 2, 1%": lambda: BMUFGTCStrategy(group_size=2, density=0.01),
     "bmuf_gtc, groups of 4, 1%": lambda: BMUFGTCStrategy(group_size=4, density=0.01),
     "gtc, 1%, no warm-up": lambda: GTCStrategy(density=0.01, warmup_steps=0),
+    "averages of models and moments": lambda: HierarchicalStrategy(
+        group_size=1,
+        block_sync=BMUFAdam(
+            block_size=4, block_momentum=0.0, moments="average", local_beta1="keep"
+        ),
+    ),
     "bmuf, eta 0.5": lambda: BMUFStrategy(block_momentum=0.5),
     "bmuf, eta 0.75": lambda: BMUFStrategy(block_momentum=0.75),
     "bmuf, eta 0.75, DDP's rate": lambda: BMUFStrategy(block_momentum=0.75, local_lr="keep"),
