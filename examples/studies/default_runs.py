@@ -16,6 +16,7 @@ from examples.quiet import quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from examples.studies.default_tasks import TASKS
 from lightning_hier import (
+    GTC,
     BMUFAdam,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
@@ -43,6 +44,9 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "gtc, 1%": lambda: GTCStrategy(density=0.01),
     "bmuf_gtc, groups of 2, 1%": lambda: BMUFGTCStrategy(group_size=2, density=0.01),
     "bmuf_gtc, groups of 4, 1%": lambda: BMUFGTCStrategy(group_size=4, density=0.01),
+    "gtc, 1%, and bmuf_adam, groups of 2": lambda: HierarchicalStrategy(
+        group_size=2, gradient_sync=GTC(density=0.01), block_sync=BMUFAdam()
+    ),
     "gtc, 1%, no warm-up": lambda: GTCStrategy(density=0.01, warmup_steps=0),
     "averages of models and moments": lambda: HierarchicalStrategy(
         group_size=1,
