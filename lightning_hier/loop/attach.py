@@ -112,7 +112,7 @@ def attach(
     elastic = None
     if membership is not None:
         with raise_everywhere(device, place="attach()"):
-            check_elastic(membership, block_sync, module, groups, int(asked.warmup_steps))
+            check_elastic(membership, block_sync, groups, int(asked.warmup_steps))
             check_one_optimizer(block_sync, len(optimizers))
         elastic = ElasticLoop(membership, groups, described(settings))
     with raise_everywhere(device, place="attach()"):

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.random_state import random_state, set_random_state
-from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
 from lightning_hier.membership.group_exchange import GroupExchange
@@ -112,7 +110,7 @@ class ElasticLoop:
 
 
 def check_elastic(
-    settings: TorchFT, sync: BlockSync | None, module: Module, groups: Groups, warmup_steps: int
+    settings: TorchFT, sync: BlockSync | None, groups: Groups, warmup_steps: int
 ) -> None:
     """Check the arguments of a loop whose groups come and go. Does not communicate.
 
@@ -126,11 +124,6 @@ def check_elastic(
         raise ValueError(
             f"with membership=TorchFT(...) all ranks of a job are one group, got {number} groups "
             f"of {counted(size, 'rank')}: pass groups=Groups('world'), or leave groups out"
-        )
-    if is_sharded(module):
-        raise ValueError(
-            "membership=TorchFT(...) can't be combined with a module that is divided in its group: "
-            "leave out fully_shard, or membership"
         )
 
 

@@ -36,6 +36,8 @@ _TAKEN: Mapping[str, str] = {
 _WHOLE = "HierarchicalStrategy, for modules that are not divided"
 
 OF_WHOLE_MODULES: Mapping[str, str] = {
+    "membership": "lightning_hier.attach, for a plain loop, and of Fabric's HierarchicalStrategy, "
+    "which take divided modules as well. A Trainer supports it for whole modules",
     "gradient_sync": f"{_WHOLE}, because GTC and hooks need whole gradients. Leave it out, and "
     "pass across_dtype or across_density to block_sync to send fewer bytes",
 }

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
+from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.tiers import GroupSize
 
 
@@ -51,6 +53,8 @@ class Loop:
         self.dtype = dtype
         self.model: nn.Module = self.module
         over = {"group": self.groups.group, "world": dist.group.WORLD}
+        if wrap == "divided":
+            fully_shard(self.module, mesh=self.groups.mesh["group"])
         if wrap == "world" or (wrap == "group" and self.groups.group.size() > 1):
             self.model = DistributedDataParallel(
                 self.module, process_group=over[wrap], **(ddp or {})
@@ -72,4 +76,4 @@ class Loop:
             self.done += 1
 
     def weights(self) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+        return torch.cat([local_tensor(p).reshape(-1) for p in self.module.parameters()])

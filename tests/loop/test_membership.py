@@ -47,7 +47,7 @@ def _loop(address: str, group: int, sync: Any, group_size: Any = "world", **sett
     )  # fmt: skip
 
 
-def _train(address: str, ports: list[int], ranks: int, sync: Any, folder: str) -> Any:
+def _train(address: str, ports: list[int], ranks: int, sync: Any, wrap: str, folder: str) -> Any:
     """Train in the groups 0, 1, and 1 again, which dies at its first life in its third block."""
     rank = int(os.environ["RANK"])
     life, number = _job(rank, ranks, ports[rank // ranks])
@@ -56,7 +56,7 @@ def _train(address: str, ports: list[int], ranks: int, sync: Any, folder: str) -
         wait_for_marks(marks, "died")
         if number == 0:
             leave_mark(marks, "returning")
-    loop = _loop(address, group, sync)
+    loop = _loop(address, group, sync, wrap=wrap)
     loop.rank = group * ranks + number
     started = loop.blocks.steps
     if life == 2:  # its old checkpoint is older than what it has taken
@@ -80,26 +80,37 @@ def _train(address: str, ports: list[int], ranks: int, sync: Any, folder: str) -
 
 
 SYNCS = [
-    pytest.param(lh.BMUF(block_size=TAU), 1, id="bmuf"),
-    pytest.param(lh.BMUFAdam(block_size=TAU), 2, id="bmuf_adam-2"),
-    pytest.param(lh.DiLoCo(block_size=TAU, fragments=2, overlap=1), 1, id="fragments-overlap"),
+    pytest.param(lh.BMUF(block_size=TAU), 1, "group", id="bmuf"),
+    pytest.param(lh.BMUFAdam(block_size=TAU), 2, "group", id="bmuf_adam-2"),
+    pytest.param(lh.BMUFAdam(block_size=TAU), 2, "divided", id="divided-bmuf_adam"),
+    pytest.param(
+        lh.DiLoCo(block_size=TAU, fragments=2, overlap=1),
+        2,
+        "divided",
+        id="divided-fragments-overlap",
+    ),
+    pytest.param(
+        lh.DiLoCo(block_size=TAU, fragments=2, overlap=1), 1, "group", id="fragments-overlap"
+    ),
 ]
 
 
-@pytest.mark.parametrize(("sync", "ranks"), SYNCS)
+@pytest.mark.parametrize(("sync", "ranks", "wrap"), SYNCS)
 def test_a_group_that_died_returns_with_the_state_of_the_other(
-    tmp_path: Path, address: str, sync: Any, ranks: int
+    tmp_path: Path, address: str, sync: Any, ranks: int, wrap: str
 ) -> None:
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(3)]
     ports = [store.port for store in stores]
     outcomes = rank_outcomes(
-        _train, 3 * ranks, address, ports, ranks, sync, str(tmp_path), timeout_s=100.0
+        _train, 3 * ranks, address, ports, ranks, sync, wrap, str(tmp_path), timeout_s=100.0
     )
     stayed, died, returned = (outcomes[i * ranks : (i + 1) * ranks] for i in range(3))
     assert all(outcome.died for outcome in died)
     assert [outcome.error for outcome in [*stayed, *returned]] == [None] * (2 * ranks)
-    weights = [outcome.result[2] for outcome in [*stayed, *returned]]
-    assert all(each == weights[0] for each in weights)
+    for one, other in zip(stayed, returned, strict=True):  # with "divided", the same shards
+        assert one.result[2] == other.result[2]
+    if wrap == "group":
+        assert all(outcome.result[2] == stayed[0].result[2] for outcome in stayed)
     for outcome in returned:
         started, ended, _ = outcome.result
         assert started >= 2 * TAU and ended == STEPS

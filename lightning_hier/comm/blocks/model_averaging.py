@@ -142,5 +142,6 @@ def advice_against_averaging(sync: BlockSync, optimizer: Optimizer) -> str:
     return (
         f"{type(sync).__name__} without block momentum learns less with {type(optimizer).__name__} "
         "in the same number of steps than BMUFAdam(...), whose block momentum compensates for the "
-        "averaging."
+        "averaging. Its strategy is 'bmuf_adam', and with compression inside groups "
+        "HierarchicalStrategy(gradient_sync=GTC(), block_sync=BMUFAdam())."
     )
