@@ -59,6 +59,8 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf, eta 0.75, DDP's rate": lambda: BMUFStrategy(block_momentum=0.75, local_lr="keep"),
     "bmuf, momentum reset": lambda: BMUFStrategy(local_momentum="reset"),
     "bmuf, momentum averaged": lambda: BMUFStrategy(local_momentum="average"),
+    "bmuf, blocks of 4": lambda: BMUFStrategy(block_size=4),
+    "model_averaging, blocks of 4": lambda: ModelAveragingStrategy(block_size=4),
     "bmuf, blocks of 15": lambda: BMUFStrategy(block_size=15),
     "diloco, outer momentum 0.3": lambda: DiLoCoStrategy(group_size=1, outer_momentum=0.3),
     "gtc of gradients": lambda: GTCStrategy(of="gradient"),
