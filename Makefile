@@ -134,7 +134,7 @@ endef
 # An existing environment that has all needed packages is not changed.
 NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
 NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
-NEEDED_ELASTIC := lightning matplotlib pyzmq scikit-learn torch torchft-nightly
+NEEDED_ELASTIC := lightning matplotlib pyzmq scikit-learn torch torchft
 NEEDED := $(NEEDED_EXAMPLES) accelerate mypy pytest pytest-xdist ruff
 named-environment:
 	@$(call has,$(NEEDED)) || $(MAKE) --no-print-directory $(VENV)/.installed

@@ -83,7 +83,7 @@ def setting(command: str) -> dict[str, Any]:
     return {
         "command": command,
         "commit": commit.stdout.strip(),
-        "versions": versions() | {"torchft-nightly": version("torchft-nightly")},
+        "versions": versions() | {"torchft": version("torchft")},
         "hardware": f"{platform.machine()}, {psutil.cpu_count()} cores, load at the start {load}",
     }
 
