@@ -61,6 +61,7 @@ SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "bmuf, momentum averaged": lambda: BMUFStrategy(local_momentum="average"),
     "bmuf, blocks of 4": lambda: BMUFStrategy(block_size=4),
     "model_averaging, blocks of 4": lambda: ModelAveragingStrategy(block_size=4),
+    "model_averaging, blocks of 8": lambda: ModelAveragingStrategy(block_size=8),
     "bmuf, blocks of 15": lambda: BMUFStrategy(block_size=15),
     "diloco, outer momentum 0.3": lambda: DiLoCoStrategy(group_size=1, outer_momentum=0.3),
     "gtc of gradients": lambda: GTCStrategy(of="gradient"),
