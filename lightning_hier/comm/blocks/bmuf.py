@@ -151,9 +151,10 @@ class BMUF(BlockMomentumSync, LocalOptimizerSync):
 
     Attributes:
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10), and at most ``1 - 100 / B`` in a run of B blocks,
-            so that runs of up to 100 blocks are model averaging. With ``weighting="samples"`` or
-            membership, it follows the effective number of models at every mean, and not B.
+            ``block_lr`` and ``c`` (bmuf eq. 10), and at most ``1 - 1000 / B`` in a run of B
+            blocks, so that runs of up to 1,000 blocks are model averaging. With
+            ``weighting="samples"`` or membership, it follows the effective number of models at
+            every mean, and not B.
         block_lr: zeta, above 0.
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
@@ -173,8 +174,8 @@ class BMUF(BlockMomentumSync, LocalOptimizerSync):
 
     """
 
-    # Measured in docs/reports/defaults.md: in shorter runs, SGD learns most by averaging alone.
-    momentum_blocks: ClassVar[int] = 100
+    # In docs/reports/defaults.md, SGD learns most by averaging alone, in runs of 75 and 250 blocks.
+    momentum_blocks: ClassVar[int] = 1000
 
     update_from: UpdateFrom = "global"
 
