@@ -34,7 +34,7 @@ DDP = Settings(
     learning_rate=0.7,
     log_dir=LOG_DIR,
 )
-OURS = replace(DDP, system="bmuf_groups", block_size=11, warmup_steps=88)
+OURS = replace(DDP, system="bmuf_groups", block_size=7, warmup_steps=88)
 SLOW_LINK = {"100 Mbit/s": RATES["100 Mbit/s"]}
 LABELS = {"bmuf_groups": "bmuf, 2 groups of 2", "ddp": "ddp, 4 ranks"}
 

@@ -24,14 +24,14 @@ from lightning_hier.loop.settings import Synchronisation, described
         (20, 1, 2, 0.1),
         (60, 3, 6, 0.1),
         (300, 4, 30, 0.1),
-        (1000, 13, 100, 0.03),
-        (3000, 40, 300, 0.01),
+        (1000, 8, 100, 0.03),
+        (3000, 24, 300, 0.01),
         (10**6, 50, 500, 0.01),
         (math.inf, 50, 50, 0.01),
     ],
 )
 def test_rules(steps: float, block_size: int, warmup_steps: int, density: float) -> None:
-    assert auto_block_size(steps, 75) == block_size
+    assert auto_block_size(steps, 125) == block_size
     assert auto_warmup_steps(steps) == warmup_steps
     assert auto_density(steps) == pytest.approx(density)
 

@@ -29,7 +29,7 @@ from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
 # Measured in docs/reports/defaults.md.
-_BLOCKS_OF_RUN = 75
+_BLOCKS_OF_RUN = 125
 
 Weighting = Literal["equal", "samples"]
 """Weights of the groups in a mean of models."""
@@ -40,7 +40,7 @@ class BlockSync(NamedArguments):
     """Base class of the settings for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
-        block_size: tau, steps between two synchronisations of a parameter, or ``"auto"``: a 75th
+        block_size: tau, steps between two synchronisations of a parameter, or ``"auto"``: a 125th
             of the steps of the run, from 4 to 50, and 50 if the length is unknown.
         across: ranks that exchange the model. ``"leader"``: one rank of each group, which
             broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
