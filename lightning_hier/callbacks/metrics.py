@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lightning_hier.callbacks.tensorboard_layout import layout
 from lightning_hier.comm.traffic import TIERS
@@ -32,8 +33,9 @@ class HierarchyMetrics(Callback):
 
     It adds ``hier/elapsed_seconds``, the time since training started in this process, and
     ``hier/step/...``, the mean increase of totals in each step since the previous row. It writes
-    the settings of the strategy to ``lightning_hier.json`` in the directory of each logger, and the
-    layout of its charts once in this process to each TensorBoardLogger.
+    the settings of the strategy to ``lightning_hier.json`` in the directory of each logger, or to
+    the hyperparameters of a logger without one, and the layout of its charts once in this process
+    to each TensorBoardLogger.
 
     Args:
         metrics: returns values by name.
@@ -62,6 +64,9 @@ class HierarchyMetrics(Callback):
         # A set, because several loggers may share a directory. Loggers of web services have none.
         for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
             _write_settings(folder, settings)
+        for logger in trainer.loggers:
+            if not logger.log_dir:
+                _log_settings(logger, settings)
         for logger in trainer.loggers:
             # Once, because every call writes another layout into the event file.
             if isinstance(logger, TensorBoardLogger) and logger not in self._arranged:
@@ -117,3 +122,15 @@ def _write_settings(folder: str, settings: dict[str, Any]) -> None:
     files.makedirs(folder, exist_ok=True)
     with files.open(os.path.join(folder, SETTINGS_FILE), "w") as file:
         json.dump(settings, file, indent=2)
+
+
+def _log_settings(logger: Logger, settings: dict[str, Any]) -> None:
+    """Log settings as hyperparameters ``hier/...``."""
+    try:
+        logger.log_hyperparams({"hier": settings})
+    except Exception as error:  # a type of MLflow, which may not be installed
+        warnings.warn(
+            f"{type(logger).__name__} did not take the settings of the strategy: {error}. MLflow "
+            "keeps the first value of a run: this one is a run with other settings",
+            stacklevel=2,
+        )

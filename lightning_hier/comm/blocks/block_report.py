@@ -68,7 +68,8 @@ class BlockReport:
         """
         squares = [float(norms.mean), float(norms.update)]
         sums = torch.tensor(squares, dtype=torch.float64, device=communicators.device)
-        communicators.group.all_reduce_(sums, "status").wait()
+        if communicators.group.size > 1:  # a rank of its own has nobody to wait for
+            communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
             # The same on all ranks, because every group holds all of Delta.
