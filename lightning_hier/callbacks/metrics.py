@@ -14,6 +14,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.callbacks.tensorboard_layout import layout
 from lightning_hier.comm.traffic import TIERS
 
@@ -69,7 +70,7 @@ class HierarchyMetrics(Callback):
                 _log_settings(logger, settings)
         for logger in trainer.loggers:
             # Once, because every call writes another layout into the event file.
-            if isinstance(logger, TensorBoardLogger) and logger not in self._arranged:
+            if isinstance(logger, both(TensorBoardLogger)) and logger not in self._arranged:
                 logger.experiment.add_custom_scalars(layout(settings))
                 self._arranged.append(logger)
 

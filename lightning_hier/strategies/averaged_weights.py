@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
@@ -101,7 +102,7 @@ class AveragedWeights(Callback):
 
     def _averaged_models(self) -> list[AveragedModel]:
         callbacks: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
-        models = [c._average_model for c in callbacks if isinstance(c, WeightAveraging)]
+        models = [c._average_model for c in callbacks if isinstance(c, both(WeightAveraging))]
         # Lightning creates the averages when it sets up a fit, so there are none before.
         return [averaged for averaged in models if averaged is not None]
 

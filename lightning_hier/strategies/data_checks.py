@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health import SAME_BATCHES
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
@@ -140,5 +141,5 @@ def _has_samplers(loader: object) -> bool:
 
 def _shuffles(sampler: object) -> bool:
     # A wrapped sampler draws the order itself, from generators with the same seed.
-    wrapped = isinstance(sampler, DistributedSamplerWrapper)
+    wrapped = isinstance(sampler, both(DistributedSamplerWrapper))
     return isinstance(sampler, DistributedSampler) and (sampler.shuffle or wrapped)

@@ -11,7 +11,8 @@ from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch import LightningModule
+from lightning_utilities.core.overrides import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import (
     BatchSampler,
@@ -22,6 +23,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from lightning_hier.callbacks.packages import both
 
 _FIXED = "a DataLoader of map-style data with Lightning's default sampler"
 _TWO_KINDS = f"use loaders with a state (torchdata's StatefulDataLoader), or {_FIXED}"
@@ -88,12 +91,13 @@ def of_trainer(trainer: Any, loops: Mapping[str, Any]) -> list[str]:
             "save: save at the end of an epoch"
         )
     module = trainer.lightning_module
-    if loops["hook"] and is_overridden("on_train_batch_end", module):
+    parent = next(kind for kind in both(LightningModule) if isinstance(module, kind))
+    if loops["hook"] and is_overridden("on_train_batch_end", module, parent):
         reasons.append(
             "the checkpoint was saved before on_train_batch_end of the module: change state in "
             "that hook of a callback, which is called before ModelCheckpoint saves"
         )
-    if is_overridden("on_train_epoch_start", module):
+    if is_overridden("on_train_epoch_start", module, parent):
         reasons.append(
             "Lightning does not call on_train_epoch_start of the module again in an epoch that "
             "goes on: save at the end of an epoch"
@@ -180,4 +184,4 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def _is_wrapper(sampler: Any) -> bool:
     """Whether Lightning has put a sampler around another one, to divide the data among ranks."""
-    return isinstance(sampler, DistributedSamplerWrapper)
+    return isinstance(sampler, both(DistributedSamplerWrapper))

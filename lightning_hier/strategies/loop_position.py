@@ -13,6 +13,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
+from lightning_hier.callbacks.packages import both
+
 _WAY_OUT = (
     "Save after a step: in on_train_batch_end, in a validation, at the end of an epoch, or by "
     "ModelCheckpoint"
@@ -119,7 +121,7 @@ def finish_batch(trainer: Any, position: Mapping[str, Any], fetcher: Any) -> Non
     epoch_loop = trainer.fit_loop.epoch_loop
     for callback in trainer.callbacks:
         # Lightning does not call this hook when a run resumes within an epoch.
-        if isinstance(callback, GradientAccumulationScheduler):
+        if isinstance(callback, both(GradientAccumulationScheduler)):
             callback.on_train_epoch_start(trainer)
     _set_restarting(trainer, False)
     if position["counts"]:

@@ -23,6 +23,7 @@ from lightning_hier.algorithms.arguments import (
     check_whole_or_auto,
 )
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
@@ -133,7 +134,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        averages = [c for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
+        averages = [c for c in trainer.callbacks if isinstance(c, both(WeightAveraging))]  # type: ignore[attr-defined]
         if averages:
             raise ValueError(
                 f"{type(averages[0]).__name__} can't be combined with a divided module, of which "
@@ -262,7 +263,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                 if sync is not None:
                     sync.prepare_to_load(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
-            checkpoint = ModelParallelStrategy.load_checkpoint(self, path, safe)
+            checkpoint = self._lightning.load_checkpoint(path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
         if session is not None:
             self._check_automatic(checkpoint_path)

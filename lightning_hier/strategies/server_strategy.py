@@ -20,6 +20,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.strategies import optimizer_checks, trainer_checks
@@ -213,7 +214,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         # A signal stops all ranks, each at the end of one of its batches.
-        if not isinstance(exception, SIGTERMException):
+        if not isinstance(exception, both(SIGTERMException)):
             self._error = exception
 
     @override

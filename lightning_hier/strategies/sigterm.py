@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
@@ -99,7 +100,7 @@ class QuietTermination(Callback):
 def _save_before_stop(trainer: pl.Trainer) -> None:
     """Make every ModelCheckpoint save, unless it has just saved. A collective of the world."""
     callbacks = trainer.checkpoint_callbacks
-    savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    savers = [callback for callback in callbacks if isinstance(callback, both(ModelCheckpoint))]
     if not savers:
         rank_zero_warn(
             "SIGTERM ends this run without a checkpoint, because the Trainer has no ModelCheckpoint"

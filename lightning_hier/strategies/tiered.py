@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.callbacks.packages import both, check_package, described_package
 from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gloo_connections import recorded_connections
@@ -57,6 +58,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     Attributes:
         of_ddp: arguments of ``DistributedDataParallel``.
         limit: time limit of every wait.
+        package: package whose Trainer takes the strategy.
 
     Raises:
         ValueError: a value is outside its range, or values cannot be combined.
@@ -64,6 +66,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     """
 
     strategy_name = "tiered"
+    package = "lightning.pytorch"
     _communicators: Communicators | None = None
     _generation = 0  # of the process groups
     of_ddp: Mapping[str, Any] = {}
@@ -80,7 +83,7 @@ class TieredStrategy(ParallelStrategy, ABC):
         **kwargs: Any,
     ) -> None:
         # The parser of the command line resolves **kwargs only if the name is passed unchanged.
-        if isinstance(self, DDPStrategy):
+        if isinstance(self, both(DDPStrategy)):
             kwargs = arguments.without_taken(type(self), kwargs)
             lightnings = signature(DDPStrategy).parameters
             self.of_ddp = {name: kwargs[name] for name in kwargs if name not in lightnings}
@@ -94,6 +97,10 @@ class TieredStrategy(ParallelStrategy, ABC):
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
         self.traffic = Traffic()
+
+    def __repr__(self) -> str:
+        # The Trainer of the other package has it in its error, before anything here is called.
+        return described_package(self)
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -188,6 +195,7 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     @override
     def _configure_launcher(self) -> None:
+        check_package(self)
         if self.ranks_per_device > 1:
             launch.check_ranks_per_device(self, self.ranks_per_device)
         super()._configure_launcher()
@@ -293,7 +301,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the state of the module in the precision in which it will be trained."""
-        if isinstance(self.precision_plugin, DoublePrecision):
+        if isinstance(self.precision_plugin, both(DoublePrecision)):
             # Lightning converts the module later, so values would be rounded to 32 bits here.
             self._module.double()
         super().load_model_state_dict(checkpoint, strict)

@@ -6,10 +6,10 @@ What only a step shows gets its text in :func:`explain`.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import (
@@ -24,6 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parameter import is_lazy
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 
 
@@ -38,7 +39,8 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
         ValueError: on every rank, if a check fails on any, or if settings differ between ranks.
 
     """
-    device = trainer.strategy.root_device
+    strategy: Any = trainer.strategy
+    device = strategy.root_device
     with raise_everywhere(device):
         check_module(trainer.lightning_module)
         check_trainer(trainer)
@@ -52,7 +54,7 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
             "max_steps": trainer.max_steps,
             "gradient_clip_val": trainer.gradient_clip_val,
             "torch": torch.__version__,
-            "lightning": lightning.__version__,
+            strategy.package: sys.modules[strategy.package].__version__,
         },
         device,
     )
@@ -141,7 +143,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     strategy: Any = trainer.strategy
     one_model = getattr(strategy, "block_sync", strategy) is None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, StochasticWeightAveraging):
+        if isinstance(callback, both(StochasticWeightAveraging)):
             raise ValueError(
                 f"{type(callback).__name__} steps the optimizer with old gradients of each rank in "
                 "an epoch without training steps, so it can't be combined with this strategy. Use "
@@ -149,7 +151,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
                 "too (should_update chooses when), torch.optim.swa_utils.SWALR as the scheduler "
                 "and, with BatchNorm, torch.optim.swa_utils.update_bn after training."
             )
-        if isinstance(callback, ModelPruning) and not one_model:
+        if isinstance(callback, both(ModelPruning)) and not one_model:
             raise ValueError(
                 f"{type(callback).__name__} prunes by the weights in the module, which between two "
                 "synchronisations are those of one group: groups would prune other weights. Prune "
@@ -168,7 +170,7 @@ def check_served_trainer(trainer: pl.Trainer) -> None:
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
     # Tuner.lr_find also uses this callback, but its fit ends with the search.
     if any(
-        isinstance(callback, LearningRateFinder) and not callback._early_exit
+        isinstance(callback, both(LearningRateFinder)) and not callback._early_exit
         for callback in callbacks
     ):
         raise ValueError(
@@ -182,12 +184,15 @@ def warn_of_coupling(trainer: pl.Trainer) -> None:
     """Warn about callbacks that make all ranks wait for each other at every batch."""
     # Not errors: results are right, but every step costs a round trip between hosts.
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Timer) and callback._interval == "step":
+        if isinstance(callback, both(Timer)) and callback._interval == "step":
             rank_zero_warn(
                 "Trainer(max_time=...) compares the time of all ranks at every step, so groups "
                 "wait for each other within blocks. Use callbacks=[Timer(..., interval='epoch')]."
             )
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+        if (
+            isinstance(callback, both(ModelCheckpoint))
+            and callback._train_time_interval is not None
+        ):
             rank_zero_warn(
                 "ModelCheckpoint(train_time_interval=...) compares the time of all ranks at every "
                 "step, so groups wait for each other within blocks. Use every_n_train_steps."

@@ -16,6 +16,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from typing_extensions import override
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.strategies.checkpoints.integrity import (
     READER_ERRORS,
     DamagedFileError,
@@ -112,7 +113,7 @@ def finish_writing(io: CheckpointIO) -> None:
     It is called before a save. When all ranks have returned, an older save may be removed, because
     no rank writes to its directory. It also limits the memory of pending saves to that of one save.
     """
-    if isinstance(io, AsyncCheckpointIO):
+    if isinstance(io, both(AsyncCheckpointIO)):
         with suppress(Exception):  # of a save, which the next one raises
             io.teardown()  # the next save starts another thread
 

@@ -12,6 +12,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
 from lightning_hier.strategies.checkpoints.rank_files import (
@@ -112,7 +113,7 @@ class RunCheckpoints:
                 raise
         # An asynchronous writer may not yet have replaced the checkpoint that names the save
         # before, which is unknown if it is that of an earlier job.
-        waits, before = isinstance(io, AsyncCheckpointIO), self._last.get(str(path))
+        waits, before = isinstance(io, both(AsyncCheckpointIO)), self._last.get(str(path))
         self._last[str(path)] = files
         if self._removes and not (waits and before is None):
             files.remove_others(before if waits else None)
