@@ -22,14 +22,15 @@ PACKAGES = {
     "chemprop": "chemprop==2.3.1",
     "pytorch-forecasting": "pytorch-forecasting==1.8.0",
     "transformers": "transformers==5.24.0",
+    "peft": "peft==0.21.2",
     "scvi-tools": "scvi-tools==1.4.2",
     "anomalib": "anomalib==2.7.0",
     "kraken": "kraken==7.1.1",
 }
 # Packages that cannot be tried yet, and why.
 NOT_YET = {
-    "NeMo": "3.0.0 has the base classes of `pytorch_lightning`, which our strategies do not serve; "
-    "2.7.3 has those of `lightning.pytorch`, but asks for Lightning 2.4 or older",
+    "NeMo": "3.0.0 asks for Lightning 2.4 or older. Beside Lightning 2.6 its import fails in "
+    "nv_one_logger, which compares the signature of `Trainer.save_checkpoint`",
 }
 
 

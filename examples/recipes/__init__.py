@@ -1,0 +1,1 @@
+"""Scripts of other packages, trained with a strategy by its name."""
