@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class HierarchicalStrategy(DDPStrategy):
         with recorded_connections():
             super().setup_environment()
         launch.unbind_from_device()  # before the first process group of this package
+        _show_automatic_values()
         self.groups = Groups(self._group_size, timeout=self._limit, device=self.root_device)
 
     @property
@@ -386,3 +388,12 @@ class _NoSyncOfDDP(_BackwardSyncControl):
         if enabled and isinstance(module, DistributedDataParallel):
             return module.no_sync()
         return nullcontext()
+
+
+def _show_automatic_values() -> None:
+    """Show what the engine logs, as Lightning shows its own lines, unless the user decides."""
+    log = logging.getLogger("lightning_hier")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())

@@ -40,11 +40,12 @@ class FabricLoop:
         )
         self.module = make_module()
         self.model, self.optimizer = self.fabric.setup(self.module, adam(self.module))
+        self.rank = dist.get_rank()
         self.done = 0
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            inputs, targets = batch(self.done, dist.get_rank())
+            inputs, targets = batch(self.done, self.rank)
             self.fabric.backward((self.model(inputs) - targets).square().mean())
             self.optimizer.step()
             self.optimizer.zero_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from typing import Any
 
 import pytest
@@ -83,6 +85,20 @@ def test_every_name_is_registered(name: str) -> None:
     assert isinstance(strategy, HierarchicalStrategy) and strategy.strategy_name == name
     unused = Fabric(accelerator="cpu", devices=1, strategy=f"{name}_find_unused_parameters_true")
     assert type(unused.strategy) is type(strategy)
+
+
+def automatic() -> str:
+    text = io.StringIO()
+    with redirect_stderr(text):
+        run = launched(HierarchicalStrategy(group_size=1, block_sync=lh.BMUF(), total_steps=90))
+        module = network()
+        run.setup(module, adam(module))
+    return text.getvalue()
+
+
+def test_automatic_values_are_shown_without_configuring_a_log() -> None:
+    first, second = run_ranks(automatic, 2)
+    assert "block_size=" in first and "block_size=" not in second
 
 
 def test_presets_take_their_own_arguments_and_those_of_the_strategy() -> None:

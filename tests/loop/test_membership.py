@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import TCPStore
 
 import lightning_hier as lh
+from tests.fabric.loops import FabricLoop
 from tests.loop.loops import Loop
 from tests.membership.groups import lighthouse
 from tests.ranks import rank_outcomes, run_ranks
@@ -156,6 +157,31 @@ def test_groups_that_are_all_there_train_as_without_membership(
     assert [outcome.error for outcome in outcomes] == [None, None]
     for outcome, plain in zip(outcomes, run_ranks(_plain, 2), strict=True):
         torch.testing.assert_close(outcome.result, plain, rtol=1e-12, atol=1e-14)
+
+
+def _in_fabric(address: str, ports: list[int]) -> Any:
+    group, _ = _job(int(os.environ["RANK"]), 1, ports[int(os.environ["RANK"])])
+    member = lh.TorchFT(address, group, 2, min_groups=1, join_timeout_s=20.0)
+    sync = lh.BMUF(block_size=TAU)
+    run = FabricLoop("world", block_sync=sync, membership=member, total_steps=STEPS)
+    run.rank = group
+    run.train(2 * TAU + 2)
+    strategy: Any = run.fabric.strategy
+    middle, sampler = run.weights(), strategy.distributed_sampler_kwargs
+    strategy.finish()
+    return middle.tolist(), sampler
+
+
+def test_groups_of_fabric(address: str) -> None:
+    """Up to the rounding of single precision, as in the plain loop. The data are divided."""
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    ports = [store.port for store in stores]
+    outcomes = rank_outcomes(_in_fabric, 2, address, ports, timeout_s=100.0)
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for group, plain in enumerate(run_ranks(_plain, 2)):
+        weights, sampler = outcomes[group].result
+        torch.testing.assert_close(weights, plain, rtol=1e-4, atol=1e-5)
+        assert sampler == {"num_replicas": 2, "rank": group}
 
 
 def _refused(address: str) -> None:
