@@ -3,7 +3,7 @@
 python -m examples.recipes.kraken_ocr bmuf_adam
 
 `ketos` itself has no option for a strategy, so that a script takes its place. The lines are drawn:
-numbers in Pillow's font, each an image beside its transcription.
+digits in Pillow's font, each an image beside its transcription.
 """
 
 import random
@@ -19,8 +19,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image, ImageDraw
 
 
-def lines(folder, first, number, digits=2):
-    """Draw numbers, and return the paths of their images."""
+def lines(folder, first, number, digits=1):
+    """Draw digits, and return the paths of their images."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [str(folder / f"{i}.png") for i in range(first, first + number)]
     for i, path in enumerate(paths, first):

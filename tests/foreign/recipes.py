@@ -26,7 +26,7 @@ RECIPES = {
     "lora": ("peft", ("ddp", "model_averaging", "bmuf_adam", LONG_BLOCKS)),
     "byol": ("lightly", ("ddp", "model_averaging", "bmuf", "diloco")),
     "forecaster": ("pytorch-forecasting", ("ddp", "model_averaging", "bmuf_adam")),
-    "kraken_ocr": ("kraken", ("ddp", "model_averaging", "bmuf_adam")),
+    "kraken_ocr": ("kraken", ("ddp", "bmuf_adam")),
 }
 # Arguments of `main`, by what is behind the strategy's name in the table.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {"lora": {"": {}, ", B alone": {"train_a": False}}}
