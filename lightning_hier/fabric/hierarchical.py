@@ -124,6 +124,7 @@ class HierarchicalStrategy(DDPStrategy):
             "offload_outer_state": offload_outer_state,
         }
         self._attached: list[_Attached] = []
+        self._ended = False
 
     @override
     def setup_environment(self) -> None:
@@ -149,6 +150,9 @@ class HierarchicalStrategy(DDPStrategy):
         self, module: Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[Module, list[Optimizer], Any]:
         """Wrap a module over its group, and attach the engine. A collective of the world."""
+        if self._ended:  # another training in the same process, such as the next fold
+            self._attached.clear()
+            self._ended = False
         size = self.groups.communicators.group.size
         wrapped = module
         if not is_sharded(module) and (size > 1 or self._has_hook):
@@ -193,7 +197,16 @@ class HierarchicalStrategy(DDPStrategy):
         """Step, count it, and synchronise what is due. A collective of the world at a block's end.
 
         It is counted also where loss scaling skips the update.
+
+        Raises:
+            RuntimeError: the optimizer is one of an earlier training, which has ended.
+
         """
+        if not self._is_attached(optimizer):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} steps after finish(), which ended its training: set "
+                "it up anew with its module to train on"
+            )
         output = super().optimizer_step(optimizer, **kwargs)
         for attached in self._attached:
             if attached.has(optimizer):
@@ -224,6 +237,7 @@ class HierarchicalStrategy(DDPStrategy):
         """
         for blocks in self.blocks:
             blocks.finish()
+        self._ended = True
 
     @override
     def save_checkpoint(

@@ -207,8 +207,11 @@ def divided(path: str) -> tuple[Tensor, Tensor, Tensor]:
         optimizer.zero_grad()
     fabric.save(path, {"model": model, "optimizer": optimizer})
     trained = whole(model)
-    strategy._attached.clear()
+    strategy.finish()
+    ended = optimizer
     model, optimizer = built()
+    with pytest.raises(RuntimeError, match="which ended its training"):
+        ended.step()
     fabric.load(path, {"model": model, "optimizer": optimizer})
     saved = torch.load(path, weights_only=True)["model"]
     return trained, torch.cat([value.reshape(-1) for value in saved.values()]), whole(model)
