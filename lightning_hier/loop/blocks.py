@@ -201,7 +201,8 @@ class Blocks:
         if index in self._stepped:
             raise RuntimeError(
                 f"{type(self._engine.optimizers[index]).__name__} steps a second time without "
-                "blocks.step() in between: call it after every step, on every rank"
+                "blocks.step() in between: call it after every step, on every rank. With Fabric, "
+                "step the optimizer that fabric.setup has returned"
             )
         self._leave(index)  # a step that has failed
         self._in_step[index] = stepping = self._engine.stepping(index)
@@ -227,7 +228,8 @@ class Blocks:
         raise RuntimeError(
             f"{type(optimizer).__name__} steps parameters of the attached module, but was not "
             "passed to attach(): its steps would not be counted. Pass all optimizers of the "
-            "module, and attach again after replacing one"
+            "module, and attach again after replacing one. With Fabric, set a module up once, with "
+            "all of its optimizers"
         )
 
 
