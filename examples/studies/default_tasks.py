@@ -121,13 +121,11 @@ def _ocr(seed: int, rate: float | None, beta1: float) -> ModelAndData:
     return model, data
 
 
-# The path is that of examples/acoustic/configs. DDP's rate is that of the report on AN4.
-_an4 = partial(
-    _acoustic,
-    default=0.5,
-    corpus="an4",
-    corpus_args={"path": "../shared/data/an4_mfcc", "delta_orders": 2},
-)
+AN4 = "../shared/data/an4_mfcc"
+"""Folder of the data, as in examples/acoustic/configs."""
+
+# DDP's rate is that of the report on AN4.
+_an4 = partial(_acoustic, default=0.5, corpus="an4", corpus_args={"path": AN4, "delta_orders": 2})
 _recurrent = partial(_language, kind=RecurrentLanguageModel, default=2.0)
 
 TASKS = {
