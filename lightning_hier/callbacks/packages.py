@@ -27,10 +27,10 @@ def both(kind: type[_T]) -> tuple[type[_T], ...]:
 
 def described_package(strategy: Any) -> str:
     """Name of a strategy, the package whose Trainer takes it, and where the other one's is."""
-    other = _DOORS[strategy.package != "pytorch_lightning"]
+    ((package, door),) = (other for other in _DOORS if other[0] != strategy.package)
     return (
         f"<{type(strategy).__name__} for the Trainer of {strategy.package}: import it from "
-        f"{other[1]} for that of {other[0]}>"
+        f"{door} for that of {package}>"
     )
 
 

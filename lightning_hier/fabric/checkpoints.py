@@ -8,20 +8,16 @@ that can be read is complete.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.loop.blocks import Blocks
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, missing_beside
-from lightning_hier.strategies.checkpoints.rank_files import FORMAT, RankFiles
-
-PLACE = "a save of a checkpoint"
-"""Name of the exchanges of a save in errors."""
+from lightning_hier.strategies.checkpoints.rank_files import FORMAT, LOADING, RankFiles
 
 _METADATA = ".metadata"  # torch.distributed.checkpoint writes it last
 
@@ -35,10 +31,7 @@ def save_blocks(blocks: Sequence[Blocks], path: str | Path, device: torch.device
         device: device of collectives.
 
     """
-    # The time distinguishes this save from earlier ones of the same name.
-    proposed = [f"{time.time_ns():020d}", str(path)]
-    save, common = gather_json(proposed, device, place=PLACE)[0]
-    files = RankFiles(common, save)
+    files = RankFiles.of_new_save(path, device)
     import torch.distributed.checkpoint as dcp  # not earlier, because it takes long
 
     dcp.save(_by_name(blocks), checkpoint_id=files.folder)
@@ -67,13 +60,13 @@ def load_blocks(
 
     """
     folder = RankFiles.saved_with(path, section["save"]).folder
-    with raise_everywhere(device, place="loading of a checkpoint"):
+    with raise_everywhere(device, place=LOADING):
         if section["modules"] != len(blocks):
             raise ValueError(
                 f"the checkpoint {path} has the blocks of {section['modules']} modules, but "
                 f"fabric.setup was called for {len(blocks)}: set up the same before fabric.load"
             )
-    with raise_everywhere(device, error=DamagedFileError, place="loading of a checkpoint"):
+    with raise_everywhere(device, error=DamagedFileError, place=LOADING):
         if problem := missing_beside([f"{folder}/{_METADATA}"]):
             raise DamagedFileError(
                 f"the checkpoint {path} is incomplete: {problem}. Its folder must be next to it, "

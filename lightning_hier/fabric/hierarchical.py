@@ -31,7 +31,7 @@ from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing
 from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.fabric.checkpoints import PLACE, load_blocks, save_blocks, section_of_run
+from lightning_hier.fabric.checkpoints import load_blocks, save_blocks, section_of_run
 from lightning_hier.loop.attach import attach
 from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.groups import Groups
@@ -41,7 +41,7 @@ from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.strategies import launch
 from lightning_hier.strategies.arguments import without_taken
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
-from lightning_hier.strategies.checkpoints.rank_files import SECTION
+from lightning_hier.strategies.checkpoints.rank_files import LOADING, SAVING, SECTION
 
 
 class HierarchicalStrategy(DDPStrategy):
@@ -202,15 +202,14 @@ class HierarchicalStrategy(DDPStrategy):
             RuntimeError: the optimizer is one of an earlier training, which has ended.
 
         """
-        if not self._is_attached(optimizer):
+        attached = self._attached_of(optimizer)
+        if attached is None:
             raise RuntimeError(
                 f"{type(optimizer).__name__} steps after finish(), which ended its training: set "
                 "it up anew with its module to train on"
             )
         output = super().optimizer_step(optimizer, **kwargs)
-        for attached in self._attached:
-            if attached.has(optimizer):
-                attached.blocks.step(optimizer)
+        attached.blocks.step(optimizer)
         return output
 
     @property
@@ -260,7 +259,7 @@ class HierarchicalStrategy(DDPStrategy):
             files = save_blocks(blocks, path, self.root_device)
             section = section_of_run(files, blocks) | {"precision": self.precision.state_dict()}
             path, state = files.checkpoint, {**state, SECTION: section}
-        with self.global_model(), raise_everywhere(self.root_device, error=OSError, place=PLACE):
+        with self.global_model(), raise_everywhere(self.root_device, error=OSError, place=SAVING):
             super().save_checkpoint(path, state, storage_options, filter)
         if files is not None and self.local_rank == 0:
             files.remove_others(None)
@@ -292,9 +291,9 @@ class HierarchicalStrategy(DDPStrategy):
         if not isinstance(state, dict) or not state:
             self._require_fresh(path, [state])
             return read(state)
-        attached = {key: own for key, own in state.items() if self._is_attached(own)}
+        attached = {key: own for key, own in state.items() if self._attached_of(own)}
         others = {key: own for key, own in state.items() if key not in attached}
-        with raise_everywhere(self.root_device, error=OSError, place=PLACE):
+        with raise_everywhere(self.root_device, error=OSError, place=LOADING):
             checkpoint = read(others)
         state.update(others)
         section = checkpoint.pop(SECTION, None)
@@ -328,9 +327,9 @@ class HierarchicalStrategy(DDPStrategy):
     @override
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state of an optimizer of this rank. Empty for divided modules: blocks have it."""
-        for attached in self._attached:
-            if attached.has(optimizer) and is_sharded(attached.module):
-                return {}
+        attached = self._attached_of(optimizer)
+        if attached is not None and is_sharded(attached.module):
+            return {}
         return super().get_optimizer_state(optimizer)
 
     @property
@@ -364,14 +363,14 @@ class HierarchicalStrategy(DDPStrategy):
         with naming_missing("a gather from all ranks", group):
             return super().all_gather(tensor, group, sync_grads)
 
-    def _is_attached(self, value: object) -> bool:
-        """Whether a module or an optimizer was set up."""
-        return any(attached.has(value) for attached in self._attached)
+    def _attached_of(self, value: object) -> _Attached | None:
+        """The module with its optimizers to which a module or an optimizer belongs, if any."""
+        return next((attached for attached in self._attached if attached.has(value)), None)
 
     def _require_fresh(self, path: str | Path, values: Iterable[object]) -> None:
         """Raise RuntimeError if ``values`` have been trained, so that blocks have started."""
-        for attached in self._attached:
-            if attached.blocks.steps and any(attached.has(value) for value in values):
+        for attached in map(self._attached_of, values):
+            if attached is not None and attached.blocks.steps:
                 raise RuntimeError(
                     f"{path} was not saved by this strategy together with its run, and can't be "
                     f"loaded after {attached.blocks.steps} steps: load it before training"

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from fsspec.implementations.local import LocalFileSystem
 
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.strategies.checkpoints.integrity import filesystem_of
 
 # Key in a checkpoint of the state of this package that is equal on all ranks.
@@ -24,6 +27,9 @@ FORMAT = 1
 
 REPLACED = ".replaced"
 """End of the name of a checkpoint while another one of its name replaces it."""
+
+SAVING, LOADING = "a save of a checkpoint", "loading of a checkpoint"
+"""Names of the exchanges of ranks in errors."""
 
 State = dict[str, Any]
 
@@ -48,6 +54,20 @@ class RankFiles:
         self.checkpoint, self.save = str(checkpoint), save
         self.of_all_saves = f"{checkpoint}.ranks"
         self.folder = f"{self.of_all_saves}/{save}"
+
+    @classmethod
+    def of_new_save(cls, checkpoint: str | Path, device: torch.device) -> RankFiles:
+        """Files of a new save. A collective of the world.
+
+        Args:
+            checkpoint: path of the checkpoint. That of rank 0 is used, because a name that contains
+                a metric may differ between ranks.
+            device: device of collectives.
+
+        """
+        # The time distinguishes this save from earlier ones of the same name.
+        proposed = [str(checkpoint), f"{time.time_ns():020d}"]
+        return cls(*gather_json(proposed, device, place=SAVING)[0])
 
     @classmethod
     def saved_with(cls, checkpoint: str | Path, save: str) -> RankFiles:

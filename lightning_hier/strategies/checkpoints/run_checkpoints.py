@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,11 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.callbacks.packages import both
-from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
 from lightning_hier.strategies.checkpoints.rank_files import (
     FORMAT,
+    SAVING,
     SECTION,
     RankFiles,
     remove_folder,
@@ -28,7 +28,6 @@ from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
-_SAVE = "a save of a checkpoint"
 _PLAIN = (
     "it contains no state of this package (it was saved after a stage other than fit, by another "
     "strategy, or by an older version). Training continues from its model and optimizers with a "
@@ -74,8 +73,7 @@ class RunCheckpoints:
         Args:
             session: session of the run, if there is one.
             checkpoint: Lightning's checkpoint, to which the section of this package is added.
-            path: path of the checkpoint. The path of rank 0 is used, because a name that contains a
-                metric may differ between ranks.
+            path: path of the checkpoint. That of rank 0 is used.
             write: writes the checkpoint itself, on rank 0.
             storage_options: options of the user for the plugin that writes the files of the ranks.
 
@@ -87,25 +85,22 @@ class RunCheckpoints:
         if session is None or "optimizer_states" not in checkpoint:
             self._write_everywhere(partial(write, checkpoint))
             return
-        io, device = self._strategy.checkpoint_io, self._strategy.root_device
+        io = self._strategy.checkpoint_io
         # Hooks may have written buffers of the global model, which the local models keep.
         session.synchroniser.local.keep_written_buffers()
         finish_writing(io)
-        # The time distinguishes this save from earlier ones of the same name.
-        proposed = [f"{time.time_ns():020d}", str(path)]
-        save, common = gather_json(proposed, device, place=_SAVE)[0]
-        files = RankFiles(common, save)
+        files = RankFiles.of_new_save(path, self._strategy.root_device)
         # The checkpoint of callbacks refers to tensors that contain the average at this time.
         with session.averages.swapped_in():
             try:
                 # First the files of the ranks, on all of them: the checkpoint then names only files
                 # that exist, and an interrupted save leaves the previous checkpoint as it was.
                 rank = self._strategy.global_rank
-                state = {"rank": rank, "save": save, **session.state.of_rank()}
+                state = {"rank": rank, "save": files.save, **session.state.of_rank()}
                 write_state = partial(io.save_checkpoint, state, files.path(rank), storage_options)
                 self._write_everywhere(write_state)
                 section = session.state.of_checkpoint()
-                checkpoint[SECTION] = {"format": FORMAT, "save": save, **section}
+                checkpoint[SECTION] = {"format": FORMAT, "save": files.save, **section}
                 self._write_everywhere(partial(write, checkpoint))
             except OSError:
                 if self._removes:
@@ -158,7 +153,7 @@ class RunCheckpoints:
             OSError: on every rank, if any rank could not write.
 
         """
-        with raise_everywhere(self._strategy.root_device, error=OSError, place=_SAVE):
+        with raise_everywhere(self._strategy.root_device, error=OSError, place=SAVING):
             _write(write)
 
 

@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, missing_beside
-from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
+from lightning_hier.strategies.checkpoints.rank_files import LOADING, RankFiles, State, section_of
 
 _WAY_OUT = (
     "Every rank must read the same checkpoint: save to a directory that all hosts share (or a "
@@ -112,7 +112,7 @@ class SavedRun:
             DamagedFileError: on every rank.
 
         """
-        with raise_everywhere(device, error=DamagedFileError, place="loading of a checkpoint"):
+        with raise_everywhere(device, error=DamagedFileError, place=LOADING):
             try:
                 yield
             except DamagedFileError:
