@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.fabric import HierarchicalStrategy
-from tests.loop.loops import adam, batch, network
+from tests.loop.loops import adam, batch, flat, network
 
 
 def launched(strategy: Any, **arguments: Any) -> Fabric:
@@ -52,4 +51,4 @@ class FabricLoop:
             self.done += 1
 
     def weights(self) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+        return flat(self.module)

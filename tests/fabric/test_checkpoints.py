@@ -10,21 +10,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 import lightning_hier as lh
 from tests.fabric.loops import FabricLoop
-from tests.loop.loops import network
+from tests.loop.loops import flat, network, normed
 from tests.ranks import run_ranks
 
 ADAM = {"block_sync": lh.BMUFAdam(block_size=4), "warmup_steps": 2}
 GTC = lh.GTC(density=0.2, dense_below=10)
-
-
-def normed() -> nn.Module:
-    torch.manual_seed(11)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
-    return nn.Sequential(*layers)
 
 
 def state_of(run: FabricLoop, step: int = 0) -> dict[str, Any]:
@@ -96,7 +90,7 @@ def by_plain_fabric(path: str) -> tuple[int, Tensor]:
     model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters()))
     state = {"model": model, "optimizer": optimizer, "step": 0}
     fabric.load(path, state)
-    return state["step"], torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    return state["step"], flat(module)
 
 
 def test_other_ranks_and_plain_fabric_start_from_the_global_model(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import lightning_hier as lh
 from examples.quiet import quiet_trainer
 from lightning_hier.fabric import HierarchicalStrategy
 from tests.fabric.loops import FabricLoop, launched
-from tests.loop.loops import Loop, adam, batch, network
+from tests.loop.loops import Loop, adam, batch, flat, network
 from tests.ranks import run_ranks
 
 STEPS = 11
@@ -114,10 +114,6 @@ def alternating() -> tuple[Tensor, Tensor, Tensor]:
         return flat(module)
 
     return flat(trained.network), train(apart=False), train(apart=True)
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 def test_optimizers_that_step_apart_and_modules_of_their_own() -> None:

@@ -22,6 +22,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def normed() -> nn.Module:
+    """A network with the state of BatchNorm, and random numbers of dropout."""
+    torch.manual_seed(11)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
+    return nn.Sequential(*layers)
+
+
+def flat(module: nn.Module) -> Tensor:
+    """All parameters of a module in a row, or what this rank holds of them."""
+    return torch.cat([local_tensor(p).reshape(-1) for p in module.parameters()])
+
+
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Inputs (6, 4) and targets (6, 2) of a step, which differ between ranks."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
@@ -76,4 +88,4 @@ class Loop:
             self.done += 1
 
     def weights(self) -> Tensor:
-        return torch.cat([local_tensor(p).reshape(-1) for p in self.module.parameters()])
+        return flat(self.module)

@@ -9,12 +9,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_hier as lh
 from examples.quiet import quiet_trainer
-from tests.loop.loops import Loop, adam, batch, network
+from tests.loop.loops import Loop, adam, batch, flat, network
 from tests.ranks import run_ranks
 
 STEPS = 11
@@ -38,10 +38,6 @@ class InTrainer(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return adam(self.network)
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 def both(group_size: int, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:

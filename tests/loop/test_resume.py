@@ -14,17 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 import lightning_hier as lh
-from tests.loop.loops import Loop
+from tests.loop.loops import Loop, normed
 from tests.ranks import run_ranks
 
 ADAM = {"block_sync": lh.BMUFAdam(block_size=4), "warmup_steps": 2}
 GTC = lh.GTC(density=0.2, dense_below=10)
-
-
-def normed() -> nn.Module:
-    torch.manual_seed(11)
-    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
-    return nn.Sequential(*layers)
 
 
 def continued(folder: str, group_size: int, asynchronous: bool, **settings: Any) -> Tensor:
