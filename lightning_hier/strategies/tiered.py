@@ -98,6 +98,12 @@ class TieredStrategy(ParallelStrategy, ABC):
         self.warmup_steps = warmup_steps
         self.traffic = Traffic()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State of a copy, without process groups: some packages copy a Trainer after training."""
+        of_run = ("_communicators", "_session", "_ended", "_changes", "_position", "_elastic")
+        state: dict[str, Any] = super().__getstate__()
+        return {k: v for k, v in state.items() if k not in (*of_run, "_metrics_callback")}
+
     def __repr__(self) -> str:
         # The Trainer of the other package has it in its error, before anything here is called.
         return described_package(self)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 from contextlib import suppress
+from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -104,6 +106,22 @@ def _with_others() -> list[Any]:
         trainer = fit(BMUF_GTC(group_size=size, timeout=timedelta(minutes=minutes)))
         groups.append(trainer.strategy.communicators.group.group)
     return [groups.index(group) for group in groups]
+
+
+def _copied(name: str) -> list[bool]:
+    trainer = fit(STRATEGIES[name]())
+    same = []
+    for copied in (deepcopy(trainer), pickle.loads(pickle.dumps(trainer))):
+        trained, again = trainer.lightning_module, copied.lightning_module
+        predicted = [t.predict(m, loader(2)) for t, m in ((trainer, trained), (copied, again))]
+        same.append(all(map(torch.equal, *predicted)))
+        same.append(copied.strategy._settings() == trainer.strategy._settings())
+    return same
+
+
+@pytest.mark.parametrize("name", ["bmuf_gtc", "psp"])
+def test_a_trainer_can_be_copied_after_fit(name: str) -> None:
+    assert run_ranks(_copied, 2, name) == [[True] * 4] * 2
 
 
 def test_another_layout_or_time_limit_has_other_groups() -> None:
