@@ -26,6 +26,8 @@ PACKAGES = {
     "scvi-tools": "scvi-tools==1.4.2",
     "anomalib": "anomalib==2.7.0",
     "kraken": "kraken==7.1.1",
+    "neuralforecast": "neuralforecast==3.3.0",
+    "darts": "darts[torch]==0.48.1",
 }
 # Packages that cannot be tried yet, and why.
 NOT_YET = {
@@ -55,9 +57,9 @@ def python_of(package: str) -> Path:
 
 
 def _limits() -> list[str]:
-    """Return the tested versions of torch and its libraries, and the range of Lightning."""
+    """Return the tested versions of torch and its libraries, and the ranges of Lightning."""
     tested = re.findall(r"^torch(?:audio|vision)?==.*", _text("constraints.txt"), re.MULTILINE)
-    return tested + re.findall(r'"(lightning>=[^"]*)"', _text("pyproject.toml"))
+    return tested + re.findall(r'"((?:pytorch-)?lightning>=[^"]*)"', _text("pyproject.toml"))
 
 
 def _text(name: str) -> str:

@@ -11,7 +11,7 @@ import logging
 import sys
 from typing import Any
 
-import lightning.pytorch as pl
+from lightning.pytorch import seed_everything
 
 from tests.foreign.task import build, fingerprint
 
@@ -20,14 +20,14 @@ def evaluate(package: str, seed: int, path: str | None) -> dict[str, Any]:
     """Return loss and fingerprint of a checkpoint, or of the model before training."""
     task = build(package, seed)
     module = task.module if path is None else task.load(path)
-    trainer = pl.Trainer(
+    trainer = task.lightning.Trainer(
         accelerator="cpu",
         devices=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    pl.seed_everything(0, verbose=False)
+    seed_everything(0, verbose=False)
     state = fingerprint(module.state_dict())
     trainer.validate(module, task.val or task.train, verbose=False)
     return {"loss": float(trainer.callback_metrics[task.metric]), "state": state}
@@ -36,7 +36,8 @@ def evaluate(package: str, seed: int, path: str | None) -> dict[str, Any]:
 def main() -> None:
     """Answer on the standard output, to which nothing else is printed."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for line in sys.stdin:
         try:
             answer = evaluate(**json.loads(line))

@@ -43,22 +43,28 @@ def check_cell(results: Results, strategy: str) -> str:
     return named.get(resumed, resumed)
 
 
-def tables() -> str:
-    """Return both tables, the commits, and the packages that cannot be tried."""
+def tables(before: str) -> str:
+    """Return both tables, the commits, and the packages that cannot be tried.
+
+    A package without results keeps the lines that it has in the text before.
+    """
     names = [name for name in STRATEGIES if name != "ddp"]
     heading = " | ".join(f"`{name}`" for name in names)
     losses = [f"| | before | DDP | {heading} |", "| --- " * (len(names) + 3) + "|"]
     checks = [f"| | {heading} |", "| --- " * (len(names) + 1) + "|"]
-    runs = []
+    runs: list[str] = []
     for package in PACKAGES:
         results = results_of(package)
         if "ddp" not in results:
+            kept = re.findall(rf"^[|-] {package} .*", before, re.MULTILINE)
+            for lines, line in zip((losses, checks, runs), kept, strict=False):
+                lines.append(line)
             continue
         ddp = results["ddp"]
         title = f"{package} {ddp['version']}"
         numbers = " | ".join(loss_cell(results, name) for name in names)
-        before = "" if ddp["initial"] is None else f"{ddp['initial']:.3g}"
-        losses.append(f"| {title} | {before} | {mean(ddp['losses']):.3g} | {numbers} |")
+        initial = "" if ddp["initial"] is None else f"{ddp['initial']:.3g}"
+        losses.append(f"| {title} | {initial} | {mean(ddp['losses']):.3g} | {numbers} |")
         checks.append(f"| {title} | {' | '.join(check_cell(results, name) for name in names)} |")
         used = sorted({result["commit"] for result in results.values()})
         runs.append(f"- {title}: seeds {len(ddp['losses'])}, commit {', '.join(used)}.")
@@ -70,7 +76,7 @@ def main() -> None:
     """Replace what the page has between its two marks."""
     marked = re.compile(r"(<!-- results -->\n).*(<!-- end of results -->)", re.DOTALL)
     text = PAGE.read_text()
-    PAGE.write_text(marked.sub(lambda m: f"{m[1]}\n{tables()}\n\n{m[2]}", text))
+    PAGE.write_text(marked.sub(lambda m: f"{m[1]}\n{tables(m[0])}\n\n{m[2]}", text))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class Task:
     """A model and its data. Random weights come from the seed that is set before.
 
     Attributes:
-        module: model that is trained.
+        module: model that is trained, of either package of Lightning.
         train: loader of training data, or the data module of both.
         val: loader of validation data, or None with a data module.
         metric: name under which the module logs its validation loss, which is positive.
@@ -30,15 +30,21 @@ class Task:
 
     """
 
-    module: pl.LightningModule
+    module: Any
     train: Any
     val: Any
     metric: str
-    load: Callable[[str], pl.LightningModule]
+    load: Callable[[str], Any]
     steps: int = 60
     trainer: Callable[..., Any] = pl.Trainer
     pickles: bool = False
     unused: bool = False
+
+    @property
+    def lightning(self) -> Any:
+        """The package whose Trainer trains the module: lightning.pytorch or pytorch_lightning."""
+        is_first = isinstance(self.module, pl.LightningModule)
+        return import_module("lightning.pytorch" if is_first else "pytorch_lightning")
 
 
 def build(package: str, seed: int) -> Task:

@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelCheckpoint
-
-import lightning_hier  # noqa: F401  # registers the names
+import lightning_hier.pytorch_lightning  # noqa: F401  # registers the names, for both packages
 from tests.foreign.task import build, fingerprint
+
+LOGGERS = ("lightning.pytorch", "pytorch_lightning", "lightning_hier")
 
 
 def save_step(steps: int) -> int:
@@ -23,7 +23,7 @@ def train(
 ) -> dict[str, Any]:
     """Train from the start, or from the checkpoint of an earlier run, and save the result."""
     task = build(package, seed)
-    saved = ModelCheckpoint(
+    saved = task.lightning.callbacks.ModelCheckpoint(
         folder, "middle", every_n_train_steps=save_step(task.steps), save_on_train_epoch_end=False
     )
     if task.unused:
@@ -67,10 +67,10 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
     def __enter__(self) -> _Lines:
-        for name in ("lightning.pytorch", "lightning_hier"):
+        for name in LOGGERS:
             logging.getLogger(name).addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in ("lightning.pytorch", "lightning_hier"):
+        for name in LOGGERS:
             logging.getLogger(name).removeHandler(self)
