@@ -16,7 +16,7 @@ from examples.image.model import ResNetClassifier
 from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 from examples.ocr.data_module import TextLines
-from examples.ocr.model import DarkNetDBLSTM
+from examples.ocr.model import LineRecogniser
 from examples.studies.recurrent import RecurrentLanguageModel
 
 ModelAndData = tuple[pl.LightningModule, pl.LightningDataModule]
@@ -110,13 +110,11 @@ def _acoustic(
 def _ocr(seed: int, rate: float | None, beta1: float) -> ModelAndData:
     lines = {"train_lines": 2000, "valid_lines": 100, "test_lines": 120}
     data = TextLines(corpus_args=lines, height=_HEIGHT, batch_lines=4, augment=True, seed=seed)
-    model = DarkNetDBLSTM.small(
-        num_classes=len(data.alphabet),
+    model = LineRecogniser(
         height=_HEIGHT,
         learning_rate=2e-3 if rate is None else rate,
         beta1=beta1,
         decay_epochs=(7, 8, 9, 10),
-        unalignable="skip",
     )
     return model, data
 

@@ -12,7 +12,6 @@ import yaml
 
 from examples.acoustic.models import LSTMAcousticModel
 from examples.image.model import ResNetClassifier
-from examples.ocr.model import DarkNetDBLSTM
 from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 
 
@@ -59,11 +58,10 @@ EXPECTED = {
     "language/small": expected(BMUF_ADAM, 4_262_144, vocabulary=4096, context=256),
     "language/gpt2": expected("lightning_hier.HierarchicalStrategy", 123_587_328, context=1024),
     "language/1b": expected("lightning_hier.BMUFAdamFSDPStrategy", 1_013_786_624, context=2048),
-    "ocr/paper": expected(BMUF_ADAM, 1_859_088, num_classes=96, height=60),
-    "ocr/oldbooks_adam": expected("auto", 127_384, num_classes=96, height=24),
-    "ocr/oldbooks_bmuf_adam": expected(BMUF_ADAM, 127_384, num_classes=96, height=24),
-    "ocr/oldbooks_small": expected("auto", 299_984, num_classes=96, height=32),
-    "ocr/synthetic_small": expected("auto", 299_984, num_classes=96, height=32),
+    "ocr/oldbooks_adam": expected("auto", 127_384),
+    "ocr/oldbooks_bmuf_adam": expected(BMUF_ADAM, 127_384),
+    "ocr/oldbooks_small": expected("auto", 299_984),
+    "ocr/rendered": expected("auto", 299_984),
 }
 
 
@@ -90,7 +88,7 @@ def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture
     if example == "language":
         assert printed["trainer"]["gradient_clip_val"] == 1.0
     if example == "ocr":
-        assert model.subsample == config["data"]["init_args"].get("pixels_per_frame", 4)
+        assert model.height == config["data"]["init_args"]["height"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,6 @@ def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture
     [
         (ResNetClassifier(), "num_classes, image_channels of ResNetClassifier"),
         (LSTMAcousticModel(feature_dim=4), "num_senones of LSTMAcousticModel"),
-        (DarkNetDBLSTM(num_classes=4), "height of DarkNetDBLSTM"),
     ],
 )
 def test_error_names_sizes_that_are_not_given(model: ResNetClassifier, names: str) -> None:
