@@ -132,7 +132,7 @@ $(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(1)]'
 endef
 
 # An existing environment that has all needed packages is not changed.
-NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
+NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst lightning matplotlib pyzmq tensorboard torch torchaudio
 NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
 NEEDED_ELASTIC := lightning matplotlib pyzmq scikit-learn torch torchft
 NEEDED := $(NEEDED_EXAMPLES) accelerate mypy pytest pytest-xdist ruff

@@ -9,37 +9,32 @@ from typing import Any, Literal
 
 from examples.acoustic.align_once import aligned_corpus
 from examples.acoustic.corpora.an4 import build_an4_corpus
-from examples.acoustic.corpora.kaldi import build_kaldi_corpus
-from examples.acoustic.corpora.manifest import build_manifest_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.acoustic.fitted import Fitted
 from examples.array_cache import default_cache_dir
 from examples.corpus_data import builder_of, check_arguments
 
-CorpusName = Literal["synthetic", "an4", "manifest", "kaldi"]
+CorpusName = Literal["synthetic", "an4"]
 
 BUILDERS: dict[str, Callable[..., Corpus]] = {
     "synthetic": build_synthetic_corpus,
     "an4": build_an4_corpus,
-    "manifest": build_manifest_corpus,
-    "kaldi": build_kaldi_corpus,
 }
 
 
 class AcousticDataModule(CorpusDataModule):
-    """Speech from one of four sources, in mini-batches of a limited number of frames.
+    """Synthesised speech or AN4, in mini-batches of a limited number of frames.
 
     Checkpoints contain the senones, the lexicon, the normalisation and the transcripts of the train
     split. To evaluate a checkpoint, a corpus therefore needs only the split that is evaluated.
 
-    Synthesised speech, features of audio files and alignments are cached. One rank of each host
+    Synthesised speech and alignments are cached. One rank of each host
     computes them, and the other ranks read the cache.
 
     Args:
-        corpus: ``"synthetic"``, ``"an4"``, ``"manifest"`` or ``"kaldi"``.
-        corpus_args: arguments of ``build_synthetic_corpus``, ``build_an4_corpus``,
-            ``build_manifest_corpus`` or ``build_kaldi_corpus``.
+        corpus: ``"synthetic"`` or ``"an4"``.
+        corpus_args: arguments of ``build_synthetic_corpus`` or ``build_an4_corpus``.
         batch_frames: largest number of frames of a batch, including padding (2,048 in
             two_tiered_bmuf_gtc, section 3.2).
         seed: seed of the order of the batches.
@@ -92,10 +87,7 @@ class AcousticDataModule(CorpusDataModule):
         return aligned_corpus(corpus, cache_dir=self._cache_dir, only_cached=not self.is_fitting)
 
     def _split_hint(self, split: str) -> str:
-        in_manifest = f'its utterances in the manifest have "split": "{split}"'
         return {
             "synthetic": f"set corpus_args.{split}_fraction",
-            "an4": in_manifest,
-            "manifest": in_manifest,
-            "kaldi": f"set corpus_args.{split} to a data directory",
+            "an4": f'its utterances in the manifest have "split": "{split}"',
         }[self._name]

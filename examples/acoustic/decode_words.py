@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from examples.acoustic.corpus import Corpus, CorpusDataModule
-from examples.acoustic.decoding import BigramModel, HMMTopology, WFSTDecoder, WordLoop
-from examples.acoustic.decoding.language_model import Grammar
+from examples.acoustic.decoding import BigramModel, HMMTopology, WFSTDecoder
 from examples.acoustic.models import FrameClassifier
-
-GrammarKind = Literal["bigram", "loop"]
 
 
 class DecodeWords(Callback):
@@ -19,11 +16,10 @@ class DecodeWords(Callback):
 
     Every rank builds the decoder from the corpus of the data module, at the start of the test, and
     of validation if the model decodes in validation. The vocabulary is the lexicon of the training,
-    extended by the words of the corpus that is tested.
+    extended by the words of the corpus that is tested. The grammar is a bigram of the training
+    transcripts, which checkpoints contain.
 
     Args:
-        grammar: ``"bigram"`` of the training transcripts (which checkpoints contain), or ``"loop"``
-            of equally probable words. Both are over all words of the lexicon.
         acoustic_scale: factor of the acoustic log likelihoods.
         skip: probability of skipping a state of a phone. At 33 frames/s, phones may have fewer
             frames than states.
@@ -34,13 +30,11 @@ class DecodeWords(Callback):
     def __init__(
         self,
         *,
-        grammar: GrammarKind = "bigram",
         acoustic_scale: float = 0.6,
         skip: float = 0.3,
         beam: float = 16.0,
         word_insertion_penalty: float = 0.0,
     ) -> None:
-        self.grammar = grammar
         self.acoustic_scale = acoustic_scale
         self.skip = skip
         self.beam = beam
@@ -62,24 +56,19 @@ class DecodeWords(Callback):
         """Return a decoder for the senones and words of a corpus.
 
         Raises:
-            ValueError: the grammar is a bigram, and there are no training transcripts.
+            ValueError: there are no training transcripts.
         """
+        if not corpus.transcripts:
+            raise ValueError(
+                "a bigram grammar needs training transcripts: pass the checkpoint of a trained "
+                "model (--ckpt_path), or add a train split"
+            )
         return WFSTDecoder(
             corpus.senones,
             corpus.lexicon,
-            self._grammar(corpus),
+            BigramModel(corpus.transcripts, corpus.lexicon.words),
             topology=HMMTopology(skip=self.skip),
             beam=self.beam,
             acoustic_scale=self.acoustic_scale,
             word_insertion_penalty=self.word_insertion_penalty,
         )
-
-    def _grammar(self, corpus: Corpus) -> Grammar:
-        if self.grammar == "loop":
-            return WordLoop(corpus.lexicon.words)
-        if not corpus.transcripts:
-            raise ValueError(
-                "a bigram grammar needs training transcripts: pass the checkpoint of a trained "
-                "model (--ckpt_path), add a train split, or use grammar='loop'"
-            )
-        return BigramModel(corpus.transcripts, corpus.lexicon.words)

@@ -8,12 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from examples.acoustic.models import (
-    BLSTMAcousticModel,
-    DNNAcousticModel,
-    FrameClassifier,
-    LSTMAcousticModel,
-)
+from examples.acoustic.models import FrameClassifier, LSTMAcousticModel
 
 
 class FixedSchedule(FrameClassifier):
@@ -50,11 +45,3 @@ class FixedSchedule(FrameClassifier):
 
 class FixedScheduleLSTM(FixedSchedule, LSTMAcousticModel):
     """LSTM with a fixed schedule."""
-
-
-class FixedScheduleBLSTM(FixedSchedule, BLSTMAcousticModel):
-    """Bidirectional LSTM with a fixed schedule."""
-
-
-class FixedScheduleDNN(FixedSchedule, DNNAcousticModel):
-    """DNN with a fixed schedule."""

@@ -33,19 +33,6 @@ EXPECTED = {
     "acoustic/an4_bmuf_gtc": expected("lightning_hier.BMUFGTCStrategy"),
     "acoustic/an4_ddp": expected("ddp"),
     "acoustic/an4_lstm": expected(),
-    "acoustic/paper_dblstm_11m": expected(
-        "lightning_hier.BMUFStrategy", 11_715_672, feature_dim=52, num_senones=9304
-    ),
-    "acoustic/paper_dnn_31m": expected(
-        "lightning_hier.TwoStageASGDStrategy", 30_935_141, feature_dim=60, num_senones=6245
-    ),
-    "acoustic/paper_dnn_63m": expected(
-        "lightning_hier.BMUFStrategy", 63_237_714, feature_dim=52, num_senones=18002
-    ),
-    "acoustic/paper_lstm_24m": expected(
-        "lightning_hier.BMUFGTCStrategy", 24_301_935, feature_dim=192, num_senones=3183
-    ),
-    "acoustic/synthetic_dnn": expected(),
     "acoustic/synthetic_lstm": expected(),
     "image/digits": expected("auto", 19_706, num_classes=10, image_channels=1),
     "image/mnist": expected("auto", 77_754, num_classes=10, image_channels=1),

@@ -1,1 +1,1 @@
-"""Sources of speech: synthesis, AN4, manifests of audio files, and Kaldi data directories."""
+"""Sources of speech: synthesis and AN4."""

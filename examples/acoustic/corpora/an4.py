@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from examples.acoustic.corpora.manifest import read_manifest
-from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
+from examples.acoustic.corpora.recording import (
+    SPLITS,
+    NormalisationMode,
+    RecordedCorpus,
+    Recording,
+)
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import with_deltas
 from examples.acoustic.fitted import Fitted
@@ -26,14 +32,12 @@ def build_an4_corpus(
     subsample: int = 3,
     delta_orders: int = 0,
     normalisation: NormalisationMode = "speaker",
-    flat_start: bool = False,
     fitted: Fitted | None = None,
 ) -> Corpus:
     """Read the cepstra, transcripts and pronunciations of AN4.
 
     With the default stacking, a frame of the model has 39 features and a length of 30 ms. AN4 has
-    no alignments. Senones are None, or a uniform segmentation with ``flat_start``. A trained model
-    can replace them, with ``Corpus.with_alignments``.
+    no alignments, so senones are None until ``aligned_corpus`` computes them.
 
     Args:
         path: folder with ``an4_mfcc.npz``, ``manifest.jsonl`` and ``an4.dic``.
@@ -42,12 +46,11 @@ def build_an4_corpus(
         delta_orders: order up to which deltas are appended, for example 2 for deltas of deltas.
         normalisation: ``"speaker"`` (the default, because cepstra depend on voice and microphone),
             ``"global"`` or ``"none"``.
-        flat_start: whether utterances have uniform senones.
         fitted: values of the training corpus of the model that is evaluated. None: training.
 
     Raises:
         FileNotFoundError: files are missing. The error lists all of them.
-        ValueError: the manifest lists utterances without cepstra.
+        ValueError: lines of the manifest are invalid, or list utterances without cepstra.
         KeyError: words have no pronunciation. The error lists all of them.
     """
     folder = Path(path)
@@ -64,14 +67,11 @@ def build_an4_corpus(
         senones=SenoneMap.from_phones(lexicon.phones),
         lexicon=lexicon,
     )
-    recorded = recorded.as_fitted(fitted)
-    if flat_start:
-        recorded = recorded.flat_start()
-    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
+    return recorded.as_fitted(fitted).finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def _read(folder: Path, delta_orders: int) -> tuple[Recording, ...]:
-    entries = read_manifest(folder / _MANIFEST)
+    entries = _read_manifest(folder / _MANIFEST)
     with np.load(folder / _FEATURES, allow_pickle=False) as cepstra:
         absent = [entry["path"] for entry in entries if entry["path"] not in cepstra]
         if absent:
@@ -88,3 +88,16 @@ def _read(folder: Path, delta_orders: int) -> tuple[Recording, ...]:
             )
             for entry in entries
         )
+
+
+def _read_manifest(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a manifest, JSON objects with ``path``, ``text`` and ``split``."""
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        entry = json.loads(line)
+        if not {"path", "text", "split"} <= entry.keys() or entry["split"] not in SPLITS:
+            raise ValueError(
+                f"{path}:{number}: a line gives path, text and split (one of {SPLITS}), got {line}"
+            )
+        entries.append(entry)
+    return entries

@@ -166,20 +166,6 @@ class Espeak:
         return _Callback(receive)
 
 
-def pronounce(words: Sequence[str], voice: str = "en-us") -> dict[str, tuple[str, ...]]:
-    """Return the phones of each word, synthesised as a sentence by itself.
-
-    Raises:
-        ValueError: espeak has no phones for a word.
-    """
-    espeak = Espeak()
-    pronunciations: dict[str, tuple[str, ...]] = {}
-    for word in words:
-        phones = espeak.speak([word], voice=voice).phones
-        pronunciations[word] = tuple(p.phone for p in phones if p.phone != SILENCE)
-    return pronunciations
-
-
 def phone_name(mnemonic: str) -> str:
     """Return the phone of a mnemonic of espeak, without stress and without allophones.
 

@@ -13,7 +13,6 @@ from examples.acoustic.features import FRAME_SHIFT_S
 from examples.acoustic.fitted import Fitted
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.normalisation import Normalisation
-from examples.acoustic.segmentation import uniform_segmentation
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.acoustic.utterance import Utterance
@@ -94,25 +93,6 @@ class RecordedCorpus:
             fitted.check_numbering(self.senones)
         lexicon = fitted.lexicon_with(self.lexicon)
         return replace(self, senones=fitted.senones, lexicon=lexicon)
-
-    def flat_start(self, silence_frames: int = 20) -> RecordedCorpus:
-        """Return the corpus with uniform senones for recordings that have no alignment."""
-        recordings = tuple(
-            recording
-            if recording.senones is not None
-            else replace(
-                recording,
-                senones=uniform_segmentation(
-                    recording.words,
-                    self.lexicon,
-                    self.senones,
-                    recording.features.shape[0],
-                    silence_frames,
-                ),
-            )
-            for recording in self.recordings
-        )
-        return replace(self, recordings=recordings)
 
     def finish(
         self,

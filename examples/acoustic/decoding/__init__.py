@@ -2,13 +2,7 @@
 
 from examples.acoustic.decoding.decoder import WFSTDecoder
 from examples.acoustic.decoding.graph import DecodingGraph, HMMTopology, build_graph
-from examples.acoustic.decoding.language_model import (
-    BigramModel,
-    Grammar,
-    GrammarArc,
-    SentenceList,
-    WordLoop,
-)
+from examples.acoustic.decoding.language_model import BigramModel, Grammar, GrammarArc
 from examples.acoustic.decoding.priors import log_priors, scaled_likelihoods
 
 __all__ = [
@@ -17,9 +11,7 @@ __all__ = [
     "Grammar",
     "GrammarArc",
     "HMMTopology",
-    "SentenceList",
     "WFSTDecoder",
-    "WordLoop",
     "build_graph",
     "log_priors",
     "scaled_likelihoods",

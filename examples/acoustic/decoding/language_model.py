@@ -1,4 +1,4 @@
-"""Grammars over words: a loop of words, a list of sentences, and a bigram with back-off.
+"""Grammar over words: a bigram with back-off.
 
 A grammar is a weighted automaton over words, represented by a sequence of arcs. ``graph.py``
 converts it to a transducer.
@@ -33,91 +33,6 @@ class Grammar(Protocol):
 
     def final_log_probs(self) -> Mapping[int, float]:
         """Return the final log probability of each final state."""
-
-
-class WordLoop:
-    """Any sequence of at least one word, in which words are independent.
-
-    Words have unigram log probabilities. The end of the sentence has no cost, so only the acoustic
-    scores determine the length of sentences.
-    """
-
-    def __init__(self, words: Iterable[str], log_probs: Mapping[str, float] | None = None) -> None:
-        """Create a loop of words.
-
-        Args:
-            words: words of the loop.
-            log_probs: log probability of each word. None: all words are equally probable.
-
-        Raises:
-            ValueError: there are no words, or a word has no log probability.
-        """
-        self._words = tuple(dict.fromkeys(words))
-        if not self._words:
-            raise ValueError("a word loop needs at least one word, got none")
-        uniform = -math.log(len(self._words))
-        self._log_probs = dict.fromkeys(self._words, uniform) if log_probs is None else log_probs
-        missing = [word for word in self._words if word not in self._log_probs]
-        if missing:
-            raise ValueError(f"words without log probability: {missing}; add one for every word")
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """All words of the loop."""
-        return self._words
-
-    def arcs(self) -> Iterator[GrammarArc]:
-        """Yield an arc from the start state and an arc of the loop for each word."""
-        for source in (0, 1):
-            for word in self._words:
-                yield GrammarArc(source, 1, word, self._log_probs[word])
-
-    def final_log_probs(self) -> Mapping[int, float]:
-        """Return the final state, which is the state after any word."""
-        return {1: 0.0}
-
-
-class SentenceList:
-    """A list of equally probable sentences. Repetitions increase the probability."""
-
-    def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
-        """Build the prefix tree of the sentences.
-
-        Raises:
-            ValueError: there is no sentence, or one has no words.
-        """
-        self._tree: dict[tuple[int, str], int] = {}
-        self._visits: Counter[int] = Counter()
-        self._ends: Counter[int] = Counter()
-        for sentence in sentences:
-            if not sentence:
-                raise ValueError("a sentence of a list grammar needs at least one word, got none")
-            self._add(sentence)
-        if not self._ends:
-            raise ValueError("a list grammar needs at least one sentence, got none")
-
-    def _add(self, sentence: Sequence[str]) -> None:
-        state = 0
-        self._visits[state] += 1
-        for word in sentence:
-            state = self._tree.setdefault((state, word), len(self._tree) + 1)
-            self._visits[state] += 1
-        self._ends[state] += 1
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """All words of all sentences, in order of their first use."""
-        return tuple(dict.fromkeys(word for _, word in self._tree))
-
-    def arcs(self) -> Iterator[GrammarArc]:
-        """Yield the edges of the tree, weighted by the fraction of sentences with this edge."""
-        for (source, word), target in self._tree.items():
-            fraction = self._visits[target] / self._visits[source]
-            yield GrammarArc(source, target, word, math.log(fraction))
-
-    def final_log_probs(self) -> Mapping[int, float]:
-        """Return the log probability that a sentence ends in each final state."""
-        return {s: math.log(n / self._visits[s]) for s, n in self._ends.items()}
 
 
 class BigramModel:
@@ -184,17 +99,6 @@ class BigramModel:
             return math.log(lower)
         total, kinds = followers.total(), len(followers)
         return math.log((followers[word] + kinds * lower) / (total + kinds))
-
-    def perplexity(self, sentences: Iterable[Sequence[str]]) -> float:
-        """Return the perplexity of sentences. The end of a sentence is an event."""
-        log_prob, events = 0.0, 0
-        for sentence in sentences:
-            for history, event in zip((None, *sentence), (*sentence, None), strict=True):
-                log_prob += self.log_prob(event, history)
-                events += 1
-        if not events:
-            raise ValueError("perplexity needs at least one sentence, got none")
-        return math.exp(-log_prob / events)
 
     def arcs(self) -> Iterator[GrammarArc]:
         """Yield the arcs of observed bigrams, the back-off arcs and the arcs of unigrams.
