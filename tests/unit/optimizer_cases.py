@@ -60,8 +60,6 @@ OPTIMIZERS: dict[str, Make] = {
     "rprop": lambda p: optim.Rprop(p, lr=0.01),
     "own": lambda p: Sign(p),
 }
-# Their learning rate acts one step later, or only at the first step.
-FOLLOWS_FACTOR_LATER = ("asgd", "rprop")
 
 
 def parameters(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Parameter]:

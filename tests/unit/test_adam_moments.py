@@ -1,4 +1,4 @@
-"""Adam's moments under block momentum: eq. 18 of the paper, step counts, and advice."""
+"""Adam's moments under block momentum: no negative squares, first betas, and advice."""
 
 from __future__ import annotations
 
@@ -9,56 +9,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import lightning_hier as lh
 from lightning_hier.algorithms.adam_moments import (
     BlockSteps,
-    advance_moment_,
     advance_square_,
-    next_rho,
 )
-from lightning_hier.reference.adam import eq_18
 from lightning_hier.strategies.optimizer_checks import log_advice
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
 TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))
 ETAS = st.sampled_from([0.25, 0.5, 0.75, 0.9375, 0.984375])
 TINY = st.floats(0.0, 2.0**-100, width=32)
-SEEDS = st.integers(0, 2**31)
 _NET = nn.Linear(1, 1)
-
-
-def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    mean, previous = torch.randn(2, 30, generator=generator, dtype=torch.float64).to(dtype)
-    return mean, previous
-
-
-@given(SEEDS, BETAS, TAUS, ETAS, st.integers(1, 20))
-def test_eq_18_as_printed(seed: int, beta: float, tau: float, eta: float, blocks: int) -> None:
-    mean, previous = _normal(seed)
-    rho = 0.0
-    for _ in range(blocks):
-        rho = next_rho(rho, tau, eta)
-    expected = eq_18(mean, previous, beta, tau, eta * rho)
-    advance_moment_(mean, previous, beta=beta, steps=BlockSteps(tau, eta * rho))
-    torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
-
-
-@given(SEEDS, BETAS, TAUS, st.sampled_from([torch.float32, torch.float64]))
-def test_without_look_ahead_the_mean_does_not_change(
-    seed: int, beta: float, tau: float, dtype: torch.dtype
-) -> None:
-    for steps in (BlockSteps(tau, 0.0), BlockSteps(0.0, 0.0), BlockSteps(0.0, 3.0)):
-        mean, previous = _normal(seed, dtype)
-        before = mean.clone()
-        advance_moment_(mean, previous, beta=beta, steps=steps)
-        assert torch.equal(mean, before)
-        mean.square_()
-        before = mean.clone()
-        advance_square_(mean, previous, beta=beta, steps=steps)
-        assert torch.equal(mean, before)
 
 
 @given(

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier import BlockMomentum, reference
-from lightning_hier.algorithms.block_momentum import UpdateFrom, advance_, auto_block_momentum
+from lightning_hier.algorithms.block_momentum import UpdateFrom, auto_block_momentum
 
 etas = st.floats(0.0, 0.99)
 seeds = st.integers(0, 1000)
@@ -84,22 +83,6 @@ def test_with_the_look_ahead_inside_it_is_sgd(nesterov: bool) -> None:
             outer.step()
     torch.testing.assert_close(*params, rtol=1e-13, atol=1e-13)
     assert torch.equal(ours.start_models()[0], params[0])
-
-
-def _group(**settings: Any) -> dict[str, Any]:
-    return BlockMomentum([Parameter(torch.ones(1))], **settings).param_groups[0]
-
-
-@given(eta=etas, seed=seeds)
-def test_with_nesterov_and_zeta_one_the_global_model_is_exactly_the_mean(
-    eta: float, seed: int
-) -> None:
-    group = _group(block_momentum=eta)
-    model, update = torch.zeros(2, 7, dtype=torch.float64)
-    for mean in _values(5, 7, seed=seed):
-        expected = mean.clone()
-        advance_(mean, model, update, group, from_updates=False)
-        assert torch.equal(model, expected)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from lightning_hier.algorithms.kernels.native import (
     SMALLEST,
     compiled_loops,
     loops_for,
-    prepare_loops,
 )
 from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
@@ -32,7 +28,6 @@ CODECS = pytest.mark.parametrize(
     "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
 )
 seeds = st.integers(0, 2**16)
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 @contextmanager
@@ -106,20 +101,6 @@ def test_finite_values_up_to_the_largest_are_decoded_as_finite(
     assert (results[0] - values).abs().max() <= limit / 10
 
 
-@CODECS
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_nonfinite_values_are_decoded_as_nonfinite(codec: Codec, wrong: float) -> None:
-    """A nonfinite model must not pass the health check after it was sent."""
-    values, read = torch.ones(2 * GROUP), torch.empty(2 * GROUP)
-    values[7] = wrong
-    sent = torch.empty(codec.bytes_for(2 * GROUP), dtype=torch.uint8)
-    with _loops(used=True):
-        codec.encode_(values, sent)
-        codec.decode(sent, read)
-    assert not read[7].isfinite()
-    assert torch.equal(read[GROUP:], torch.ones(GROUP))
-
-
 @given(
     rows=st.integers(1, 4),
     length=st.integers(1, 4096),
@@ -160,33 +141,3 @@ def test_there_are_no_loops_without_a_compiler(
 ) -> None:
     monkeypatch.setenv(name, value)
     assert loops_for(torch.empty(SMALLEST)) is None
-
-
-@needs_compiler
-@pytest.mark.usefixtures("_forget")
-def test_only_large_contiguous_float32_tensors_suit_the_loops() -> None:
-    large = torch.empty(SMALLEST)
-    strided = torch.empty(2 * SMALLEST)[::2]
-    for others in [(large[1:],), (large.double(),), (large, large.double()), (strided,)]:
-        assert loops_for(*others) is None
-    assert native._compiled.cache_info().currsize == 0
-    assert loops_for(large) is loops_for(large, None) is not None
-
-
-@needs_compiler
-@pytest.mark.usefixtures("_forget")
-def test_loops_are_compiled_once_at_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    run = subprocess.run
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return run(*args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "run", counted)
-    prepare_loops([torch.empty(SMALLEST - 1)])
-    prepare_loops([torch.empty(SMALLEST, dtype=torch.float64)])
-    assert not calls
-    prepare_loops([torch.empty(SMALLEST // 2), torch.empty(SMALLEST // 2)])
-    assert loops_for(torch.empty(SMALLEST)) is not None
-    assert len(calls) == 1

@@ -45,30 +45,6 @@ def test_writing_fills_every_tensor_in_place_and_ignores_padding(
     assert [tensor.data_ptr() for tensor in tensors] == places
 
 
-def test_tensors_that_are_not_contiguous_keep_their_layout() -> None:
-    storage = torch.arange(24.0)
-    transposed, strided = storage[:12].view(3, 4).t(), storage[12:24:2]
-    scalar = torch.tensor(7.0)
-    parameter = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
-    tensors = [transposed, strided, scalar, parameter]
-    view = FlatView(tensors)
-    out = torch.empty(len(view))
-    view.read_(0, len(view), out)
-    assert out.tolist() == [v for t in tensors for v in t.detach().reshape(-1).tolist()]
-    view.write_from(out * 10)
-    assert transposed[1, 2] == 90.0 and storage[9] == 90.0
-    assert storage[12:24].tolist() == [120.0, 13.0, 140.0, 15.0, 160.0, 17.0] + [
-        180.0,
-        19.0,
-        200.0,
-        21.0,
-        220.0,
-        23.0,
-    ]
-    assert scalar.item() == 70.0
-    assert parameter.tolist() == [[10.0, 20.0]]
-
-
 def _at(position: int, size: int) -> Channel:
     return cast(Channel, SimpleNamespace(position=position, size=size))
 

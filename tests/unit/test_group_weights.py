@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import namedtuple
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,35 +19,11 @@ from lightning_hier.algorithms.weighting import (
     sample_weights,
     weighted_block_momentum,
 )
-from lightning_hier.comm.blocks.health import Averaging, HealthReport, SyncPoint
 from lightning_hier.strategies.batch_samples import batch_samples
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
-REPORT = HealthReport(SyncPoint.BLOCK, 0, 4, 0.0, 0, 0, -1)
 Pair = namedtuple("Pair", ["x", "y"])
-
-
-def _reports(*samples: tuple[float, ...]) -> list[HealthReport]:
-    return [replace(REPORT, samples=own, squares=float(rank)) for rank, own in enumerate(samples)]
-
-
-def test_groups_are_weighted_by_the_samples_of_their_ranks() -> None:
-    """Each fragment has its own numbers of samples."""
-    reports = _reports((3, 0), (1, 0), (0, 0), (0, 2), (8, 3), (4, 3))
-    decisions = [Averaging.agreed(reports, 2, rank, 3) for rank in range(6)]
-    assert [own.of(0).weight for own in decisions] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
-    assert [own.of(1).weight for own in decisions] == [0.0, 0.0, 0.25, 0.25, 0.75, 0.75]
-    for own in decisions:
-        assert own.of(0).effective == pytest.approx(1.6)
-        assert own.mean_squares == 0.25 * (0 + 1) + 0.75 * (4 + 5)
-
-
-def test_groups_have_equal_weights_without_samples() -> None:
-    own = Averaging.agreed(_reports(*[(0.0,)] * 6), 2, 0, 3)
-    assert own.weight == 1 / 3 and own.effective == 3.0
-    equal = Averaging.agreed(_reports(*[()] * 6), 2, 0, 3)
-    assert equal.weight is None and equal.effective == 3.0 and equal.mean_squares == 15 / 3
 
 
 @dataclass

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hier.algorithms import chunks
 from lightning_hier.algorithms.kernels import gtc, native
@@ -137,37 +136,6 @@ def test_mean_is_that_of_the_signs_in_both_encodings(
     decode_(values, values.clone(), words[0], threshold, rows, factors, bitmaps=bitmaps)
     expected = signs.sum(0).to(dtype) * (threshold / workers) * scale
     assert _bits(values) == _bits(expected + 0.0)
-
-
-class _Allocations(TorchDispatchMode):
-    """Records the size of the largest tensor that an operation returns in new memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest_bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-        known = {t.untyped_storage().data_ptr() for t in given}
-        result = func(*args, **kwargs)
-        for output in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(output, Tensor) and output.untyped_storage().data_ptr() not in known:
-                self.largest_bytes = max(self.largest_bytes, output.untyped_storage().nbytes())
-        return result
-
-
-def test_nothing_as_large_as_the_tensor_is_allocated() -> None:
-    """Allocations are proportional to the number of words: an index of 8 bytes for each."""
-    numel, workers, density = 20_000, 2, 0.01
-    generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(numel, generator=generator).sign()
-    gradient *= torch.rand(numel, generator=generator) < density
-    residual = torch.zeros(numel)
-    with _Allocations() as allocations:
-        words, _ = encode_(gradient, residual, 0.5)
-        decode_(gradient, residual, words, 0.5, [words] * workers, [0.25])
-    assert allocations.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
 
 
 @pytest.mark.parametrize("kind", ["double", "strided"])

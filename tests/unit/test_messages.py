@@ -72,13 +72,6 @@ def test_decoded_message_equals_the_encoded_one(
     assert torch.equal(message.payload.view(torch.uint8), payload.view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_payload_is_not_copied(dtype: torch.dtype) -> None:
-    payload = torch.zeros(96, dtype=torch.uint8).view(dtype)[1:]
-    message = _read(Message(Kind.PUSH, payload=payload))
-    assert message.payload.data_ptr() == payload.data_ptr()
-
-
 def test_unaligned_payload_is_copied_to_aligned_memory() -> None:
     values = torch.arange(5, dtype=torch.float64)
     header, [raw] = encode(Message(Kind.PUSH, payload=values))
@@ -115,7 +108,7 @@ _HEADER = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(st.lists(_HEADER | st.binary(max_size=9), max_size=3), max_size=4))
 @example([[b'[0, 0, 0, {}, "float32", 0]', b""]])
 @example([[b'[1, 0, 0, {}, "load", 0]', b""]])

@@ -1,8 +1,7 @@
-"""Values of buffers that a module replaces are copied into the tensors that blocks average."""
+"""Buffers that a module replaces must fit the tensors that blocks average."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,27 +26,6 @@ def _module() -> Any:
 
 def _reports(*flags: Nonfinite) -> list[HealthReport]:
     return [HealthReport(SyncPoint.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda own: own + 1,
-        lambda own: own.t(),  # a view of the same memory
-        lambda own: own.clone().t(),
-        lambda own: own.clone().requires_grad_() * 2,
-    ],
-)
-def test_value_is_copied_into_the_first_tensor(make: Callable[[Tensor], Tensor]) -> None:
-    module = _module()
-    buffers, first = ModuleBuffers(module), module[1].center
-    expected = make(first).detach().clone()
-    module[1].center = make(first)
-    buffers.reclaim()
-    assert module[1].center is first and not first.requires_grad
-    assert torch.equal(first, expected)
-    assert [id(own) for own in buffers.tensors] == [id(own) for own in module.buffers()]
-    buffers.require_fit(_reports(buffers.finding, Nonfinite.NOTHING))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Outer steps by ranges, with vectors on the host, in previews, and from the state of others."""
+"""Outer steps by ranges, with vectors on the host, and in previews."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lightning_hier import BlockMomentum
 from lightning_hier.algorithms.squares import SumOfSquares
@@ -75,27 +74,3 @@ def test_vectors_lie_on_the_host() -> None:
     for place in _CHUNKS:
         start = step.start_model(place)
         assert start.device.type == "meta" and start.untyped_storage().nbytes() == 4 * len(start)
-
-
-@pytest.mark.parametrize("name", ["models", "updates", "sgd", "adam", "adagrad"])
-def test_ranges_are_stepped_as_one_parameter(name: str) -> None:
-    """By the optimizer itself, as somebody would step it in another loop."""
-    start = torch.linspace(-1.0, 1.0, 8, dtype=torch.float64)
-    step = _STEPS[name](start)
-    parameter = Parameter(start.clone())
-    optimizer = step._make([parameter])
-    generator = torch.Generator().manual_seed(3)
-    for block in range(3):
-        update = torch.randn(8, generator=generator, dtype=torch.float64)
-        if isinstance(optimizer, BlockMomentum) and name == "updates":
-            optimizer.param_groups[0]["block_momentum"] = 1 - 1 / (2.0 + block)
-        start = torch.cat([step.start_model(place) for place in _CHUNKS])
-        step.set_models(2.0 + block)
-        values = update.clone() if step.from_updates else start + update
-        for place in _CHUNKS:
-            step.apply_(values[place], place)
-        parameter.grad = -update
-        optimizer.step()
-        torch.testing.assert_close(
-            step.vectors["global_model"], parameter.detach(), rtol=1e-12, atol=1e-12
-        )

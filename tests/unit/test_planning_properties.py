@@ -112,32 +112,6 @@ def test_a_faster_link_costs_nothing(
     no_slower(plan, replace(network, within=inside))
 
 
-@given(plans(least_hosts=2), st.integers(2, 20))
-def test_more_hosts_are_no_more_efficient(
-    plan: tuple[Workload, Network, Settings], factor: int
-) -> None:
-    """There are at least two hosts, because messages inside one host take other links.
-
-    Quantisation is left out: it rounds a shard up to whole groups of 512 elements, so that four
-    hosts may send fewer bytes than three. PSP is left out: more servers divide the update of the
-    optimizer, which can save more time than the additional messages take.
-    """
-    workload, network, settings = plan
-    settings = replace(settings, across_dtype="same")
-    larger = replace(network, hosts=factor * network.hosts)
-    no_slower((workload, larger, settings), network, but=["psp"])
-
-
-@given(workloads, st.sampled_from([1, 2, 4, 8]))
-def test_without_slow_links_one_host_loses_nothing(workload: Workload, devices: int) -> None:
-    link = Link(bytes_per_second=FREE)
-    free = Processor(copy_bytes_per_second=FREE)
-    network = Network(hosts=1, devices=devices, within=link, between=link, processor=free)
-    for prediction in predict_all(workload, network, Settings()):
-        assert prediction.efficiency == pytest.approx(1, abs=1e-3), prediction.strategy
-        assert prediction.host_bytes == 0
-
-
 @given(plans())
 @examples(max_examples=50)
 def test_predictions_are_consistent(plan: tuple[Workload, Network, Settings]) -> None:

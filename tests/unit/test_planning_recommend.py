@@ -50,15 +50,6 @@ def test_bmuf_gtc_is_recommended_for_slow_links_inside_hosts() -> None:
     assert set(recommended.arguments) >= {"group_size", "density", "block_size"}
 
 
-def test_every_rank_is_a_worker_if_links_inside_hosts_are_slow() -> None:
-    slow = replace(cluster(100), within=Link(bytes_per_second=1e6))
-    recommended = recommend(LSTM, slow)
-    assert recommended.settings.group_size == 1
-    assert any("every rank trains its own model" in reason for reason in recommended.reasons)
-    # Sums of float32 models inside a host take most of the time.
-    assert any("among the fastest" in reason for reason in recommended.reasons)
-
-
 INT8: dict[str, Any] = {"across_dtype": "int8"}
 INT4: dict[str, Any] = {"across_dtype": "int4"}
 LATE: dict[str, Any] = {"fragments": 4}
@@ -111,17 +102,3 @@ def test_fixed_settings_are_kept() -> None:
     late = {"fragments": 4, "overlap": free.settings.overlap}
     assert free.arguments == {**fixed, **late, "warmup_steps": 0}
     assert 1 <= free.settings.overlap <= 77 / 4
-
-
-@pytest.mark.parametrize(("mbit_s", "name"), [(2000, "block_momentum"), (500, "outer_momentum")])
-@pytest.mark.parametrize("hosts", [4, 16])
-def test_momentum_from_the_number_of_groups_is_for_few_of_them(
-    mbit_s: float, name: str, hosts: int
-) -> None:
-    """The default of BMUF-Adam is that momentum, the default of the component DiLoCo is 0.9."""
-    adam = Workload(parameters=25_000_000, step_s=0.15, optimizer="adam")
-    arguments = recommend(adam, cluster(mbit_s, hosts=hosts, devices=1)).arguments
-    own = arguments["block_sync"]["init_args"] if "block_sync" in arguments else arguments
-    few = {"block_momentum": None, "outer_momentum": "auto"}
-    many = {"block_momentum": 0.9, "outer_momentum": 0.9}
-    assert own.get(name) == (few if hosts < 16 else many)[name]

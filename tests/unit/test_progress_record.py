@@ -62,19 +62,6 @@ def test_rank_that_failed_for_the_same_reason_is_not_named() -> None:
         assert "block 2 failed because rank 3 did not" in _failing(records[0], "block 2")
 
 
-def test_rank_that_failed_in_another_collective_is_named_if_all_have_entries() -> None:
-    """For example, a rank has no batches left, and the other rank of its group waits in a step."""
-    records = _records(Store(), 3)
-    _pass(records, "block 1")
-    with pytest.raises(PeerError), records[1].at("the end of its batches"):
-        raise BROKEN
-    message = _failing(records[0], ranks=(0, 1))
-    assert "a step after block 1 failed because rank 1 did not take part" in message
-    assert "rank 1 was last seen at the end of its batches" in message
-    named = "in different collectives: rank 1 at the end of its batches; rank 2 at block 2"
-    assert named in _failing(records[2], "block 2")
-
-
 def test_entries_of_an_earlier_run_do_not_hide_missing_ranks() -> None:
     """Ranks that failed at different places continue from the highest of their numbers."""
     records = _records(Store(), 3)
@@ -87,11 +74,3 @@ def test_entries_of_an_earlier_run_do_not_hide_missing_ranks() -> None:
         record.align(numbers)
     assert "because ranks 1, 2 did not take part" in _failing(records[0], "block 1")
     assert "because rank 1 did not take part" in _failing(records[2], ranks=(1, 2))
-
-
-def test_error_that_went_through_cpp_is_a_peer_error_again() -> None:
-    record, _ = _records(Store(), 2)
-    message = _failing(record, ranks=(0, 1))
-    with pytest.raises(PeerError) as raised, record.explaining([0, 1]):
-        raise RuntimeError(f"Got the following error when running the callback: {message}\n\nAt:")
-    assert str(raised.value) == message

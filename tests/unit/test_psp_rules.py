@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import plan_shards
 
 
@@ -26,27 +26,6 @@ def test_pushes_needed_by_c(min_pushes: Any, workers: int, needed: int) -> None:
 @pytest.mark.parametrize(("b", "shards", "needed"), [(1.0, 5, 5), (0.9, 32, 29), (0.01, 4, 1)])
 def test_shards_needed_by_b(b: float, shards: int, needed: int) -> None:
     assert PSPSettings(min_pulled=b).needed_shards(shards) == needed
-
-
-def test_more_pushes_than_workers() -> None:
-    PSPSettings(min_pushes=4).check_workers(4)
-    with pytest.raises(ValueError, match="number of workers, 4, got 5"):
-        PSPSettings(min_pushes=5).check_workers(4)
-
-
-def test_countdown_ends_when_all_are_complete_or_a_timeout_after_enough_are() -> None:
-    wait = Countdown()
-
-    def is_over(now: float, *, enough: bool, complete: bool = False) -> bool:
-        return wait.is_over(complete=complete, enough=enough, timeout_s=2.0, now=now)
-
-    assert not is_over(1.0, enough=False)
-    assert not is_over(3.0, enough=True) and wait.since == 3.0
-    assert not is_over(4.9, enough=True) and is_over(5.0, enough=True)
-    assert not is_over(6.0, enough=False) and wait.since is None
-    assert not is_over(7.0, enough=True)
-    assert is_over(7.0, enough=True, complete=True) and is_over(7.0, enough=False, complete=True)
-    assert Countdown().is_over(complete=False, enough=True, timeout_s=0.0, now=1.0)
 
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
@@ -87,9 +66,3 @@ def test_shard_of_several_dtypes_is_sent_in_the_widest_and_restored() -> None:
     flat = torch.cat([one.detach().float() for one in own])
     for one, tensor in zip(own, shard.tensors(flat), strict=True):
         assert one.dtype == tensor.dtype and torch.equal(one, tensor)
-
-
-def test_steps_of_an_earlier_run_count_towards_the_warm_up() -> None:
-    settings = PSPSettings(warmup_steps=5)
-    assert not settings.after(6).warming(0)
-    assert [settings.after(2).warming(version) for version in range(4)] == [True, True, True, False]

@@ -1,10 +1,7 @@
-"""Worker side of PSP-SGD (Algorithm 1): pushes, pulls and rendezvous."""
+"""Worker side of PSP-SGD (Algorithm 1): it goes on with some of the shards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pytest
 import torch
 from torch import optim
 from torch.nn import Parameter
@@ -64,10 +61,6 @@ class Harness:
         return True
 
 
-def every(kind: Kind, timestamp: int, ranks: Sequence[int] = range(4)) -> list[Sent]:
-    return [(rank, kind, rank, timestamp) for rank in ranks]
-
-
 def test_worker_continues_with_some_shards_and_the_others_keep_their_values() -> None:
     h = Harness(b=0.5)
     h.push()
@@ -103,65 +96,3 @@ def test_late_shard_does_not_count_and_is_written_at_the_next_pull() -> None:
     assert h.block(1, 2, 2.0)
     h.worker.pull()
     assert h.values() == [2.0, 2.0, 5.0, 0.0]
-
-
-def test_fast_forward() -> None:
-    h = Harness(b=0.5)
-    h.push()
-    h.block(0, 9)
-    h.block(1, 7)
-    h.worker.pull()
-    assert h.worker.behind == 8
-    h.worker.skip()
-    assert h.worker.behind == 7
-    assert h.push() == every(Kind.PUSH, 9)
-    assert not h.block(1, 9)
-
-
-def test_skipped_steps_count_for_the_hyperparameters() -> None:
-    h = Harness(b=0.25)
-    h.push()
-    h.block(0, 3)
-    h.worker.pull()
-    h.worker.skip()
-    h.worker.skip()
-    h.push()
-    assert [message.facts["steps"] for _, message in h.sent] == [3] * 4
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nonfinite_gradient_is_not_pushed(value: float) -> None:
-    h = Harness()
-    for parameter in h.own:
-        parameter.grad = torch.ones(2)
-    h.own[2].grad = torch.tensor([1.0, value])
-    h.worker.push()
-    assert h.said() == every(Kind.ABSTAIN, 0)
-
-
-def test_fewer_parameters_than_ranks() -> None:
-    """Empty shards are neither pushed nor pulled, and do not count for b."""
-    own = [Parameter(torch.zeros(2))]
-    optimizer = optim.SGD(own, lr=1.0)
-    shards = plan_shards([optimizer], 4)
-    sent: list[int] = []
-
-    def send(rank: int, message: Message) -> bool:
-        sent.append(rank)
-        return True
-
-    worker = PSPWorker(optimizer, shards, LoneChannel(send), PSPSettings(min_pulled=0.25))
-    own[0].grad = torch.ones(2)
-    worker.push()
-    assert sent == [0]
-    assert not worker.is_pulled(0.0)
-
-
-def test_missing_names_the_ranks_that_have_not_answered() -> None:
-    h = Harness()
-    h.push()
-    h.block(1, 1)
-    assert "ranks 0, 2, 3" in h.worker.missing()
-    h.worker.arrive()
-    h.final(0, 1, 0.0)
-    assert "ranks 1, 2, 3" in h.worker.missing()

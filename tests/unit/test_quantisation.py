@@ -1,9 +1,8 @@
-"""Quantisation: decoded values and errors add up to the encoded values; how errors are kept."""
+"""Quantisation: decoded values and errors add up to the encoded values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from lightning_hier.algorithms.quantisation import (
 )
 from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.sparse_codec import SELECTION_BLOCK, SparseCodec
-from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
 
 CODECS = pytest.mark.parametrize(
     "codec",
@@ -123,42 +121,3 @@ def test_a_sparse_codec_sends_the_largest_of_each_block(numel: int, seed: int) -
     ):
         largest = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
         assert torch.equal(sent, torch.where(block.abs() >= largest[-1], block, 0.0))
-
-
-_NUMEL = 700
-
-
-def _places(chunk: int) -> Iterator[slice]:
-    for start in range(0, _NUMEL, chunk):
-        yield slice(start, min(start + chunk, _NUMEL))
-
-
-def _with_errors(chunk: int, expected: Tensor) -> ErrorFeedback:
-    feedback = ErrorFeedback(_NUMEL, chunk=chunk, inter_host_ranks=3, like=torch.empty(0))
-    for place in _places(chunk):
-        errors = feedback.of(place, keep=True)
-        errors.own[: place.stop - place.start] = expected[place]
-        errors.sums.fill_(1.0)
-    return feedback
-
-
-def _errors(feedback: ErrorFeedback, chunk: int) -> Tensor:
-    pieces = (feedback.of(p, keep=False).own[: p.stop - p.start] for p in _places(chunk))
-    return torch.cat([*pieces])
-
-
-def test_errors_are_kept_if_the_number_of_groups_changes() -> None:
-    expected = torch.randn(_NUMEL)
-    feedback = _with_errors(256, expected)
-    for ranks in (2, 5, 1, 3):
-        feedback.fit(ranks)
-        assert torch.equal(_errors(feedback, 256), expected)
-
-
-def test_errors_are_kept_on_another_kind_of_device_with_longer_chunks() -> None:
-    expected = torch.randn(_NUMEL)
-    saved = _with_errors(256, expected).state()
-    longer = ErrorFeedback(_NUMEL, chunk=512, inter_host_ranks=3, like=torch.empty(0))
-    longer.load(saved)
-    assert torch.equal(_errors(longer, 512), expected)
-    assert not longer.state()["sums"].any()

@@ -143,27 +143,10 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
     assert automatic.resolved(1000, 4).steps == 12
 
 
-@pytest.mark.parametrize("kind", [lh.BMUF, lh.BMUFAdam])
-def test_late_classical_momentum_is_advised_against(kind: Any) -> None:
-    """It diverges for eta above 0.71, and the automatic eta of 4 models is 0.75."""
-    parameters = [torch.nn.Parameter(torch.zeros(1))]
-    name = "Adam" if kind is lh.BMUFAdam else "SGD"
-    optimizer = getattr(torch.optim, name)(parameters, lr=0.1)
-    late = kind(block_size=4, nesterov=False, overlap=True)
-    assert "above 0.71, which is 0.75 here. Leave nesterov=True" in str(late.advice(optimizer, 4))
-    assert late.advice(optimizer, 3) is None
-    for other in ({"overlap": 2, "nesterov": False}, {"overlap": True}, {"nesterov": False}):
-        assert kind(block_size=4, **other).advice(optimizer, 64) is None
-
-
 @pytest.mark.parametrize("overlap", [True, 4])
 def test_merge_of_zero_with_overlap_of_a_whole_block_is_refused(overlap: Any) -> None:
     with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):
         lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
-
-
-def test_merge_of_zero_with_a_shorter_overlap_is_allowed() -> None:
-    assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay(4) == 1
 
 
 @pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])
@@ -221,34 +204,3 @@ def test_gtc_refuses_bucket_views_with_unused_parameters() -> None:
     lh.HierarchicalStrategy(**options)
     for name in options:
         lh.GTCStrategy(**{name: True})
-
-
-def test_presets_pass_their_arguments_to_the_components() -> None:
-    strategy = lh.BMUFGTCStrategy(
-        group_size=2,
-        threshold=0.5,
-        dense_below=7,
-        block_size=9,
-        block_momentum=0.25,
-        block_lr=0.5,
-        nesterov=False,
-        local_momentum="keep",
-        warmup_steps=3,
-        across="leader",
-        find_unused_parameters=True,
-    )
-    assert strategy.gradient_sync == lh.GTC(threshold=0.5, dense_below=7)
-    assert strategy.block_sync == lh.BMUF(
-        block_size=9,
-        block_momentum=0.25,
-        block_lr=0.5,
-        nesterov=False,
-        local_momentum="keep",
-        across="leader",
-    )
-    assert (strategy.group_size, strategy.warmup_steps) == (2, 3)
-    assert lh.GTCStrategy().group_size == "world"
-    assert lh.BMUFStrategy(block_size=3).block_sync == lh.BMUF(block_size=3)
-    assert lh.BMUFAdamStrategy(moments="average").block_sync == lh.BMUFAdam(moments="average")
-    assert lh.BMUFAdamStrategy().group_size == 1
-    assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size="auto")

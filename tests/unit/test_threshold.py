@@ -56,10 +56,6 @@ def _words(signs: list[int]) -> Tensor:
     return select_words(torch.tensor(signs, dtype=torch.float32), 0.5)
 
 
-def test_word_is_one_bit_of_sign_and_31_of_index() -> None:
-    assert [word & 0xFFFFFFFF for word in _words([0, 3, -3]).tolist()] == [1, 2 | 1 << 31]
-
-
 def test_highest_index_of_a_segment_survives_both_signs() -> None:
     last = 2**31 - 1
     words = torch.tensor([last, last - 2**31], dtype=torch.int64).int()

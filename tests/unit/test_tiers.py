@@ -1,28 +1,15 @@
-"""Rank layouts: groups of each tier, and the routes of averages across groups and hosts."""
+"""Rank layouts: groups of each tier, sizes that divide, and hosts."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.across import build_route, by_host
+from lightning_hier.comm.across import by_host
 from lightning_hier.comm.tiers import RankLayout
 
 two_tiers = st.tuples(st.integers(1, 5), st.integers(1, 5))
-
-
-@given(sizes=two_tiers)
-def test_ranks_of_a_group_differ_only_in_the_coordinate_of_its_tier(sizes: tuple[int, int]) -> None:
-    layout = RankLayout(sizes)
-    for tier, size in enumerate(sizes):
-        for group in layout.groups(tier):
-            coordinates = [layout.coordinates(rank) for rank in group]
-            assert [own[tier] for own in coordinates] == list(range(size))
-            assert len({own[1 - tier] for own in coordinates}) == 1
 
 
 @given(sizes=two_tiers)
@@ -56,26 +43,3 @@ def test_ranks_are_divided_by_host(
     ranks: list[int], host_of: list[int], hosts: list[list[int]]
 ) -> None:
     assert by_host(ranks, host_of) == hosts
-
-
-@pytest.mark.parametrize("group", [1, 2, 4])
-def test_every_rank_has_one_route_and_all_create_the_same_groups(group: int) -> None:
-    layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
-    created: list[list[tuple[list[int], str]]] = []
-    for rank in range(8):
-        own: list[tuple[list[int], str]] = []
-
-        def make(ranks: Sequence[int], name: str, rank: int = rank, own: Any = own) -> Any:
-            own.append((list(ranks), name))
-            return tuple(ranks) if rank in ranks else None
-
-        route: Any = build_route(layout, host_of, make)
-        created.append(own)
-        assert route.inter_host_ranks == 2
-        assert not route.one_host
-        peers = next(own for own in layout.groups(1) if rank in own)
-        home = tuple(other for other in peers if host_of[other] == host_of[rank])
-        assert route.host == (home if len(home) > 1 else None)
-        firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))
-        assert route.between == (firsts if rank in firsts else None)
-    assert all(own == created[0] for own in created)

@@ -1,4 +1,4 @@
-"""Bytes, seconds and numbers of collectives are summed by tier and kind."""
+"""Bytes, seconds and numbers of collectives that several threads count at once."""
 
 from __future__ import annotations
 
@@ -9,22 +9,6 @@ from threading import Thread
 import pytest
 
 from lightning_hier.comm.traffic import Count, Traffic
-
-
-def _some_traffic() -> Traffic:
-    traffic = Traffic()
-    traffic.add("group", "gradients", payload_bytes=100.4, seconds=0.5)
-    traffic.add("group", "gradients", payload_bytes=50, seconds=0.25)
-    traffic.add("group", "gradient_counts", payload_bytes=8, seconds=0.25)
-    traffic.add("across", "models", payload_bytes=1000, seconds=2.0)
-    return traffic
-
-
-def test_counts_add_up_by_tier_and_kind() -> None:
-    traffic = _some_traffic()
-    assert traffic.of("group", "gradients") == Count(150, 0.75, 2)
-    assert traffic.total("group") == Count(158, 1.0, 3)
-    assert traffic.total("across") == Count(1000, 2.0, 1)
 
 
 @pytest.fixture

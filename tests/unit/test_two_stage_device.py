@@ -147,18 +147,6 @@ def test_refresh_period_is_the_number_of_steps_between_copies_of_the_replica() -
         torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
 
 
-def test_new_replica_is_copied_at_the_next_step_for_any_period() -> None:
-    ours = OneNode(push_period=2, refresh_period=100)
-    ours.step()
-    ours.step()
-    assert torch.equal(ours.weights, START)
-    ours.carry()
-    installed = ours.replica.weights.clone()
-    assert not torch.equal(installed, START)
-    ours.step()
-    assert torch.equal(ours.weights, ours.replica.weights)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nonfinite_gradient_is_dropped(bad: float) -> None:
     ours = OneNode(push_period=1)
@@ -189,13 +177,6 @@ def test_device_does_not_change_a_parameter_without_gradient() -> None:
     ours.module.weight.grad = None
     ours.device.step()
     assert torch.equal(ours.replica.weights, START)
-
-
-def test_error_of_a_wait_names_the_rank() -> None:
-    ours = OneNode(push_period=1, double_buffering=False)
-    ours.client._meanwhile = lambda: None
-    with pytest.raises(PeerError, match="waited for the master's answer.*rank 0"):
-        ours.step()
 
 
 def test_stopped_node_does_not_block_a_device_for_ever() -> None:

@@ -11,30 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam
 
-from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock
-from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones, parameter
+from tests.unit.two_stage_talk import ETA, Talk, ones, parameter
 
 
 def test_without_hierarchical_rate_gamma_is_eta() -> None:
     talk = Talk((0,), hierarchical_lr=False)
     [(_, answer)] = talk.push(0, ones(3.0), 4)
     torch.testing.assert_close(answer.payload, -ETA * ones(3.0), rtol=1e-12, atol=0.0)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_nonfinite_sum_is_dropped(bad: float) -> None:
-    talk = Talk((0,))
-    [(_, answer)] = talk.push(0, torch.tensor([0.0, bad, 0.0], dtype=torch.float64), 2)
-    assert answer.payload.tolist() == [0.0] * 3
-    assert (talk.counts.version, talk.counts.nonfinite) == (0, 1)
-
-
-def test_wait_at_the_end_of_an_epoch_that_is_too_long_names_the_missing_nodes() -> None:
-    talk = Talk((0, 2, 4))
-    talk.arrive(4, now=5.0)
-    with pytest.raises(PeerError, match="too long at the end of an epoch, for ranks 0, 2: see"):
-        talk.master.tick(5.0 + LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +93,3 @@ def test_every_node_pushes_once_between_two_pushes_of_another(
             between = pushes[earlier + 1 : later]
             assert stayed - {node} <= set(between)
             assert len(set(between)) == len(between)
-
-
-def test_node_that_left_is_skipped_and_keeps_its_place() -> None:
-    lock = OrderLock([0, 1, 2])
-    for node in (2, 1, 0, 2):
-        lock.pushed(node)
-    lock.leave(1)
-    assert lock.waited_for() == [0]
-    lock.pushed(0)
-    lock.leave(2)
-    assert lock.waited_for() == [0]
-    lock.leave(0)
-    assert lock.waited_for() == []
-    lock.reopen([0, 1, 2])
-    assert lock.order == [2, 1, 0] and lock.waited_for() == [2]

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lightning_hier.parameter_server.updater import Updater, hyperparameters, objection
+from lightning_hier.parameter_server.updater import Updater, objection
 from tests.unit.optimizer_cases import (
-    FOLLOWS_FACTOR_LATER,
     OPTIMIZERS,
     Make,
     NeedsClosure,
@@ -44,39 +38,6 @@ def test_servers_together_do_the_steps_of_the_optimizer(name: str, cuts: list[li
     assert same_values(tensors, own)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nothing_of_the_users_optimizer_changes(name: str) -> None:
-    own = parameters()
-    optimizer = OPTIMIZERS[name](groups(own))
-    before = deepcopy(optimizer.state_dict())
-    values = [p.detach().clone() for p in own]
-    attributes = {name: value for name, value in vars(optimizer).items() if name != "state"}
-    updaters, _ = servers(optimizer, own, [[0, 3], [1, 2, 4]])
-    for updater, cut in zip(updaters, ([0, 3], [1, 2, 4]), strict=True):
-        sent = hyperparameters(optimizer)
-        sent[0]["lr"] = 0.5
-        updater.step([gradients(0)[i] for i in cut], rate_factor=3.0, hyperparameters=sent)
-    assert same_state(optimizer.state_dict(), before)
-    assert all(torch.equal(a, b) for a, b in zip(own, values, strict=True))
-    assert all(p.grad is None for p in own)
-    assert {name: value for name, value in vars(optimizer).items() if name != "state"} == attributes
-
-
-@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in FOLLOWS_FACTOR_LATER])
-def test_the_factor_multiplies_the_rate_of_one_step(name: str) -> None:
-    own = parameters()
-    optimizer = OPTIMIZERS[name](groups(own))
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for step, factor in enumerate((1.0, 4.0, 0.5, 3.0, 1.0)):
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-        plain_step(optimizer, own, gradients(step))
-        updater.step(gradients(step), rate_factor=factor)
-    for index, tensor in tensors.items():
-        torch.testing.assert_close(tensor, own[index].detach(), rtol=1e-12, atol=1e-12)
-
-
 def test_parameter_without_gradient_does_not_change() -> None:
     own = parameters()
     optimizer = optim.SGD(own, lr=0.1, weight_decay=0.5)
@@ -85,46 +46,6 @@ def test_parameter_without_gradient_does_not_change() -> None:
     updater.step([some[0], None, *some[2:]])
     assert torch.equal(tensors[1], own[1])
     assert not torch.equal(tensors[0], own[0])
-
-
-@given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
-def test_schedulers_act_on_a_server_through_its_hyperparameters(factors: list[float]) -> None:
-    own = parameters()
-    optimizer = optim.SGD(groups(own), lr=0.5, momentum=0.9)
-    scheduler = LambdaLR(optimizer, lambda step: factors[min(step, 3)])
-    _follows(optimizer, own, scheduler, steps=4)
-
-
-def _follows(
-    optimizer: Optimizer, own: list[Parameter], scheduler: LRScheduler, *, steps: int
-) -> None:
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    for step in range(steps):
-        sent = json.loads(json.dumps(hyperparameters(optimizer)))
-        updater.step(gradients(step), hyperparameters=sent)
-        plain_step(optimizer, own, gradients(step))
-        scheduler.step()
-    assert same_values(tensors, own)
-
-
-def test_hooks_and_patched_steps_are_not_copied() -> None:
-    own = parameters()
-    optimizer = optim.SGD(own, lr=0.1)
-    LambdaLR(optimizer, lambda step: 1.0)
-    calls: list[str] = []
-    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
-    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    patched = optimizer.step
-
-    def step(*args: Any) -> Any:
-        calls.append("patched")
-        return patched(*args)
-
-    optimizer.step = step  # type: ignore[assignment, method-assign]
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    updater.step(gradients(0))
-    assert calls == []
-    assert torch.equal(tensors[0], own[0].detach() - 0.1 * gradients(0)[0])
 
 
 @pytest.mark.parametrize(
