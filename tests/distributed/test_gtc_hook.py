@@ -40,10 +40,6 @@ def test_conservation_over_buckets_and_their_rebuild_with_automatic_threshold() 
     _check_conservation(lh.GTC(density=0.1, dense_below=0))
 
 
-def test_conservation_over_buckets_and_their_rebuild_with_fixed_threshold() -> None:
-    _check_conservation(lh.GTC(threshold=0.05, dense_below=0))
-
-
 def _small_and_first() -> None:
     run = start(lh.GTC(density=0.05, dense_below=7), tower())
     size = run.communicators.group.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_hosts
-from benchmarks.hosts import existing_resources, hosts
+from benchmarks.hosts import existing_resources
 from tests.waiting import wait_for_marks
-
-
-@pytest.mark.needs_netns
-def test_nothing_is_left_after_an_exception() -> None:
-    with pytest.raises(KeyError, match="on purpose"), hosts(3, "1gbit"):
-        assert len(existing_resources(os.getpid())) >= 7  # 3 namespaces, 3 links, a bridge
-        raise KeyError("on purpose")
-    assert not existing_resources(os.getpid())
 
 
 @pytest.mark.needs_netns

@@ -1,4 +1,4 @@
-"""Overlapped synchronisation: order and start of collectives."""
+"""Overlapped synchronisation: order of collectives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_hier import BMUF, HierarchicalStrategy
 from lightning_hier.algorithms import chunks
 from lightning_hier.comm.channel import Channel
-from tests.distributed.blocks import end_block, make_blocks
-from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, weights
 
@@ -29,27 +27,6 @@ def _sync(across_dtype: Any) -> BMUF:
     if across_dtype == "sparse":
         settings = {"across_dtype": "int8", "across_density": 0.3}
     return BMUF(block_momentum=0.5, overlap=True, block_size=50, **settings)
-
-
-@torch.no_grad()
-def _started() -> list[int]:
-    """Number of collectives of models that have started when the end of a block returns."""
-    counts = []
-    for across_dtype in ("same", "int8", "sparse"):
-        module = nn.ModuleList([nn.Linear(3, 3)])
-        (block,) = make_blocks(module, open_world(1, host_of=[0, 0, 0, 0]), _sync(across_dtype))
-        with mock.patch.object(
-            Channel, "_starting", autospec=True, side_effect=Channel._starting
-        ) as start:
-            end_block(block)
-        counts.append([call.args[1] for call in start.call_args_list].count("models"))
-    return counts
-
-
-def test_overlapped_mean_starts_at_the_end_of_its_block() -> None:
-    """A quantised mean has then started the first of its two collectives."""
-    for started in run_ranks(_started, 4):
-        assert started == [1, 1, 1]
 
 
 Order = list[tuple[str, str]]

@@ -1,12 +1,10 @@
-"""Ports of parameter servers: messages between ranks, byte counts, memory, queues and closing."""
+"""Ports of parameter servers: messages between ranks, byte counts, open files and closing."""
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 import time
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,11 @@ import zmq
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.authentication import Contact
 from lightning_hier.parameter_server.message import Kind, Message, encode
-from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.transport import Transport
 from tests.distributed.port_ranks import Serving, heard, open_rank, opened
 from tests.ranks import run_ranks
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S
 
 _LARGE = 1_000_000  # elements of float32
 
@@ -73,40 +70,6 @@ def test_everyone_to_everyone(tcp: bool) -> None:
         assert counts["hier/across/push/calls"] == counts["hier/across/block/calls"] == 2
 
 
-def test_message_of_a_rank_to_itself_is_not_copied(tmp_path: Path) -> None:
-    """The message has one part for any size. The test does not read the sparse file's payload."""
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(2**32 + 40)
-    payload = torch.from_file(file.name, shared=True, size=2**30 + 10)
-    with opened(1) as [ports]:
-        client = ports.clients["main"]
-        assert client.send(0, Message(Kind.PUSH, payload=payload))
-        received = heard(ports.server)
-        assert received.message.payload.shape == payload.shape
-        assert received.message.payload.data_ptr() == payload.data_ptr()
-        # The next message can be sent while the receiver keeps this one.
-        assert client.send(0, Message(Kind.PUSH, payload=payload))
-        del received
-
-
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
-def test_sent_memory_is_released_and_received_memory_lives_as_long_as_its_payload(
-    tcp: bool,
-) -> None:
-    with opened(2, tcp=tcp) as [ports, other]:
-        client = ports.clients["main"]
-        payload = torch.arange(_LARGE)
-        storage = weakref.ref(payload.untyped_storage())
-        assert client.send(1, Message(Kind.PUSH, payload=payload))
-        del payload
-        received = heard(other.server)
-        received_payload = received.message.payload
-        del received
-        gc.collect()
-        assert torch.equal(received_payload, torch.arange(_LARGE))
-        wait_until(lambda: storage() is None, "the sender's memory")
-
-
 def test_ranks_of_one_host_connect_over_ipc_and_those_of_two_over_tcp() -> None:
     with opened(4, tcp=True, ranks_per_host=2) as of_ranks:
         for rank, ports in enumerate(of_ranks):
@@ -126,57 +89,6 @@ def test_ranks_of_one_host_connect_over_ipc_and_those_of_two_over_tcp() -> None:
 
 def _transport(client_socket: zmq.Socket) -> str:
     return client_socket.get_string(zmq.LAST_ENDPOINT).partition(":")[0]
-
-
-def _clients_of_one_rank(ports: Ports, other: Ports) -> None:
-    main, exchange = ports.clients["main"], ports.clients["exchange"]
-    assert main.send(1, Message(Kind.PUSH, timestamp=1))
-    assert exchange.send(1, Message(Kind.PUSH, timestamp=2))
-    for _ in range(2):
-        received = heard(other.server)
-        assert received.sender == 0
-        assert other.server.send(
-            received.address, Message(Kind.BLOCK, timestamp=received.message.timestamp)
-        )
-    for client, timestamp in ((main, 1), (exchange, 2)):
-        answer = heard(client)
-        assert answer.message.timestamp == timestamp
-
-
-def test_each_client_of_a_rank_gets_its_own_replies() -> None:
-    with opened(2, clients=("main", "exchange")) as [ports, other]:
-        _clients_of_one_rank(ports, other)
-
-
-def test_sends_to_a_peer_that_does_not_read_never_block() -> None:
-    with opened(2) as [ports, other]:
-        for number in range(1000):
-            assert ports.clients["main"].send(1, Message(Kind.PUSH, timestamp=number))
-        for number in range(1000):
-            assert heard(other.server).message.timestamp == number
-
-
-def test_large_message_is_being_sent_until_it_has_left_the_queue() -> None:
-    payload = torch.zeros(2_000_000)
-    with opened(2) as [ports, other]:
-        client = other.clients["main"]
-        client.send(0, Message(Kind.STATE_REQUEST))
-        address = heard(ports.server).address
-        ports.server.send(address, Message(Kind.STATE, payload=payload))
-        assert ports.server.is_sending(address)
-        heard(client)
-        wait_until(lambda: not ports.server.is_sending(address), "the end of the queue")
-
-
-def test_last_messages_arrive_after_the_sender_has_closed() -> None:
-    with opened(2) as [ports, other]:
-        client = ports.clients["main"]
-        client.send(1, Message(Kind.ARRIVE))
-        heard(other.server)  # so that they are connected
-        client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
-        ports.close()
-        received = heard(other.server)
-        assert received.message.kind == Kind.PUSH
 
 
 def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
