@@ -31,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("training", "score a model on validation data", trains=True),
     "test": Command("training", "score a model on test data", trains=True),
     "predict": Command("training", "make predictions with a model", trains=True),
+    "measure": Command("training", "find batch sizes for hosts of unequal speed", trains=True),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
 }
 

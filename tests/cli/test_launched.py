@@ -45,14 +45,16 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_success(*processes: subprocess.Popen[str]) -> None:
+def wait_for_success(*processes: subprocess.Popen[str]) -> list[str]:
+    outputs = []
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=280)
-            assert process.returncode == 0, output[-3000:]
+            outputs.append(process.communicate(timeout=280)[0])
+            assert process.returncode == 0, outputs[-1][-3000:]
     finally:
         for process in processes:
             process.kill()
+    return outputs
 
 
 def loads(folder: Path) -> None:
