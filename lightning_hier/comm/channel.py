@@ -14,6 +14,9 @@ from torch import Tensor
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.traffic import Tier, Traffic
 
+# torch 2.13 renamed it, and warns about the former name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def gather_rows(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the short 1-D ``own`` of every rank of the group as rows, in order of position.
@@ -146,7 +149,7 @@ class Channel:
     def all_gather(self, output: Tensor, own: Tensor, kind: str) -> Pending:
         """Concatenate ``own`` of every rank, in order of position, into ``output``."""
         with self._starting(kind, (self.size - 1) * own.nbytes) as pending:
-            pending.work = dist.all_gather_into_tensor(output, own, group=self.group, async_op=True)
+            pending.work = _all_gather(output, own, group=self.group, async_op=True)
         return pending
 
     def gather_rows(self, own: Tensor, kind: str) -> Tensor:
