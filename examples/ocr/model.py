@@ -104,7 +104,8 @@ class LineRecogniser(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean CTC loss of the lines of the batch."""
-        loss = ctc_losses(*self(batch.images, batch.widths), batch).mean()
+        log_probs, frames = self(batch.images, batch.widths)
+        loss = ctc_losses(log_probs, frames, batch).mean()
         self.log("train/loss", loss.detach(), batch_size=len(batch.widths))
         return loss
 
