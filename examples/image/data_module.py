@@ -1,131 +1,160 @@
-"""The DataModule of the image example, configured from a YAML file."""
+"""The DataModule of the image example: the handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import math
+from typing import NamedTuple
 
-from torch.utils.data import DataLoader
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from examples.corpus_data import CorpusData, builder_of, check_arguments
-from examples.image.augmentation import Augmentation
-from examples.image.batching import Batch, ImageDataset, ImageSampler, mean_and_deviation
-from examples.image.corpora.cifar10 import build_cifar10_corpus
-from examples.image.corpora.digits import build_digits_corpus
-from examples.image.corpora.mnist import build_mnist_corpus
-from examples.image.corpus import Corpus, Split
-from examples.rank_batches import rank_and_world_size, rank_loader
+from examples.rank_batches import StepSampler, rank_and_world_size, rank_loader
 
-CorpusName = Literal["digits", "mnist", "cifar10"]
-
-BUILDERS: dict[str, Callable[..., Corpus]] = {
-    "digits": build_digits_corpus,
-    "mnist": build_mnist_corpus,
-    "cifar10": build_cifar10_corpus,
-}
-
-# Files of the train and valid splits, and of the test split, for messages.
-_FILES = {
-    "mnist": ("train-images-idx3-ubyte and train-labels-idx1-ubyte", "t10k-images-idx3-ubyte and "
-              "t10k-labels-idx1-ubyte"),
-    "cifar10": ("data_batch_1 to data_batch_5", "test_batch"),
-}  # fmt: skip
+_SPLITS = {"test": slice(0, 300), "valid": slice(300, 600), "train": slice(600, None)}
 
 
-class Images(CorpusData[Corpus]):
-    """Normalised labelled images from one of three sources.
+class Batch(NamedTuple):
+    """A mini-batch.
 
-    Images are normalised by the mean and standard deviation of the train split. Every checkpoint
-    contains them. Evaluation of a checkpoint therefore requires only the evaluated split.
+    Attributes:
+        images: (B, C, H, W) float32, normalised.
+        labels: (B,) int64.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+
+class ImageSampler(StepSampler[list[int]]):
+    """Yields the batches of one rank.
+
+    The images are divided into batches of at most ``batch_images`` images. The number of batches is
+    the smallest possible multiple of the world size, and their sizes differ by at most one. Every
+    image is used once.
+
+    Args:
+        images: number of images of the split.
+        batch_images: maximum number of images in a batch of one rank.
+        rank: rank of the batches.
+        world_size: number of ranks.
+        shuffle: whether to shuffle in each epoch. Otherwise, the order is that of the split.
+        seed: seed of the random generators, equal on all ranks.
+
+    Raises:
+        ValueError: if a number is out of range, or there are fewer images than batches.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        *,
+        batch_images: int,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(images, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
+        if batch_images < 1:
+            raise ValueError(f"batch_images must be at least 1, got {batch_images}")
+        self._images = images
+        self._steps = math.ceil(images / (batch_images * world_size))
+        if self._steps * world_size > images:
+            raise ValueError(
+                f"{images} images don't fill {self._steps} batches on each of {world_size} ranks; "
+                "take fewer ranks or a larger batch_images"
+            )
+
+    def __len__(self) -> int:
+        """Number of batches of each rank in an epoch."""
+        return self._steps
+
+    def _batches(self, generator: np.random.Generator | None) -> list[list[int]]:
+        images = self._images
+        order = np.arange(images) if generator is None else generator.permutation(images)
+        return [part.tolist() for part in np.array_split(order, self._steps * self.world_size)]
+
+    def _item(self, batch: list[int]) -> list[int]:
+        return batch
+
+
+class DigitBatches(Dataset[Batch]):
+    """The images of a split, indexed by the items of an ``ImageSampler``."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images = images
+        self._labels = labels
+
+    def __len__(self) -> int:
+        """Number of images of the split."""
+        return len(self._labels)
+
+    def __getitem__(self, positions: list[int]) -> Batch:
+        """Return the batch of the images at ``positions``."""
+        return Batch(self._images[positions], self._labels[positions])
+
+
+class Images(LightningDataModule):
+    """The 1797 digits of 8 x 8 pixels: 1197 to train, 300 for validation, 300 to test.
+
+    Images are normalised by the mean and standard deviation of the train split.
 
     Every rank has the same number of batches, which an ``ImageSampler`` creates. Set
     ``use_distributed_sampler=False`` in the Trainer, because the data module already distributes
     the batches.
 
     Args:
-        corpus: ``"digits"``, ``"mnist"`` or ``"cifar10"``.
-        corpus_args: arguments of ``build_digits_corpus``, ``build_mnist_corpus`` or
-            ``build_cifar10_corpus``.
         batch_images: maximum number of images in a batch of one rank.
-        shift: maximum random shift of training images in each direction, in pixels.
-        mirror: flip training images horizontally with probability 1/2.
-        seed: seed of the order of the batches and of the augmentation. The seed of the splits is
-            an argument of the corpus.
-        num_workers: number of processes that load batches.
-
-    Raises:
-        ValueError: if the corpus is unknown, its arguments are wrong, or a number is out of range.
-            The message lists the valid arguments.
+        seed: seed of the order of the batches.
     """
 
-    def __init__(
-        self,
-        corpus: CorpusName = "digits",
-        corpus_args: dict[str, Any] | None = None,
-        batch_images: int = 16,
-        shift: int = 0,
-        mirror: bool = False,
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+    num_classes = 10
+    image_channels = 1
+
+    def __init__(self, batch_images: int = 16, seed: int = 0) -> None:
         super().__init__()
-        self._builder = builder_of(BUILDERS, corpus)
-        if batch_images < 1:
-            raise ValueError(f"batch_images must be at least 1, got {batch_images}")
-        self._name = corpus
-        self._arguments = corpus_args or {}
-        check_arguments(corpus, self._builder, self._arguments)
         self.batch_images = batch_images
-        self.augmentation = Augmentation(shift=shift, mirror=mirror) if shift or mirror else None
         self.seed = seed
-        self.num_workers = num_workers
+        self.splits: dict[str, DigitBatches] = {}
 
-    def _build(self) -> Corpus:
-        corpus = self._builder(**self._arguments)
-        if self.fitted:
-            self._mean, self._deviation = self.fitted["mean"], self.fitted["deviation"]
-        elif corpus.train is None:
-            raise self._missing("train")
-        else:
-            self._mean, self._deviation = mean_and_deviation(corpus.train)
-        return corpus
+    def setup(self, stage: str) -> None:
+        """Load the digits, which are installed with scikit-learn."""
+        from sklearn.datasets import load_digits  # slow import
 
-    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
-        return {"mean": self._mean, "deviation": self._deviation}
-
-    def _split_hint(self, split: str) -> str:
-        train, test = _FILES.get(self._name, ("", ""))
-        return f"its files are {test if split == 'test' else train}"
+        digits = load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        values = torch.from_numpy(digits.images[order]).float().unsqueeze(1)
+        labels = torch.from_numpy(digits.target[order]).long()
+        train = values[_SPLITS["train"]]
+        images = (values - train.mean()) / train.std(correction=0)
+        self.splits = {
+            name: DigitBatches(images[part], labels[part]) for name, part in _SPLITS.items()
+        }
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return the batches of this rank, in a different order in each epoch."""
-        return self._loader(self.split("train"), self.augmentation, shuffle=True)
+        return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Return the batches of this rank, in a fixed order."""
-        return self._loader(self.split("valid"))
+        return self._loader("valid")
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Return the batches of this rank, in a fixed order."""
-        return self._loader(self.split("test"))
+        return self._loader("test")
 
-    def _loader(
-        self, split: Split, augmentation: Augmentation | None = None, *, shuffle: bool = False
-    ) -> DataLoader[Batch]:
+    def _loader(self, split: str, *, shuffle: bool = False) -> DataLoader[Batch]:
         rank, world_size = rank_and_world_size(self.trainer)
+        dataset = self.splits[split]
         sampler = ImageSampler(
-            len(split),
+            len(dataset),
             batch_images=self.batch_images,
             rank=rank,
             world_size=world_size,
             shuffle=shuffle,
             seed=self.seed,
         )
-        dataset = ImageDataset(
-            split,
-            mean=self._mean,
-            deviation=self._deviation,
-            augmentation=augmentation,
-            seed=self.seed,
-        )
-        return rank_loader(dataset, sampler, num_workers=self.num_workers)
+        return rank_loader(dataset, sampler, num_workers=0)

@@ -1,18 +1,18 @@
-"""Residual networks for image classification, trained by SGD with momentum as in psp_sgd 4.2."""
+"""A residual network for small images, trained by SGD with momentum as in psp_sgd 4.2."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
+from torchvision.models.resnet import BasicBlock
 
-from examples.image.batching import Batch
-from examples.image.networks import resnet50, small_resnet
+from examples.image.data_module import Batch
 from examples.sized_by_data import SizedByData
 
 
@@ -29,18 +29,12 @@ class ResNetClassifier(SizedByData):
     Args:
         num_classes: C, number of classes. None: take it from the data.
         image_channels: 1 for grey images, 3 for colour images. None: take it from the data.
-        network: ``"resnet50"`` (of torchvision) or ``"small"``.
-        channels: channels of each stage of the small network. All stages except the first halve
+        channels: channels of each stage, a residual block. All stages except the first halve
             height and width.
-        blocks: number of residual blocks in each stage of the small network.
         learning_rate: learning rate of SGD.
         momentum: momentum of SGD.
         weight_decay: weight decay of SGD.
-        decay_epochs: epochs after which the learning rate is multiplied by ``decay_factor``.
-        decay_factor: factor of the learning rate.
-
-    Raises:
-        ValueError: if the network is unknown or a number is out of range.
+        decay_epochs: epochs after which the learning rate is multiplied by 0.1.
     """
 
     def __init__(
@@ -48,44 +42,42 @@ class ResNetClassifier(SizedByData):
         *,
         num_classes: int | None = None,
         image_channels: int | None = None,
-        network: Literal["small", "resnet50"] = "small",
         channels: Sequence[int] = (16, 32),
-        blocks: int = 1,
         learning_rate: float = 0.05,
         momentum: float = 0.9,
         weight_decay: float = 1e-4,
         decay_epochs: Sequence[int] = (30, 60),
-        decay_factor: float = 0.1,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.channels = tuple(channels)
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.decay_epochs = tuple(decay_epochs)
-        self.decay_factor = decay_factor
-        if network not in ("small", "resnet50"):
-            raise ValueError(f"network must be 'small' or 'resnet50', got {network!r}")
-        small_args: dict[str, Any] = {"channels": channels, "blocks": blocks}
-        self._small_args = small_args if network == "small" else None
         self.take_sizes(num_classes=num_classes, image_channels=image_channels)
 
     def _build(self, *, num_classes: int, image_channels: int) -> None:
-        sizes: dict[str, Any] = {"image_channels": image_channels, "num_classes": num_classes}
-        self.network: torch.nn.Module = (
-            resnet50(**sizes)
-            if self._small_args is None
-            else small_resnet(**self._small_args, **sizes)
-        )
-        metrics: dict[str, torch.nn.Module] = {}
+        inputs = self.channels[0]
+        layers: list[nn.Module] = [*_convolution(image_channels, inputs, kernel=3), nn.ReLU()]
+        for stage, outputs in enumerate(self.channels):
+            stride = 2 if stage else 1
+            changes = stride > 1 or inputs != outputs
+            shortcut = _convolution(inputs, outputs, stride=stride) if changes else None
+            layers.append(BasicBlock(inputs, outputs, stride, shortcut))
+            inputs = outputs
+        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+        self.network = nn.Sequential(*layers, *head)
+        for module in self.network.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.metrics = nn.ModuleDict()
         for split in ("valid", "test"):
-            metrics[f"{split}/loss"] = MeanMetric()
-            metrics[f"{split}/accuracy"] = MulticlassAccuracy(num_classes, average="micro")
-        self.metrics = torch.nn.ModuleDict(metrics)
+            self.metrics[f"{split}/loss"] = MeanMetric()
+            self.metrics[f"{split}/accuracy"] = MulticlassAccuracy(num_classes, average="micro")
 
     def _sizes_of(self, data: Any) -> dict[str, int]:
-        corpus = data.corpus
-        return {"num_classes": corpus.num_classes, "image_channels": corpus.channels}
+        return {"num_classes": data.num_classes, "image_channels": data.image_channels}
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits (B, C) of images (B, ``image_channels``, H, W)."""
@@ -115,9 +107,7 @@ class ResNetClassifier(SizedByData):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
         )
-        schedule = torch.optim.lr_scheduler.MultiStepLR(
-            optimizer, milestones=list(self.decay_epochs), gamma=self.decay_factor
-        )
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=self.decay_epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule}}
 
     def _evaluate(self, batch: Batch, split: str) -> None:
@@ -127,3 +117,9 @@ class ResNetClassifier(SizedByData):
             metric: Any = self.metrics[f"{split}/{name}"]
             metric.update(*values)
             self.log(f"{split}/{name}", metric, prog_bar=True, batch_size=len(labels))
+
+
+def _convolution(inputs: int, outputs: int, *, kernel: int = 1, stride: int = 1) -> nn.Sequential:
+    """Return a convolution and its batch normalisation."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))

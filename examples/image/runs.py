@@ -1,11 +1,22 @@
-"""Settings and results of runs."""
+"""Train the image classifier by one of the demo's systems. ``RunStore`` starts it on every rank."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from examples.run_store import portable
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+
+from examples.image.data_module import Images
+from examples.image.model import ResNetClassifier
+from examples.image.step_pause import StepClock, Straggler
+from examples.quiet import progress, silence_lightning
+from examples.run_store import run_job
+from lightning_hier import HierarchicalStrategy, PSPStrategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,72 +24,29 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        system: a key of ``SYSTEMS``.
-        corpus: name of the corpus, see ``Images``.
-        corpus_args: arguments of the corpus, see ``Images``.
-        model_args: arguments of ``ResNetClassifier``.
-        ranks: number of processes.
-        late_rank: rank that is late.
-        late_seconds: delay of each late batch in seconds.
-        late_fraction: fraction of the rank's batches that are late.
-        pace_seconds: minimum duration of a forward pass in seconds, see ``Pace``.
+        system: synchronous SGD by all-reduce, or PSP-SGD that waits for 3/4 of the gradients.
+        late_seconds: delay of the late rank in each step, in seconds.
         epochs: number of epochs.
         decay_epochs: epochs after which the learning rate is multiplied by 0.1.
         batch_images: number of images in a mini-batch of one rank.
         learning_rate: learning rate of one gradient. For a step with d gradients, it is multiplied
             by d.
-        seed: seed of the initial model, the order of batches, and the delays.
+        ranks: number of processes.
+        late_rank: rank that is late.
     """
 
-    system: str
-    corpus: Literal["digits", "mnist", "cifar10"] = "digits"
-    corpus_args: dict[str, Any] = field(default_factory=dict)
-    model_args: dict[str, Any] = field(default_factory=dict)
-    ranks: int = 4
-    late_rank: int = 3
-    late_seconds: float = 0.0
-    late_fraction: float = 1.0
-    pace_seconds: float = 0.0
-    epochs: int = 20
+    system: Literal["all_reduce", "psp"]
+    late_seconds: float
+    epochs: int
     decay_epochs: list[int] = field(default_factory=list)
     batch_images: int = 16
     learning_rate: float = 0.02
-    seed: int = 0
+    ranks: int = 4
+    late_rank: int = 3
 
     def portable_settings(self) -> dict[str, Any]:
-        """Return the settings without directories of this machine, which identify the run."""
-        return {**asdict(self), "corpus_args": portable(self.corpus_args)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankResult:
-    """Result of one rank at the end of training.
-
-    Attributes:
-        rank: the rank.
-        waited_s: waiting time in training steps in seconds, see ``StepClock``.
-        median_step_s: median duration of a training step in seconds.
-        longest_step_s: duration of the longest training step in seconds.
-        slept_s: duration of all intentional pauses in seconds.
-        sent_bytes: payload that the rank sent.
-        dropped: number of gradients that its server dropped because they arrived too late.
-        updates: number of updates by its server. 0 without servers.
-        gradients_per_update: mean number of gradients in an update by its server.
-        start_bytes: peak resident memory at the start of training.
-        peak_bytes: peak resident memory at the end of training.
-    """
-
-    rank: float
-    waited_s: float
-    median_step_s: float
-    longest_step_s: float
-    slept_s: float
-    sent_bytes: float
-    dropped: float
-    updates: float
-    gradients_per_update: float
-    start_bytes: float
-    peak_bytes: float
+        """Return the settings as a dictionary."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,38 +54,108 @@ class Result:
     """Result of a run.
 
     Attributes:
-        settings: settings of the run, see ``Settings.portable_settings``.
-        parameters: number of parameters of the model.
+        settings: settings of the run.
         test_accuracy: test accuracy of the final model, from 0 to 1.
         curve: seconds since the start of training, and accuracy on the valid split, for each epoch.
-        train_seconds: time from the start of training to the end of the last validation.
-        ranks: fields of the ``RankResult`` of each rank.
+        waited_s: waiting time of each rank in training steps, in seconds, see ``StepClock``.
+        slept_s: delay of each rank in all steps, in seconds.
+        sent_bytes: payload that all ranks sent.
+        dropped_gradients: mean number of gradients that a server dropped because they were late.
+        used_share: fraction of all batches whose gradients are part of updates, from 0 to 1.
     """
 
     settings: dict[str, Any]
-    parameters: int
     test_accuracy: float
     curve: list[tuple[float, float]]
-    train_seconds: float
-    ranks: list[dict[str, float]]
+    waited_s: list[float]
+    slept_s: list[float]
+    sent_bytes: float
+    dropped_gradients: float
+    used_share: float
 
-    def of_ranks(self, name: str) -> list[float]:
-        """Return a field of ``RankResult`` of all ranks."""
-        return [rank[name] for rank in self.ranks]
 
-    @property
-    def dropped_gradients(self) -> float:
-        """Mean number of gradients that a server dropped because they arrived too late."""
-        return sum(self.of_ranks("dropped")) / len(self.ranks)
+class AccuracyOverTime(Callback):
+    """Records the seconds since the start of training, and the accuracy, of each validation."""
 
-    @property
-    def used_share(self) -> float:
-        """Fraction of all batches whose gradients are part of updates, from 0 to 1."""
-        used = sum(rank["gradients_per_update"] * rank["updates"] for rank in self.ranks)
-        updates = sum(self.of_ranks("updates"))
-        return used / updates / self.settings["ranks"] if updates else 1.0
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self._begun_s = 0.0
 
-    @property
-    def sent_bytes(self) -> float:
-        """Payload that all ranks sent."""
-        return sum(self.of_ranks("sent_bytes"))
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._begun_s = time.monotonic()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Record the accuracy."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            accuracy = float(trainer.callback_metrics["valid/accuracy"])
+            self.points.append((time.monotonic() - self._begun_s, accuracy))
+
+
+class RankValues(Callback):
+    """Gathers values of all ranks at the end of training, as rows of ``table``."""
+
+    def __init__(self, clock: StepClock, straggler: Straggler) -> None:
+        self.table = torch.empty(0)
+        self._clock = clock
+        self._straggler = straggler
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Gather the values."""
+        strategy: Any = trainer.strategy
+        metrics = strategy.metrics()
+        values = [
+            self._clock.waited_s,
+            self._straggler.slept_s,
+            sum(metrics[f"hier/{tier}/payload_bytes"] for tier in ("group", "across")),
+            metrics.get("hier/psp/dropped", 0.0),
+            metrics.get("hier/psp/gradients_per_round", float(trainer.world_size)),
+        ]
+        row = torch.tensor(values, dtype=torch.float64)
+        self.table = strategy.all_gather(row).reshape(-1, len(row))
+
+
+def run(settings: Settings) -> Result:
+    """Train and evaluate a model. Every rank must call it."""
+    pl.seed_everything(0, verbose=False)
+    torch.set_num_threads(1)
+    is_psp = settings.system == "psp"
+    # PSP-SGD multiplies the learning rate by the number of gradients of an update. All-reduce
+    # averages the gradients.
+    rate = settings.learning_rate * (1 if is_psp else settings.ranks)
+    model = ResNetClassifier(learning_rate=rate, decay_epochs=settings.decay_epochs)
+    data = Images(batch_images=settings.batch_images)
+    straggler = Straggler(rank=settings.late_rank, seconds=settings.late_seconds)
+    clock, curve = StepClock([straggler]), AccuracyOverTime()
+    values = RankValues(clock, straggler)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=settings.ranks,
+        strategy=PSPStrategy(min_pushes=0.75)
+        if is_psp
+        else HierarchicalStrategy(group_size="world"),
+        max_epochs=settings.epochs,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        logger=False,
+        callbacks=[clock, straggler, curve, values, progress()],
+    )
+    trainer.fit(model, data)
+    waited, slept, sent, dropped, used = values.table.unbind(1)
+    return Result(
+        settings=asdict(settings),
+        test_accuracy=trainer.test(model, data, verbose=False)[0]["test/accuracy"],
+        curve=curve.points,
+        waited_s=waited.tolist(),
+        slept_s=slept.tolist(),
+        sent_bytes=float(sent.sum()),
+        dropped_gradients=float(dropped.mean()),
+        used_share=float(used.mean()) / settings.ranks,
+    )
+
+
+if __name__ == "__main__":
+    silence_lightning()
+    run_job(run, Settings)

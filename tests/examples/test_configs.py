@@ -35,11 +35,6 @@ EXPECTED = {
     "acoustic/an4_lstm": expected(),
     "acoustic/synthetic_lstm": expected(),
     "image/digits": expected("auto", 19_706, num_classes=10, image_channels=1),
-    "image/mnist": expected("auto", 77_754, num_classes=10, image_channels=1),
-    # torchvision's ResNet-50 has 25,557,032 with 1000 classes.
-    "image/cifar10_resnet50": expected(
-        "lightning_hier.PSPStrategy", 25_557_032 - 2049 * 990, num_classes=10, image_channels=3
-    ),
     "language/tiny_stdlib": expected(BMUF_ADAM, 230_016, vocabulary=257, context=128),
     # 3.2M and 3,839 more tokens
     "language/small": expected(BMUF_ADAM, 4_262_144, vocabulary=4096, context=256),

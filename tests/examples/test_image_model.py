@@ -15,7 +15,6 @@ from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
-from tests.examples.test_image_data import write_mnist
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "image" / "configs"
@@ -85,27 +84,20 @@ def test_servers_hold_a_model_that_was_sized_by_the_data(strategy: str, tmp_path
     assert first == second and len(first) > 4
 
 
-def test_a_checkpoint_is_tested_on_a_folder_of_test_files_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Uses the mean and deviation of the training images."""
-    whole, alone = tmp_path / "whole", tmp_path / "alone"
-    for folder in (whole, alone):
-        folder.mkdir()
-        write_mnist(folder, train=200, test=50)
-    for file in alone.glob("train-*"):
-        file.unlink()
-    mnist = ["--data.corpus=mnist", f"--data.corpus_args={{path: {whole}, valid_images: 20}}"]
-    fit = run(small_run(tmp_path, *mnist))
-    checkpoint = f"--ckpt_path={fit.trainer.checkpoint_callback.best_model_path}"
-    scores = []
-    for folder in (whole, alone):
-        path = f"--data.corpus_args.path={folder}"
-        tested = run(small_run(tmp_path, *mnist, path, checkpoint, command="test"))
-        scores.append(dict(tested.trainer.callback_metrics))
-    assert scores[0] == scores[1]
-    with pytest.raises(ValueError, match="no train split.*or give the checkpoint"):
-        run(small_run(tmp_path, *mnist, f"--data.corpus_args.path={alone}", command="test"))
-    with pytest.raises(ValueError, match="no valid split"):
-        path = f"--data.corpus_args.path={alone}"
-        run(small_run(tmp_path, *mnist, path, checkpoint, command="validate"))
+def test_digits_are_divided_without_loss_and_the_same_each_time() -> None:
+    data, again = Images(), Images(seed=1)
+    for module in (data, again):
+        module.setup("fit")
+    splits = {name: split[list(range(len(split)))] for name, split in data.splits.items()}
+    assert {name: len(batch.labels) for name, batch in splits.items()} == {
+        "train": 1197,
+        "valid": 300,
+        "test": 300,
+    }
+    images = torch.cat([batch.images for batch in splits.values()])
+    assert images.shape == (1797, 1, 8, 8)
+    # 1797 digits of which no two are the same.
+    assert len(images.flatten(1).unique(dim=0)) == 1797
+    train = splits["train"].images
+    assert train.mean().abs() < 1e-4 and abs(train.std() - 1) < 1e-3
+    assert torch.equal(again.splits["test"][[0]].images, splits["test"].images[:1])

@@ -1,1 +1,0 @@
-"""Sources of labelled images."""
