@@ -37,5 +37,5 @@ def test_result_of_a_run() -> None:
     # The demo stores results as JSON.
     assert Result(**json.loads(json.dumps(asdict(first)))) == replace(
         first,
-        curve=[list(point) for point in first.curve],  # type: ignore[misc]
+        curve=[list(point) for point in first.curve],
     )

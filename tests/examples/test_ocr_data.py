@@ -71,7 +71,7 @@ def test_augmentation_is_for_training_alone_and_repeats_itself_in_an_epoch() -> 
     loader = data.train_dataloader()
     first, again = next(iter(loader)), next(iter(loader))
     assert torch.equal(first.images, again.images)
-    loader.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    loader.sampler.set_epoch(1)
     assert not any(first.images.shape == b.images.shape and torch.equal(first.images, b.images)
                    for b in loader)  # fmt: skip
 
