@@ -15,23 +15,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 import lightning_hier as lh
-from lightning_hier.strategies.registry import PRESETS
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import make_trainer, weights
 
 BATCHES = 6
 MakeTrainer = Callable[..., pl.Trainer]
-
-# Epochs have 6 steps and blocks 5, so local models differ from the global model at an epoch's end.
-PRESET_SETTINGS: dict[str, dict[str, Any]] = {
-    "gtc": {"density": 0.3, "dense_below": 0},
-    "model_averaging": {"block_size": 5},
-    "bmuf": {"block_size": 5},
-    "bmuf_adam": {"block_size": 5},
-    "bmuf_gtc": {"block_size": 5, "density": 0.3, "dense_below": 0},
-    "psp": {"linear_scaling": False},
-    "two_stage_asgd": {"push_period": 2},
-}
 
 
 class Casualty(Callback):
@@ -49,23 +37,6 @@ class Casualty(Callback):
         if trainer.global_rank == self._rank and trainer.global_step == BATCHES + 2:
             ray.train.get_all_reported_checkpoints(timeout_s=60)
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
-    """Train with each preset in turn. Return the last weights and the placement of the rank."""
-    results = {}
-    for name, preset in PRESETS.items():
-        strategy = preset(**PRESET_SETTINGS[name])
-        model = Net(optimizer="Adam", lr=0.01) if name == "bmuf_adam" else Net()
-        make(strategy, max_epochs=2).fit(model, loader(BATCHES))
-        placed = {
-            "sizes": strategy.layout.sizes,
-            "device": str(strategy.root_device),
-            "sampler": strategy.distributed_sampler_kwargs,
-            "on_one_host": strategy.num_processes == strategy.world_size,
-        }
-        results[name] = {"weights": weights(model), "placed": placed}
-    return results
 
 
 def fit_three_epochs(
@@ -100,11 +71,6 @@ def ray_trainer(strategy: Any, callbacks: list[Callback] | None = None, **settin
     return prepare_trainer(trainer)
 
 
-def presets(config: dict[str, Any]) -> None:
-    """Train with every preset, in Ray."""
-    _write(config, fit_by_each_preset(ray_trainer))
-
-
 def fault(config: dict[str, Any]) -> None:
     """Train in Ray. A worker is killed, and the run resumes from the newest checkpoint."""
     import ray.train
@@ -116,35 +82,6 @@ def fault(config: dict[str, Any]) -> None:
     with checkpoint.as_directory() as folder:
         path = Path(folder, "checkpoint.ckpt")
         _write(config, fit_three_epochs(ray_trainer, ckpt_path=path))
-
-
-def mistakes(config: dict[str, Any]) -> None:
-    """Collect errors of mistakes, and train, in Ray on hosts with two workers and with one."""
-    from ray.train.lightning import prepare_trainer
-
-    def without_environment() -> None:
-        pl.Trainer(accelerator="cpu", strategy="bmuf", logger=False).fit(Net(), loader(2))
-
-    def prepared_without_environment() -> None:
-        prepare_trainer(pl.Trainer(accelerator="cpu", strategy="bmuf", logger=False))
-
-    def groups_of_uneven_hosts() -> None:
-        ray_trainer(
-            lh.BMUFGTCStrategy(warmup_steps=0, density=0.01, block_size=50), max_epochs=1
-        ).fit(Net(), loader(2))
-
-    world = os.environ["WORLD_SIZE"]
-    errors = {}
-    for mistake in (without_environment, prepared_without_environment, groups_of_uneven_hosts):
-        os.environ["WORLD_SIZE"] = world  # Lightning's own environment removes it at the end
-        try:
-            mistake()
-            errors[mistake.__name__] = "nothing was raised"
-        except (RuntimeError, ValueError) as error:
-            errors[mistake.__name__] = str(error)
-    model = Net()
-    ray_trainer("bmuf", max_epochs=1).fit(model, loader(BATCHES))
-    _write(config, {"errors": errors, "weights": weights(model)})
 
 
 def _write(config: dict[str, Any], result: Any) -> None:

@@ -20,58 +20,58 @@ from tests.trainer.fitting import (
     HIERARCHICAL,
     Net,
     errors_on_ranks,
+    fit,
     fit_on_ranks,
     loader,
     make_trainer,
     weights,
 )
-from tests.trainer.mistakes import check_errors
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 NO_SANITY_CHECK = {"num_sanity_val_steps": 0}
 
 
-@pytest.mark.parametrize(
-    ("group_size", "where", "found"),
-    [
-        (1, "loss", r"parameters of rank 2 \(group 2\)"),
-        (2, "loss", r"parameters of ranks 2, 3 \(group 1\)"),
-        (1, "layers.1.running_var", r"averaged buffers of rank 2 \(group 2\)"),
-        (1, "layers.2.weight", r"parameters.* of rank 2 \(group 2\)"),
-    ],
-)
-def test_one_error_names_ranks_groups_and_tensors_before_a_model_is_sent(
-    group_size: int, where: str, found: str
-) -> None:
+def _tiers(group_size: int, where: str) -> None:
     """Batch 5 is the last of the second block."""
     sync = lh.BMUF(block_momentum=0.5, block_size=3, across="leader")
-    strategy = partial(HIERARCHICAL, group_size=group_size, block_sync=sync)
-    errors = errors_on_ranks(4, strategy, partial(Breaks, 5, (2,), where))
-    found = rf"NonFiniteModelError: NaN or inf after 6 steps in {found}.*no model was sent\. Lower"
-    check_errors(errors, found, kind="NonFiniteModelError")
+    fit(HIERARCHICAL(group_size=group_size, block_sync=sync), 6, Breaks(5, (2,), where))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ranks", "found"),
-    [
-        (
-            partial(BMUF, block_size=3),
-            (0, 1),
-            r"3 steps in parameters.* of ranks 0, 1 \(groups 0, 1\)",
-        ),
-        (
-            partial(BMUF, block_size=3, warmup_steps=2),
-            (1,),
-            "2 steps in parameters.* of ranks 0, 1",
-        ),
-        (GTC, (1,), "6 steps in parameters.* of ranks 0, 1:"),
-    ],
-    ids=["all groups", "in the warm-up", "a single group"],
-)
-def test_ranks_that_train_one_model_are_all_named(
-    strategy: Any, ranks: tuple[int, ...], found: str
-) -> None:
-    errors = errors_on_ranks(2, strategy, partial(Breaks, 1, ranks, "loss"))
-    check_errors(errors, f"NaN or inf after {found}", kind="NonFiniteModelError")
+def _one_model(strategy: Any, *ranks: int) -> None:
+    fit(strategy(), 6, Breaks(1, ranks, "loss"))
+
+
+_LATE = "NaN or inf after 6 steps in "
+_EARLY = "NaN or inf after {} steps in parameters.* of ranks "
+_NOT_SENT = r".*no model was sent\. Lower"
+_WARM = partial(BMUF, block_size=3, warmup_steps=2)
+# Ranks that train one model are all named.
+MISTAKES: Mistakes = {
+    "parameters": (
+        partial(_tiers, 1, "layers.2.weight"),
+        _LATE + r"parameters.* of rank 2 \(group 2\)" + _NOT_SENT,
+    ),
+    "loss of a group": (
+        partial(_tiers, 2, "loss"),
+        _LATE + r"parameters of ranks 2, 3 \(group 1\)" + _NOT_SENT,
+    ),
+    "buffers": (
+        partial(_tiers, 1, "layers.1.running_var"),
+        _LATE + r"averaged buffers of rank 2 \(group 2\)" + _NOT_SENT,
+    ),
+    "all groups": (
+        partial(_one_model, partial(BMUF, block_size=3), *range(4)),
+        _EARLY.format(3) + r"0, 1, 2, 3 \(groups 0, 1, 2, 3\)",
+    ),
+    "in the warm-up": (partial(_one_model, _WARM, 1), _EARLY.format(2) + "0, 1, 2, 3"),
+    "a single group": (partial(_one_model, GTC, 1), _EARLY.format(6) + "0, 1, 2, 3:"),
+}
+
+
+def test_one_error_names_ranks_groups_and_tensors_before_a_model_is_sent() -> None:
+    by_rank = errors_by_rank(__name__)
+    for name, (_, message) in MISTAKES.items():
+        check_errors([rank[name] for rank in by_rank], message, kind="NonFiniteModelError")
 
 
 def test_only_buffers_that_remain_after_the_warm_up_must_be_finite() -> None:

@@ -21,12 +21,7 @@ from tests.trainer.fitting import fitted
 
 @pytest.mark.parametrize(
     ("name", "launcher"),
-    [
-        ("psp", "lightning"),
-        ("psp", "torchrun"),
-        ("two_stage_asgd", "lightning"),
-        ("two_stage_asgd", "torchrun"),
-    ],
+    [("psp", "lightning"), ("two_stage_asgd", "torchrun")],
 )
 @pytest.mark.slow
 def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: Path) -> None:

@@ -72,25 +72,6 @@ def test_settings_are_written_beside_the_metrics(tmp_path: Path) -> None:
     assert expected.items() <= written.items()
 
 
-def _described() -> list[dict[str, Any]]:
-    psp = lh.PSPStrategy(min_pushes=0.5, push_timeout_s=0.25, pull_timeout_s=0.5)
-    two_stage = lh.TwoStageASGDStrategy(group_size=2, push_period=3)
-    return [fit(strategy, 2).strategy.describe() for strategy in (psp, two_stage)]
-
-
-def test_servers_are_described_by_the_settings_of_the_user() -> None:
-    psp, two_stage = run_ranks(_described, 2)[0]
-    assert {
-        "strategy": "psp",
-        "groups": 2,
-        "min_pushes": 0.5,
-        "push_timeout_s": 0.25,
-        "min_pulled": 1.0,
-        "pull_timeout_s": 0.5,
-    }.items() <= psp.items()
-    assert {"groups": 1, "push_period": 3, "order_locking": True}.items() <= two_stage.items()
-
-
 def _beside_csv(folder: Path, *loggers: Logger) -> dict[str, Any]:
     return {"logger": [CSVLogger(folder, name="run", version=0), *loggers], "log_every_n_steps": 2}
 

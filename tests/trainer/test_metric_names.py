@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import EMAWeightAveraging
@@ -14,9 +14,6 @@ from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 
 import lightning_hier as lh
 from lightning_hier.callbacks.tensorboard_layout import layout
-from lightning_hier.comm.traffic import TIERS
-from lightning_hier.parameter_server.authentication import Reason
-from lightning_hier.parameter_server.message import Kind
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, TwoOptimizers, loader, make_trainer
 from tests.trainer.metric_names import read_document
@@ -130,23 +127,6 @@ def test_every_name_is_documented_and_every_documented_name_is_logged(
     # No message was refused in these runs.
     assert set(document.names) - logged == {"hier/refused/<reason>"}
     assert names[1:] == [set()] * 3  # only rank 0 logs
-
-
-def test_documented_kinds_are_those_that_are_sent(names: list[set[str]]) -> None:
-    document = read_document()
-    parts = [name.split("/") for name in names[0]]
-    sent = {kind for _, tier, kind, _ in (p for p in parts if len(p) == 4) if tier in TIERS}
-    assert set(document.kinds[SYNCHRONOUS]) <= sent
-    # Some kinds are sent only when a rank dies or has no gradient, so all known kinds are compared.
-    assert set(document.kinds[SERVERS]) == {kind.name.lower() for kind in Kind}
-    assert set(document.reasons) == set(get_args(Reason))
-
-
-def test_no_name_is_a_folder_of_another(names: list[set[str]]) -> None:
-    """Loggers that write one file per metric could not store both."""
-    for name in names[0]:
-        parts = name.split("/")
-        assert not {"/".join(parts[:n]) for n in range(1, len(parts))} & names[0]
 
 
 def test_charts_of_tensorboard_draw_every_name(names: list[set[str]]) -> None:

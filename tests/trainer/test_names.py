@@ -79,14 +79,6 @@ def test_unused_parameters_are_named_with_the_strategy_to_use() -> None:
         assert works == [""] * 4
 
 
-def test_registering_again_changes_nothing() -> None:
-    from lightning_hier.strategies.registry import register
-
-    before = dict(StrategyRegistry)
-    register()
-    assert dict(StrategyRegistry) == before
-
-
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
 def test_strategy_with_an_accelerator_of_its_own(strategy: Any) -> None:
     placed = strategy(accelerator=CPUAccelerator())

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
-from lightning_hier.strategies.step_gradients import StepGradients
 from tests.ranks import run_ranks
 from tests.trainer.breaking import Breaks
 from tests.trainer.fitting import (
     BMUF_GTC,
-    GTC,
     Net,
     all_equal,
     fit,
     fit_on_ranks,
     scaled,
-    this_rank,
 )
 
 
@@ -104,90 +100,3 @@ def _converted() -> list[int]:
 
 def test_sync_batchnorm_spans_the_group() -> None:
     assert run_ranks(_converted, 4) == [[0, 1], [0, 1], [2, 3], [2, 3]]
-
-
-class _Adversaries(Net):
-    """A GAN with toggled optimizers. One loss of the discriminator overflows on rank 1."""
-
-    def __init__(self) -> None:
-        super().__init__(by_hand=True)
-        self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
-        del self.layers
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        of_generator, of_discriminator = self.optimizers()
-        real = batch[0]
-        bad = 1e38 if batch_idx == 2 and this_rank() == 1 else 1.0
-
-        def discriminator_loss() -> Tensor:
-            fake = self.discriminator(self.generator(real).detach())
-            of_real = ((self.discriminator(real) - 1) * bad * bad).square().mean()
-            return of_real + fake.square().mean()
-
-        def generator_loss() -> Tensor:
-            return (self.discriminator(self.generator(real)) - 1).square().mean()
-
-        self._step(of_discriminator, discriminator_loss)
-        self._step(of_generator, generator_loss)
-        self.notes.append(bool(self.generator.weight.grad.isfinite().all()))
-
-    def _step(self, optimizer: Any, loss: Callable[[], Tensor]) -> None:
-        self.toggle_optimizer(optimizer)
-        optimizer.zero_grad()
-        self.manual_backward(loss())
-        optimizer.step()
-        self.untoggle_optimizer(optimizer)
-
-    def configure_optimizers(self) -> Any:
-        return [
-            torch.optim.SGD(part.parameters(), lr=0.1)
-            for part in (self.generator, self.discriminator)
-        ]
-
-
-def test_an_overflow_skips_one_step_of_one_optimizer() -> None:
-    strategy = partial(GTC, density=0.3, dense_below=0, find_unused_parameters=True)
-    first, _ = fit_on_ranks(2, strategy, _Adversaries, **scaled())
-    assert first.notes == [True] * 6
-    assert first.loss_scale == 512.0
-
-
-SCALE = 1024.0
-
-
-def _taken(kind: Any, factors: list[float], **settings: Any) -> list[Tensor | None]:
-    """Gradients at each step, which equal the factors, or None where the step was skipped."""
-    parameter = nn.Parameter(torch.ones(3))
-    optimizer = kind([parameter], lr=0.5, **settings)
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
-    gradients_of_steps: list[Tensor | None] = []
-
-    def take() -> None:
-        assert parameter.grad is not None
-        gradients_of_steps.append(parameter.grad.clone())
-
-    gradients = StepGradients(optimizer, check=lambda: None, take=take)
-    for factor in factors:
-        gradients.taken = False
-        scaler.scale((factor * parameter).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if not gradients.taken:
-            gradients_of_steps.append(None)
-        optimizer.zero_grad()
-    assert torch.equal(parameter, torch.ones(3)) and not optimizer.state[parameter]
-    return gradients_of_steps
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_fused_optimizers_get_unscaled_finite_gradients(kind: Any) -> None:
-    """A GradScaler leaves unscaling and the check to a fused optimizer."""
-    factors = [0.25, float("inf"), 3.0]
-    plain = _taken(kind, factors)
-    fused = _taken(kind, factors, fused=True)
-    for steps in (plain, fused):
-        assert [None if one is None else one.tolist() for one in steps] == [
-            [0.25] * 3,
-            None,
-            [3.0] * 3,
-        ]

@@ -21,7 +21,10 @@ from tests.trainer.fitting import (
     all_equal,
     fit,
     fit_on_ranks,
+    fits_on_ranks,
+    fitted,
     loader,
+    scaled,
     this_rank,
     weights,
 )
@@ -116,19 +119,38 @@ class _Two(TwoOptimizers):
 
 
 def test_several_optimizers_in_manual_optimization_equal_ddp() -> None:
-    model = partial(_Two, every=2)
-    psp = fit_on_ranks(2, partial(PSP, linear_scaling=False), model)
-    for mine, theirs in zip(psp, fit_on_ranks(2, "ddp", model), strict=True):
-        torch.testing.assert_close(mine.weights, theirs.weights, rtol=1e-5, atol=1e-6)
+    """Also those of two-stage ASGD, in its warm-up."""
+    two_stage = partial(lh.TwoStageASGDStrategy, group_size=1, warmup_steps=100)
+    strategies = "ddp", partial(PSP, linear_scaling=False), two_stage
+    by_ddp, *others = fits_on_ranks(
+        2, *(partial(fitted, strategy, partial(_Two, every=2)) for strategy in strategies)
+    )
+    for ranks in others:
+        for mine, theirs in zip(ranks, by_ddp, strict=True):
+            torch.testing.assert_close(mine.weights, theirs.weights, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "64-true"])
-def test_precisions_train(precision: str) -> None:
-    dtype = torch.float64 if precision == "64-true" else torch.float32
-    data = loader(6, ranks=2, dtype=dtype)
-    ranks = fit_on_ranks(2, PSP, precision=precision, data=data)
+class _Overflows(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (1e38 if batch_idx == 1 else 1.0)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_fused_optimizers_get_unscaled_finite_gradients(kind: str) -> None:
+    """A GradScaler leaves unscaling and the check to a fused optimizer."""
+    nets = [partial(_Overflows, optimizer=kind, fused=fused) for fused in (False, True)]
+    plain, fused = fits_on_ranks(2, *(partial(fitted, PSP, net, **scaled()) for net in nets))
+    for one, other in zip(plain, fused, strict=True):
+        assert one.loss_scale == other.loss_scale == 512.0
+        torch.testing.assert_close(one.weights, other.weights)
+        assert not torch.equal(one.seen[0], one.weights)
+
+
+def test_double_precision_trains() -> None:
+    data = loader(6, ranks=2, dtype=torch.float64)
+    ranks = fit_on_ranks(2, PSP, precision="64-true", data=data)
     assert all_equal(result.weights for result in ranks)
-    assert not torch.equal(ranks[0].weights, weights(Net()).to(ranks[0].weights.dtype))
+    assert not torch.equal(ranks[0].weights, weights(Net()).double())
 
 
 class _Tied(Net):

@@ -93,7 +93,6 @@ def _fit(name: str, make: Any, folder: Path, ckpt_path: Path | None = None) -> l
 
 # Number of ranks, class and settings.
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 4}),
     "bmuf_gtc": (4, "BMUFGTCStrategy", {"group_size": 2, "block_size": 4, "density": 0.2}),
     "bmuf_adam_fsdp": (4, "BMUFAdamFSDPStrategy", {"group_size": 2, "block_size": 4}),
     "psp": (2, "PSPStrategy", {}),

@@ -19,11 +19,10 @@ import torch
 
 from tests.conftest import REPOSITORY
 from tests.ranks import run_ranks
-from tests.trainer.ray_loops import BATCHES, PRESET_SETTINGS, fit_by_each_preset, fit_three_epochs
+from tests.trainer.ray_loops import BATCHES, fit_three_epochs
 
 # Ray starts a dozen processes with many imports. On a busy machine that takes minutes.
 LIMIT_S = 900
-ASYNCHRONOUS = {"psp", "two_stage_asgd"}
 
 pytestmark = [pytest.mark.needs_ray, pytest.mark.timeout(LIMIT_S + 100)]
 
@@ -34,12 +33,6 @@ class Job:
 
     ranks: list[Any]
     reported: list[dict[str, Any]]
-
-    def checkpoint(self, number: int) -> dict[str, Any]:
-        """Content of the reported checkpoint with this number."""
-        path = Path(self.reported[number]["path"], "checkpoint.ckpt")
-        content: dict[str, Any] = torch.load(path, weights_only=True)
-        return content
 
 
 @pytest.fixture
@@ -77,24 +70,6 @@ def run_in_ray(loop: str, folder: Path, workers: int, ray_folder: str) -> Job:
     return Job(ranks, json.loads((folder / "reported.json").read_text()))
 
 
-def test_every_preset_trains_as_without_ray(tmp_path: Path, ray_folder: str) -> None:
-    """Placement and weights equal those without Ray, to the last bit.
-
-    The last reported checkpoint holds the model that `fit` leaves. Asynchronous training differs
-    from run to run, so only the ranks of one run are compared.
-    """
-    job = run_in_ray("presets", tmp_path, 4, ray_folder)
-    plain = run_ranks(fit_by_each_preset, 4, ranks_per_node=2)
-    assert len(job.reported) == 2 * len(PRESET_SETTINGS)
-    for number, name in enumerate(job.ranks[0]):
-        in_ray, expected = [[rank[name] for rank in ranks] for ranks in (job.ranks, plain)]
-        assert [rank["placed"] for rank in in_ray] == [rank["placed"] for rank in expected]
-        saved = job.checkpoint(2 * number + 1)["state_dict"].values()
-        model = torch.cat([value.reshape(-1) for value in saved])
-        for rank in [*in_ray, *([] if name in ASYNCHRONOUS else expected)]:
-            assert torch.equal(rank["weights"], model), name
-
-
 def test_resumes_exactly_after_a_worker_was_killed(tmp_path: Path, ray_folder: str) -> None:
     job = run_in_ray("fault", tmp_path, 4, ray_folder)
     plain = run_ranks(fit_three_epochs, 4, ranks_per_node=2)
@@ -103,15 +78,3 @@ def test_resumes_exactly_after_a_worker_was_killed(tmp_path: Path, ray_folder: s
         assert (resumed["made"], expected["made"]) == (2 * BATCHES, 3 * BATCHES)
         assert torch.equal(torch.stack(resumed["last_steps"]), torch.stack(expected["last_steps"]))
         assert torch.equal(resumed["weights"], expected["weights"])
-
-
-def test_mistakes_are_named_and_hosts_may_be_uneven(tmp_path: Path, ray_folder: str) -> None:
-    """Three workers on two hosts. Strategies train there unless their groups are hosts."""
-    job = run_in_ray("mistakes", tmp_path, 3, ray_folder)
-    for rank in job.ranks:
-        errors = rank["errors"]
-        assert "the Trainer counts 1 rank, but 3" in errors["without_environment"]
-        assert "RayLightningEnvironment()]" in errors["without_environment"]
-        assert "RayLightningEnvironment" in errors["prepared_without_environment"]
-        assert "Ray has placed 2, 1" in errors["groups_of_uneven_hosts"]
-        assert torch.equal(rank["weights"], job.ranks[0]["weights"])

@@ -50,9 +50,7 @@ def _all_name(outcomes: list[RankOutcome], lost: int, text: str = "") -> None:
             assert f"rank {lost} " in outcome.error and text in outcome.error, outcome.error
 
 
-@pytest.mark.parametrize(
-    ("name", "rank"), [("psp", 0), ("psp_partial", 1), ("two_stage", 0), ("two_stage", 3)]
-)
+@pytest.mark.parametrize(("name", "rank"), [("psp", 0), ("two_stage", 0), ("two_stage", 3)])
 def test_killed_rank_is_named_by_all_others(name: str, rank: int) -> None:
     """Of two-stage ASGD, the master or a device that serves nobody."""
     outcomes = rank_outcomes(_fit, 4, name, {(rank, 5): "dies"})
@@ -129,13 +127,6 @@ def _ended_alike(outcomes: list[RankOutcome], steps: int) -> None:
 def test_rank_that_is_stopped_takes_part_again(name: str, tmp_path: Path) -> None:
     model = partial(_Stops, tmp_path)
     _ended_alike(rank_outcomes(fitted, 4, STRATEGIES[name], model, BATCHES), BATCHES)
-
-
-@pytest.mark.parametrize("name", TOLERANT)
-def test_ranks_that_sleep_come_back(name: str) -> None:
-    """Each rank sleeps once, at another step."""
-    disturbances = {(rank, 5 * rank): "sleeps" for rank in range(4)}
-    _ended_alike(rank_outcomes(_fit, 4, name, disturbances), 2 * BATCHES)
 
 
 class _GetsSignal(Net):

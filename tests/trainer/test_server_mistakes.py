@@ -137,8 +137,9 @@ class _AddsGroup(Net):
             self.optimizers(use_pl_optimizer=False).add_param_group({"params": parameters})
 
 
-@pytest.mark.parametrize("model", [_Unfreezes, _AddsGroup])
-@pytest.mark.parametrize("strategy", ["psp", "two_stage_asgd"])
+@pytest.mark.parametrize(
+    ("strategy", "model"), [("psp", _AddsGroup), ("two_stage_asgd", _Unfreezes)]
+)
 def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost(
     strategy: str, model: Callable[[], Net]
 ) -> None:

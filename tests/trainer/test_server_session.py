@@ -4,54 +4,14 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.open_ports import Ports
-from lightning_hier.strategies import server_session
-from lightning_hier.strategies.server_session import ServerSession
-from tests.distributed.port_ranks import opened
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
-
-
-def _session(ports: Ports, build: Any) -> ServerSession:
-    return ServerSession(ports, build, communicators=mock.MagicMock(), timeout_s=60.0)
-
-
-def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
-    with opened(1) as [ports], mock.patch.object(ports, "close", wraps=ports.close) as close:
-        with pytest.raises(RuntimeError, match="no replica"):
-            _session(ports, mock.Mock(side_effect=RuntimeError("no replica")))
-        close.assert_called_once()
-
-
-def test_server_loop_ends_before_its_sockets_when_the_last_wait_fails() -> None:
-    """It fails when a host dies after the last rendezvous."""
-    served: list[bool] = []
-    with opened(1) as [ports]:
-        session = _session(ports, lambda ports, client: mock.Mock(handlers=[]))
-        thread, close = session._server_loop._thread, ports.close
-
-        def note_and_close() -> None:
-            served.append(thread.is_alive())
-            close()
-
-        session.start()
-        assert thread.is_alive()
-        with (
-            mock.patch.object(ports, "close", note_and_close),
-            mock.patch.object(server_session, "gather_json", side_effect=PeerError("rank 1")),
-            pytest.raises(PeerError, match="rank 1"),
-        ):
-            session.close()
-    assert served == [False]
 
 
 class _HoldsMetrics(Net):

@@ -6,7 +6,6 @@ With different seeds, ranks would not see each row once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Tens
 
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, Untrained, make_trainer, this_rank
-from tests.trainer.mistakes import check_mistake
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 ROWS = 24
 
@@ -68,13 +67,20 @@ def _own() -> None:
     _fit(_data(sampler=DistributedSampler(_data().dataset, 4, rank, seed=rank)))
 
 
-@pytest.mark.parametrize("mistake", [_shuffled, _by_variable, _under_servers, _wrapped, _own])
-def test_different_seeds_are_one_error_on_every_rank(mistake: Callable[[], None]) -> None:
-    check_mistake(
+MISTAKES: Mistakes = {
+    mistake.__name__: (
         mistake,
         "the seeds are 0 on rank 0; 1 on rank 1; 2 on rank 2; 3 on rank 3.*PL_GLOBAL_SEED.*"
         "on_train_start.*use_distributed_sampler=False",
     )
+    for mistake in (_shuffled, _by_variable, _under_servers, _wrapped, _own)
+}
+
+
+def test_different_seeds_are_one_error_on_every_rank() -> None:
+    by_rank = errors_by_rank(__name__)
+    for name, (_, message) in MISTAKES.items():
+        check_errors([rank[name] for rank in by_rank], message)
 
 
 def _rows(case: str) -> list[float]:
@@ -90,11 +96,9 @@ def _rows(case: str) -> list[float]:
     return model.notes
 
 
-@pytest.mark.parametrize(
-    "case", ["not seeded", "set to the default on one rank", "divided by the user"]
-)
+@pytest.mark.parametrize("case", ["set to the default on one rank", "divided by the user"])
 def test_ranks_that_need_no_common_seed_see_each_row_once(case: str) -> None:
-    """The seed is not set, set to the default, or not used to divide the data.
+    """The seed is set to the default where it is set, or not used to divide the data.
 
     Each rank also sets another seed after the start of training.
     """

@@ -77,9 +77,8 @@ def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
     return model.seen
 
 
-@pytest.mark.parametrize("group_size", [1, 2])
-def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
-    strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False, of="gradient")
+def test_all_ranks_stop_at_the_next_synchronisation() -> None:
+    strategy = partial(BMUF_GTC, nesterov=False, of="gradient")
     seen = run_ranks(_terminated, 4, strategy, 20)
     assert [len(models) for models in seen] == [4] * 4
     assert all_equal(models[-1] for models in seen)
@@ -127,15 +126,13 @@ def _stop_and_go_on(
     return steps, differences(whole, end)
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "end"), [("bmuf", 2, 4), ("bmuf_adam", 4, 6), ("bmuf_gtc", 7, 8)]
-)
+@pytest.mark.parametrize(("name", "step", "end"), [("bmuf_adam", 4, 6), ("bmuf_gtc", 7, 8)])
 def test_checkpoint_is_saved_first_and_goes_on_exactly(
     name: str, step: int, end: int, tmp_path: Path
 ) -> None:
     """A ModelCheckpoint saves, which has not saved before.
 
-    Blocks have four steps and epochs five. In the second case, the ranks exchange the signal in the
+    Blocks have four steps and epochs five. In the first case, the ranks exchange the signal in the
     evaluation at the end of the epoch, and stop after the next step.
     """
     make_strategy, world_size = STRATEGIES[name]
@@ -204,21 +201,14 @@ def _requeued(
     return len(stopped.seen), differences(whole, end)
 
 
-@pytest.mark.parametrize(
-    ("signals", "steps"),
-    [((signal.SIGUSR1,), 15), ((signal.SIGUSR1, signal.SIGTERM), 8)],
-    ids=["requeue", "requeue_and_stop"],
-)
-def test_slurm_job_is_saved_and_requeued_once(
-    signals: tuple[int, ...], steps: int, tmp_path: Path
-) -> None:
+def test_slurm_job_is_saved_and_requeued_once(tmp_path: Path) -> None:
     """One rank of two gets the signal. Files of an interrupted save do not matter."""
     left = tmp_path / "requeue_1.ckpt.ranks" / "0123" / "rank_00000.pt"
     left.parent.mkdir(parents=True)
     left.touch()
     (tmp_path / ".requeue_1.ckpt.0a1b2c.part").touch()
-    results = run_ranks(_requeued, 2, signals, tmp_path, env=_cluster(tmp_path))
-    assert results == [(steps, [])] * 2
+    results = run_ranks(_requeued, 2, (signal.SIGUSR1,), tmp_path, env=_cluster(tmp_path))
+    assert results == [(15, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
     assert lh.newest_checkpoint(tmp_path) is not None
 

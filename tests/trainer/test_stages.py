@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanSquaredError
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -92,22 +91,3 @@ def test_validation_in_mid_block_sees_one_model_on_all_ranks() -> None:
     assert first.notes == second.notes
     assert len(first.notes) == 1 + 4  # the sanity check and every third batch
     assert steps_with_equal_models([first.seen, second.seen]) == [4, 8, 12]
-
-
-class _WithMetric(Net):
-    """Validates with a metric of torchmetrics, which gathers its own state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error = MeanSquaredError()
-
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.error(self(batch[0]), batch[1])
-        self.log("error", self.error)
-
-
-@pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
-def test_metric_is_gathered_in_the_sanity_check_and_in_validation(name: str) -> None:
-    ranks = fit_on_ranks(2, name, _WithMetric, 4, validate=3, num_sanity_val_steps=2)
-    first, second = (result.logged["error"] for result in ranks)
-    assert first == second > 0

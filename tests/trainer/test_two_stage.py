@@ -40,11 +40,6 @@ def test_settings_that_equal_synchronous_sgd(
     "settings",
     [
         {"group_size": 2},
-        pytest.param({"group_size": "world"}, marks=pytest.mark.slow),
-        pytest.param({"group_size": 1, "order_locking": False}, marks=pytest.mark.slow),
-        pytest.param(
-            {"group_size": 2, "double_buffering": False, "push_period": 3}, marks=pytest.mark.slow
-        ),
         {"group_size": 2, "hierarchical_lr": False, "push_period": 1, "refresh_period": 2},
     ],
 )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 import lightning_hier as lh
-from tests.trainer.fitting import BMUF, GTC, Net, errors_on_ranks, fit, this_rank
+from tests.trainer.fitting import Net, fit, this_rank
 from tests.trainer.mistakes import Mistakes, errors_by_rank
 
 # Groups have one rank or two. A single group of all ranks does not average models.
@@ -105,27 +105,3 @@ def test_groups_unfreeze_different_parameters(errors: list[dict[str, str]], name
     for rank in errors:
         assert "first (3,) torch.float32 in optimizer 0 only on ranks 0, 1;" in rank[name]
         assert f"second {MISTAKES[name][1]}" in rank[name]
-
-
-class _FinetuneOnRank0(BaseFinetuning):
-    """Finetuning as in the documentation of BaseFinetuning, but only on rank 0."""
-
-    def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.layers[0])
-
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-        if epoch == 1 and this_rank() == 0:
-            self.unfreeze_and_add_param_group(pl_module.layers[0], optimizer)
-
-
-class _Head(Net):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.layers[2].parameters(), lr=0.01)
-
-
-@pytest.mark.parametrize("strategy", [GTC, partial(BMUF, block_size=50)])
-def test_finetuning_of_one_rank_alone(strategy: Any) -> None:
-    """The error comes at the next exchange of gradients, or at the next synchronisation."""
-    settings = {"callbacks": [_FinetuneOnRank0()], "max_epochs": 2}
-    for error in errors_on_ranks(2, strategy, _Head, 4, **settings):
-        assert "different parameters: layers.0.weight" in error and "; layers.0.bias" in error

@@ -25,7 +25,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
-NAMES = ["bmuf", "gtc", "psp", "two_stage_asgd"]
+NAMES = ["bmuf", "psp", "two_stage_asgd"]
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
@@ -82,8 +82,9 @@ def _load(strategy: str, folder: Path, from_the_network: bool) -> None:
             server.shutdown()
 
 
-@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
-@pytest.mark.parametrize("from_the_network", [False, True], ids=["file", "http"])
+@pytest.mark.parametrize(
+    ("strategy", "from_the_network"), [("bmuf", False), ("bmuf", True), ("psp", True)]
+)
 def test_code_in_a_checkpoint_is_not_run(
     strategy: str, from_the_network: bool, tmp_path: Path
 ) -> None:
@@ -141,8 +142,7 @@ def _exchange(trainer: Any) -> list[Any]:
     return [*received, broadcast("last")]
 
 
-@pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+@pytest.mark.parametrize(("strategy", "trains"), [("bmuf", False), ("psp", True)])
 def test_broadcast_is_exact_or_one_error(strategy: str, trains: bool) -> None:
     wanted = [None, 3, "from 1", {"a": [1.5, 1]}, "/tmp/1", 1e-320, 2**70, "last"]
     assert run_ranks(_broadcast, 2, strategy, trains) == [wanted] * 2

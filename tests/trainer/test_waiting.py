@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import lightning_hier as lh
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.gradients.reducers import AllReducer, HookReducer, Reducer
+from lightning_hier.comm.gradients.reducers import AllReducer
 from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
-from tests.trainer.fitting import HIERARCHICAL, Net, fit, fit_on_ranks, this_rank
+from tests.trainer.fitting import HIERARCHICAL, Net, fit, this_rank
 from tests.waiting import leave_mark, wait_until
 
 # Delay of the last rank, after the other ranks have nothing left to do.
@@ -46,30 +41,28 @@ class _Late(Net):
         return super().training_step(batch, batch_idx)
 
 
-def _mark_last_bucket(reducer: type[Reducer], mark: Path) -> None:
-    reduce = reducer.reduce
+def _mark_last_bucket(mark: Path) -> None:
+    reduce = AllReducer.reduce
 
-    def marking(self: Reducer, bucket: Any) -> Any:
+    def marking(self: AllReducer, bucket: Any) -> Any:
         future = reduce(self, bucket)
         if bucket.is_last and not _late_rank():
             leave_mark(mark.parent, mark.name)
         return future
 
-    reducer.reduce = marking  # type: ignore[method-assign]
+    AllReducer.reduce = marking  # type: ignore[method-assign]
 
 
-def _step(kind: str, folder: Path) -> float:
-    choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
+def _step(folder: Path) -> float:
     mark = folder / "handed_over"
-    _mark_last_bucket(AllReducer if kind == "all_reduce" else HookReducer, mark)
-    strategy = HIERARCHICAL(group_size="world", gradient_sync=choices[kind])
+    _mark_last_bucket(mark)
+    strategy = HIERARCHICAL(group_size="world")
     fit(strategy, 1, _Late(mark))
     return strategy.traffic.waited_seconds("group")
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "hook"])
-def test_end_of_backward_is_waited_for(kind: str, tmp_path: Path) -> None:
-    on_time, late = run_ranks(_step, 2, kind, tmp_path)
+def test_end_of_backward_is_waited_for(tmp_path: Path) -> None:
+    on_time, late = run_ranks(_step, 2, tmp_path)
     assert on_time >= LATE_S
     assert late < on_time
 
@@ -92,9 +85,3 @@ def test_communication_beside_computation_is_in_flight_but_not_waited_for(tmp_pa
     (in_flight, waited), _ = run_ranks(_overlapped, 2, tmp_path)
     assert in_flight >= LATE_S
     assert waited < 0.5 * in_flight
-
-
-def test_waits_of_a_parameter_server_are_among_those_of_its_tier() -> None:
-    for result in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
-        waited = result.metrics["hier/psp/waiting_seconds"]
-        assert 0 < waited <= result.metrics["hier/across/waited_seconds"]
