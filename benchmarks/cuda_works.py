@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from examples.language.model import LanguageModel
-from examples.language.throughput import flops_per_token
+from examples.language.model import LanguageModel, flops_per_token
 from examples.language.windows import Batch
 
 _FRAMES, _SEQUENCES, _FEATURES, _SENONES = 20, 64, 192, 3183
@@ -74,7 +73,7 @@ def _language(size: Any, vocabulary: int, context: int, windows: int, **settings
             size=size, vocabulary=vocabulary, context=context, max_steps=10_000, beta1=0.5,
             **settings,
         ),
-        batch=Batch(inputs, targets, None),
+        batch=Batch(inputs, targets, torch.zeros(windows)),
         trainer={"precision": "bf16-mixed", "gradient_clip_val": 1.0},
         tokens=inputs.numel(),
     )  # fmt: skip

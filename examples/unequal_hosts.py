@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset
 
-from examples.language.shapes import SHAPES
-from examples.language.transformer import Transformer
+from examples.language.transformer import SHAPES, Transformer
 
 CONTEXT = 64
 _BYTES, _VALID_WINDOWS = 256, 512

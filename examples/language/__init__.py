@@ -1,1 +1,1 @@
-"""Language models on source code, folders of text files, and pre-tokenised shards."""
+"""Language models on source code and folders of text files."""

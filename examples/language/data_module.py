@@ -10,39 +10,33 @@ from torch.utils.data import DataLoader
 
 from examples.array_cache import default_cache_dir
 from examples.corpus_data import CorpusData, builder_of, check_arguments
-from examples.language.corpora.folder import build_folder_documents
-from examples.language.corpora.shards import build_shards_corpus
-from examples.language.corpora.stdlib import build_stdlib_documents
 from examples.language.corpus import DEFAULT_BPE_SIZE, Corpus, definition_of, tokenise
-from examples.language.documents import Documents
+from examples.language.documents import Documents, folder_documents, stdlib_documents
 from examples.language.windows import Batch, WindowDataset, WindowSampler
 from examples.rank_batches import rank_and_world_size, rank_loader
 
-CorpusName = Literal["stdlib", "folder", "shards"]
+CorpusName = Literal["stdlib", "folder"]
 
-BUILDERS: dict[str, Callable[..., Documents | Corpus]] = {
-    "stdlib": build_stdlib_documents,
-    "folder": build_folder_documents,
-    "shards": build_shards_corpus,
+BUILDERS: dict[str, Callable[..., Documents]] = {
+    "stdlib": stdlib_documents,
+    "folder": folder_documents,
 }
 
 
 class Text(CorpusData[Corpus]):
-    """Text from one of three sources, tokenised and divided into windows.
+    """Text from one of two sources, tokenised and divided into windows.
 
     Ranks read different windows, in equally many batches (``WindowSampler``). Pass
     ``use_distributed_sampler=False`` to the Trainer, because the data module divides the windows
     itself. Tokens are cached. One rank of each host computes them, and the other ranks read them.
 
     Args:
-        corpus: ``"stdlib"``, ``"folder"`` or ``"shards"``.
-        corpus_args: arguments of ``build_stdlib_documents``, ``build_folder_documents`` or
-            ``build_shards_corpus``.
+        corpus: ``"stdlib"`` or ``"folder"``.
+        corpus_args: arguments of ``stdlib_documents`` or ``folder_documents``.
         context: T, number of tokens of a window.
         batch_windows: number of windows in a batch of one rank.
         eval_batch_windows: number of windows in a batch of valid and test. None: ``batch_windows``.
-        tokenizer: ``"bytes"``, ``"bpe"`` (trained on the train split) or the path of a
-            ``tokenizer.json``. The tokenizer of shards is given in ``corpus_args``.
+        tokenizer: ``"bytes"``, or ``"bpe"`` (trained on the train split).
         vocabulary_size: number of tokens of a BPE that is trained.
         seed: seed of the order of the windows.
         num_workers: number of processes that load batches.
@@ -80,10 +74,6 @@ class Text(CorpusData[Corpus]):
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if corpus == "shards" and tokenizer != "bytes":
-            raise ValueError(
-                f"shards contain tokens: give their tokenizer in corpus_args, got {tokenizer!r}"
-            )
         self.context = context
         self.batch_windows = batch_windows
         self.eval_batch_windows = eval_batch_windows
@@ -97,8 +87,6 @@ class Text(CorpusData[Corpus]):
 
     def _build(self) -> Corpus:
         source = self._builder(**self._arguments)
-        if not isinstance(source, Documents):
-            return source
         definition = self.fitted.get("definition")
         return tokenise(source, definition=definition, **self._tokenise_options)
 

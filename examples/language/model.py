@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torchmetrics import Metric
 
-from examples.language.bits_per_byte import SumRatio
 from examples.language.parallel import apply_tensor_parallel, shard_fully
-from examples.language.schedules import Schedule, ScheduleName
-from examples.language.shapes import SizeName, shape_of
-from examples.language.transformer import Transformer
+from examples.language.transformer import SizeName, Transformer, shape_of
 from examples.language.windows import IGNORED, Batch
 from examples.sized_by_data import SizedByData
+
+_WARMUP_SHARE = 0.05
+_DECAY_SHARE = 0.2
+_FINAL_SHARE = 0.1
 
 
 class LanguageModel(SizedByData):
     """A decoder-only transformer that predicts the next token, trained with AdamW.
 
     The model logs ``train/loss`` of this rank's batch in nats per token. Over all windows of all
-    ranks, it logs ``valid/loss`` and ``test/loss``. If the number of bytes of each token is known,
-    it also logs ``valid/bits_per_byte`` and ``test/bits_per_byte``.
+    ranks, it logs ``valid/loss``, ``valid/bits_per_byte``, ``test/loss`` and
+    ``test/bits_per_byte``.
 
     Weight decay applies to the matrices of the transformer blocks, not to the embedding and the
     norms. To clip gradients, set ``gradient_clip_val`` of the Trainer.
@@ -42,11 +43,9 @@ class LanguageModel(SizedByData):
         learning_rate: peak learning rate.
         beta1, beta2: betas of AdamW.
         weight_decay: weight decay of AdamW.
-        schedule: schedule of the learning rate, ``"cosine"`` or ``"constant"``. See
-            :class:`~examples.language.schedules.Schedule` for it and the next three.
-        warmup_share: fraction of the steps over which the learning rate rises.
-        decay_share: fraction of the steps over which a constant learning rate falls at the end.
-        final_share: final learning rate relative to its peak.
+        schedule: schedule of the learning rate, which rises over the first 5% of the steps. Then it
+            falls along half a cosine (``"cosine"``), or stays and falls linearly over the last 20%
+            (``"constant"``), to a tenth.
         max_steps: length of the schedule in steps. None: the Trainer's number of steps.
         activation_checkpointing: whether to recompute activations in the backward pass, which
             saves memory. See :class:`~examples.language.transformer.Transformer`.
@@ -70,10 +69,7 @@ class LanguageModel(SizedByData):
         beta1: float = 0.9,
         beta2: float = 0.95,
         weight_decay: float = 0.1,
-        schedule: ScheduleName = "cosine",
-        warmup_share: float = 0.05,
-        decay_share: float = 0.2,
-        final_share: float = 0.1,
+        schedule: Literal["cosine", "constant"] = "cosine",
         max_steps: int | None = None,
         activation_checkpointing: bool = False,
         compile: bool = False,
@@ -81,12 +77,9 @@ class LanguageModel(SizedByData):
         super().__init__()
         self.save_hyperparameters()
         self.shape = shape_of(size, layers=layers, heads=heads, width=width)
-        self.schedule = Schedule(
-            kind=schedule,
-            warmup_share=warmup_share,
-            decay_share=decay_share,
-            final_share=final_share,
-        )
+        if schedule not in ("cosine", "constant"):
+            raise ValueError(f"schedule must be 'cosine' or 'constant', got {schedule!r}")
+        self.schedule = schedule
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         self.max_steps = max_steps
@@ -108,7 +101,8 @@ class LanguageModel(SizedByData):
             vocabulary=vocabulary,
             activation_checkpointing=self._activation_checkpointing,
         )
-        names = [f"{split}/{kind}" for split in ("valid", "test") for kind in _SCORES]
+        kinds = ("loss", "bits_per_byte")
+        names = [f"{split}/{kind}" for split in ("valid", "test") for kind in kinds]
         self.metrics = nn.ModuleDict({name: SumRatio() for name in names})
 
     def _sizes_of(self, data: Any) -> dict[str, int]:
@@ -175,7 +169,7 @@ class LanguageModel(SizedByData):
         """Return an optimizer, and the schedule of its learning rate."""
         steps = self._schedule_steps()
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: self.schedule.factor(step, steps)
+            optimizer, lambda step: rate_factor(self.schedule, step, steps)
         )
         return {
             "optimizer": optimizer,
@@ -203,9 +197,10 @@ class LanguageModel(SizedByData):
     def _score(self, batch: Batch, split: str) -> None:
         nats = self._losses(batch, "none").double().sum()
         tokens = (batch.targets != IGNORED).sum()
-        counts = {"loss": (nats, tokens)}
-        if batch.bytes is not None:
-            counts["bits_per_byte"] = (nats / math.log(2), batch.bytes.sum())
+        counts = {
+            "loss": (nats, tokens),
+            "bits_per_byte": (nats / math.log(2), batch.bytes.sum()),
+        }
         for name, values in counts.items():
             metric = self.metrics[f"{split}/{name}"]
             assert isinstance(metric, Metric)
@@ -225,4 +220,60 @@ class LanguageModel(SizedByData):
                 )
 
 
-_SCORES = ("loss", "bits_per_byte")
+class SumRatio(Metric):
+    """Sum of numerators divided by sum of denominators, in float64.
+
+    Batches are weighted by their denominators. The value does not depend on the division of windows
+    among batches and ranks, except for rounding.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    numerator: Tensor
+    denominator: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("numerator", "denominator"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, numerator: Tensor, denominator: Tensor) -> None:
+        """Add the sums of a batch."""
+        self.numerator += numerator.to(self.numerator)
+        self.denominator += denominator.to(self.denominator)
+
+    def compute(self) -> Tensor:
+        """Return the ratio, or NaN if both sums are empty."""
+        return self.numerator / self.denominator
+
+
+def rate_factor(schedule: str, step: int, steps: int) -> float:
+    """Return the learning rate at a step, counted from 0, relative to its peak.
+
+    Args:
+        schedule: ``"cosine"`` or ``"constant"``, see :class:`LanguageModel`.
+        step: step. After the end of the run, the factor is a tenth.
+        steps: number of steps of the run.
+
+    """
+    warmup = round(_WARMUP_SHARE * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "cosine":
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return _FINAL_SHARE + (1 - _FINAL_SHARE) * (1 + math.cos(math.pi * done)) / 2
+    decay = max(1, round(_DECAY_SHARE * steps))
+    left = min(1.0, max(0.0, (steps - step) / decay))
+    return _FINAL_SHARE + (1 - _FINAL_SHARE) * left
+
+
+def flops_per_token(model: LanguageModel) -> int:
+    """Return the floating-point operations of one token: ``6 N + 12 L d T``.
+
+    N is the number of elements of all matrices. The tied embedding counts once, for the logits. The
+    second term is attention over T positions. By convention, it includes the half that a causal
+    mask can skip.
+    """
+    shape = model.shape
+    matrices = sum(p.numel() for p in model.transformer.parameters() if p.dim() == 2)
+    return 6 * matrices + 12 * shape.layers * shape.width * model.context

@@ -1,39 +1,24 @@
-"""Systems, settings and results of the language example's demo."""
+"""Train the tiny language model by one of the demo's systems.
+
+``RunStore`` starts this module on every rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+
+from examples.language.data_module import Text
+from examples.language.model import LanguageModel
+from examples.quiet import progress, silence_lightning
+from examples.run_store import run_job
 from lightning_hier import BMUFAdam, HierarchicalStrategy
-
-
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """A strategy of the comparison.
-
-    Attributes:
-        title: name in tables and plots.
-        strategy: function that creates the strategy.
-
-    """
-
-    title: str
-    strategy: Callable[[], HierarchicalStrategy]
-
-
-SYSTEMS: dict[str, System] = {
-    "bmuf_adam": System(
-        title="BMUF-Adam, 2 groups of 2",
-        strategy=lambda: HierarchicalStrategy(group_size=2, block_sync=BMUFAdam()),
-    ),
-    # DDP that counts its bytes.
-    "ddp": System(
-        title="DDP, 4 ranks",
-        strategy=lambda: HierarchicalStrategy(group_size="world"),
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +26,7 @@ class Settings:
     """Settings of one run.
 
     Attributes:
-        system: a key of ``SYSTEMS``.
+        system: BMUF-Adam in two groups of two, or DDP.
         ranks: number of processes.
         steps: number of optimizer steps of each rank.
         validations: number of evaluations on the valid split, at equal intervals. The last one is
@@ -52,12 +37,10 @@ class Settings:
         beta1: first beta of AdamW. The default is the value to which BMUF-Adam lowers a larger
             beta, so that both systems use the same.
         eval_share: fraction of the valid and test batches that are evaluated.
-        seed: seed of the initial model and of the order of the windows.
-        log_dir: folder of the TensorBoard logs.
 
     """
 
-    system: str
+    system: Literal["bmuf_adam", "ddp"]
     ranks: int = 4
     steps: int = 300
     validations: int = 6
@@ -66,21 +49,19 @@ class Settings:
     learning_rate: float = 4e-3
     beta1: float = 0.5
     eval_share: float = 1.0
-    seed: int = 0
-    log_dir: str = "outputs/language/demo"
 
     def portable_settings(self) -> dict[str, Any]:
-        """Return the settings without folders of this machine."""
-        return {**asdict(self), "log_dir": ""}
+        """Return the settings as a dictionary."""
+        return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """A point of the learning curve.
 
     Attributes:
         step: number of steps of each rank so far.
-        across_bytes: payload that all ranks have sent across groups so far.
+        across_bytes: payload that all ranks have sent across groups so far. It includes all bytes
+            of DDP, whose ranks would be on several hosts.
         bits_per_byte: bits per byte of the valid split.
 
     """
@@ -95,40 +76,103 @@ class Result:
     """Result of a run.
 
     Attributes:
-        settings: settings of the run, see ``Settings.portable_settings``.
-        curve: fields of a ``Point`` for each validation, in order.
+        settings: settings of the run.
+        curve: a ``Point`` for each validation, in order.
         test_bits_per_byte: bits per byte of the test split.
         group_bytes: payload that all ranks have sent inside groups.
-        across_bytes: payload that all ranks have sent across groups. It includes all bytes of DDP,
-            whose ranks would be on several hosts.
         train_seconds: duration of ``fit``, including validation.
-        steps: number of steps of each rank.
 
     """
 
     settings: dict[str, Any]
-    curve: list[dict[str, Any]]
+    curve: list[Point]
     test_bits_per_byte: float
     group_bytes: int
-    across_bytes: int
     train_seconds: float
-    steps: int
-
-    @property
-    def title(self) -> str:
-        """Title of the system."""
-        return SYSTEMS[self.settings["system"]].title
 
     @property
     def points(self) -> list[Point]:
-        """The learning curve."""
-        return [Point(**point) for point in self.curve]
+        """The learning curve, also after a round trip through JSON."""
+        return [Point(*point) for point in self.curve]
 
-    @property
-    def valid_bits_per_byte(self) -> float:
-        """Bits per byte of the valid split at the end."""
-        return self.points[-1].bits_per_byte
 
-    def point_after(self, across_bytes: float) -> Point | None:
-        """Return the first validation after so many bytes sent across groups, or None."""
-        return next((p for p in self.points if p.across_bytes >= across_bytes), None)
+class LearningCurve(Callback):
+    """Record the step, the bytes sent by this rank and the bits per byte at each validation."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.bytes: list[tuple[int, int]] = []
+        self.bits: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Record the values of this validation."""
+        self.steps.append(trainer.global_step)
+        self.bytes.append(_sent_bytes(trainer.strategy))
+        self.bits.append(float(trainer.callback_metrics["valid/bits_per_byte"]))
+
+    def points(self) -> tuple[list[Point], int]:
+        """Return the curve, and the bytes inside groups at its end. A collective of the world."""
+        # After training, so that the time of the run does not include the collective.
+        total = torch.tensor(self.bytes, dtype=torch.int64)
+        dist.all_reduce(total)
+        group, across = total.unbind(1)
+        points = zip(self.steps, across.tolist(), self.bits, strict=True)
+        return [Point(*point) for point in points], int(group[-1])
+
+
+def run(settings: Settings) -> Result:
+    """Train and test with one system. Every rank must call it."""
+    pl.seed_everything(0, verbose=False)
+    torch.set_num_threads(1)
+    data = Text(
+        context=settings.context, batch_windows=settings.batch_windows, eval_batch_windows=64
+    )
+    model = LanguageModel(size="tiny", learning_rate=settings.learning_rate, beta1=settings.beta1)
+    curve = LearningCurve()
+    strategy = (
+        HierarchicalStrategy(group_size=2, block_sync=BMUFAdam())
+        if settings.system == "bmuf_adam"
+        else HierarchicalStrategy(group_size="world")  # DDP that counts its bytes
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=settings.ranks,
+        strategy=strategy,
+        max_steps=settings.steps,
+        gradient_clip_val=1.0,
+        check_val_every_n_epoch=None,
+        val_check_interval=settings.steps // settings.validations,
+        limit_val_batches=settings.eval_share,
+        limit_test_batches=settings.eval_share,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        logger=False,
+        callbacks=[curve, progress()],
+    )
+    begun = time.perf_counter()
+    trainer.fit(model, data)
+    seconds = time.perf_counter() - begun
+    points, group_bytes = curve.points()
+    scores = trainer.test(model, data, verbose=False)[0]
+    return Result(
+        settings=asdict(settings),
+        curve=points,
+        test_bits_per_byte=scores["test/bits_per_byte"],
+        group_bytes=group_bytes,
+        train_seconds=seconds,
+    )
+
+
+def _sent_bytes(strategy: object) -> tuple[int, int]:
+    """Return the payload bytes that this rank has sent, inside groups and across groups."""
+    assert isinstance(strategy, HierarchicalStrategy)
+    group, across = (strategy.traffic.total(tier).payload_bytes for tier in ("group", "across"))
+    # The single group of DDP would span several hosts.
+    return (0, group) if strategy.block_sync is None else (group, across)
+
+
+if __name__ == "__main__":
+    silence_lightning()
+    run_job(run, Settings)

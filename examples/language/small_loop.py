@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from examples.language.data_module import Text
-from examples.language.shapes import SHAPES
-from examples.language.transformer import Transformer
+from examples.language.transformer import SHAPES, Transformer
 from examples.language.windows import IGNORED, Batch
 
 CONTEXT = 64

@@ -1,10 +1,9 @@
-"""Vocabularies of tokens: bytes, byte-level BPE, or tokens without a tokenizer."""
+"""Vocabularies of tokens: bytes, or byte-level BPE."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,18 @@ END_OF_DOCUMENT = "<|end_of_document|>"
 
 
 class Vocabulary(ABC):
-    """A set of tokens, with the conversion from text to tokens and back.
+    """A set of tokens, with the conversion from text to tokens.
 
     Attributes:
         size: number of tokens.
         end: end-of-document token.
-        token_bytes: (size,) int64, number of UTF-8 bytes of each token, 0 for ``end``. None if it
-            is unknown.
+        token_bytes: (size,) int64, number of UTF-8 bytes of each token, 0 for ``end``.
 
     """
 
     size: int
     end: int
-    token_bytes: np.ndarray | None
+    token_bytes: np.ndarray
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
@@ -36,15 +34,9 @@ class Vocabulary(ABC):
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of one document, without ``end``."""
 
-    @abstractmethod
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens. Invalid UTF-8 is replaced."""
-
 
 class ByteVocabulary(Vocabulary):
     """The 256 values of a byte, and the end-of-document token 256."""
-
-    token_bytes: np.ndarray
 
     def __init__(self) -> None:
         self.size = 257
@@ -54,12 +46,6 @@ class ByteVocabulary(Vocabulary):
     def encode(self, text: str) -> np.ndarray:
         """Return the bytes of the text in UTF-8."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(self.dtype)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of the bytes. The end-of-document token becomes an empty line."""
-        return b"".join(b"\n\n" if t == self.end else bytes([t]) for t in tokens).decode(
-            errors="replace"
-        )
 
 
 class BPEVocabulary(Vocabulary):
@@ -73,8 +59,6 @@ class BPEVocabulary(Vocabulary):
 
     """
 
-    token_bytes: np.ndarray
-
     def __init__(self, definition: str) -> None:
         from tokenizers import Tokenizer  # only needed for BPE
 
@@ -86,7 +70,7 @@ class BPEVocabulary(Vocabulary):
         if end is None:
             raise ValueError(
                 f"the tokenizer must have a token {END_OF_DOCUMENT}; those that "
-                "examples.language trains and writes have it"
+                "examples.language trains have it"
             )
         self.definition = definition
         self.end = int(end)
@@ -111,13 +95,12 @@ class BPEVocabulary(Vocabulary):
             ValueError: ``size`` is below 257.
 
         """
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
         if size < 257:
             raise ValueError(f"a BPE has at least 257 tokens, got vocabulary_size={size}")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=size,
             special_tokens=[END_OF_DOCUMENT],
@@ -143,50 +126,3 @@ class BPEVocabulary(Vocabulary):
                 f"tokenizer must be byte-level, and the text without {END_OF_DOCUMENT}"
             )
         return tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of the tokens. The end-of-document token becomes an empty line."""
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return str(text).replace(END_OF_DOCUMENT, "\n\n")
-
-
-class UnknownVocabulary(Vocabulary):
-    """The vocabulary of shards without a tokenizer, of which only the size is known.
-
-    Args:
-        size: number of tokens. The largest one is the end-of-document token.
-        token_bytes: see :class:`Vocabulary`.
-
-    """
-
-    def __init__(self, size: int, token_bytes: np.ndarray | None = None) -> None:
-        self.size = size
-        self.end = size - 1
-        self.token_bytes = token_bytes
-
-    def encode(self, text: str) -> np.ndarray:
-        """Raise an error, because there is no tokenizer.
-
-        Raises:
-            ValueError: always.
-
-        """
-        raise ValueError("text needs a tokenizer, and these shards have none")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the token ids as text."""
-        return " ".join(map(str, tokens))
-
-
-def read_bpe(path: str | Path) -> BPEVocabulary:
-    """Read a tokenizer from a JSON file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file does not contain a byte-level BPE. The message names the file.
-
-    """
-    try:
-        return BPEVocabulary(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from examples.language.corpus import TokenStream
 from examples.rank_batches import StepSampler
 
 # Target after the end of the stream, which the loss ignores (PyTorch's default ignore_index).
@@ -23,14 +22,13 @@ class Batch(NamedTuple):
     Attributes:
         inputs: (B, T) int64, tokens.
         targets: (B, T) int64, the token after each input. ``IGNORED`` after the end of the stream.
-        bytes: (B,) int64, number of bytes of text that the targets of each window represent. None
-            if the vocabulary has no bytes per token.
+        bytes: (B,) int64, number of bytes of text that the targets of each window represent.
 
     """
 
     inputs: Tensor
     targets: Tensor
-    bytes: Tensor | None
+    bytes: Tensor
 
 
 class WindowDataset(Dataset[Batch]):
@@ -40,7 +38,7 @@ class WindowDataset(Dataset[Batch]):
     exactly once. The last window is padded.
 
     Args:
-        stream: tokens of a split.
+        stream: (N,) tokens of a split.
         context: T, number of inputs of a window.
         end: end-of-document token.
         token_bytes: (vocabulary,) int64, see :class:`~examples.language.vocabulary.Vocabulary`.
@@ -48,12 +46,12 @@ class WindowDataset(Dataset[Batch]):
     """
 
     def __init__(
-        self, stream: TokenStream, *, context: int, end: int, token_bytes: np.ndarray | None
+        self, stream: np.ndarray, *, context: int, end: int, token_bytes: np.ndarray
     ) -> None:
         self._stream = stream
         self._context = context
         self._end = end
-        self._token_bytes = None if token_bytes is None else torch.from_numpy(token_bytes)
+        self._token_bytes = torch.from_numpy(token_bytes)
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -66,7 +64,7 @@ class WindowDataset(Dataset[Batch]):
         for row, window in zip(rows, windows, strict=True):
             # Window 0 begins before the stream, with the end-of-document token.
             start = window * self._context - 1
-            segment = self._stream.read(max(0, start), start + length)
+            segment = self._stream[max(0, start) : start + length]
             first = 1 if start < 0 else 0
             row[:first] = self._end
             row[first : first + len(segment)] = segment
@@ -74,11 +72,8 @@ class WindowDataset(Dataset[Batch]):
         targets = tokens[:, 1:].contiguous()
         # Inputs of ignored targets may be any valid token.
         inputs = tokens[:, :-1].clone().masked_fill_(tokens[:, :-1] == IGNORED, self._end)
-        byte_counts = None
-        if self._token_bytes is not None:
-            byte_counts = self._token_bytes[targets.clamp(min=0)]
-            byte_counts = byte_counts.masked_fill(targets == IGNORED, 0).sum(1)
-        return Batch(inputs, targets, byte_counts)
+        byte_counts = self._token_bytes[targets.clamp(min=0)]
+        return Batch(inputs, targets, byte_counts.masked_fill(targets == IGNORED, 0).sum(1))
 
 
 class WindowSampler(StepSampler[tuple[int, ...]]):

@@ -1,4 +1,4 @@
-"""Tests of training the language model: learning, meshes, callbacks, command line."""
+"""Tests of training the language model: learning, meshes, command line."""
 
 from __future__ import annotations
 
@@ -8,35 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from examples.language.model import LanguageModel
-from examples.language.samples import TextSamples
-from examples.language.throughput import Throughput
 from examples.quiet import quiet_trainer
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
 from tests.examples.language_texts import small_data, small_model, write_texts
 from tests.ranks import run_ranks
-from tests.trainer.fitting import weights
 
 CONFIGS = EXAMPLES / "language" / "configs"
-
-
-class Watched(LanguageModel):
-    """Records the weights after every step."""
-
-    def on_train_start(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.seen.append(weights(self))
-
-
-def watched() -> Watched:
-    return Watched(layers=1, heads=2, width=16, learning_rate=1e-2)
 
 
 def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) -> dict[str, float]:
@@ -75,30 +56,6 @@ def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> Non
         quiet_trainer(max_steps=1).fit(small_model(vocabulary=99), data)
     with pytest.raises(ValueError, match="context of the model must be at least the data's 16"):
         quiet_trainer(max_steps=1).fit(small_model(context=8), data)
-
-
-def test_samples_and_throughput_are_logged_and_change_nothing(tmp_path: Path) -> None:
-    folder = write_texts(tmp_path / "texts")
-    results = []
-    for callbacks in ([], [TextSamples(tokens=5), Throughput(every_n_steps=2)]):
-        torch.manual_seed(0)
-        logger = TensorBoardLogger(tmp_path, name=f"with_{len(callbacks)}")
-        model = watched()
-        quiet_trainer(
-            max_epochs=1,
-            limit_train_batches=12,
-            logger=logger,
-            log_every_n_steps=1,
-            callbacks=callbacks,
-        ).fit(model, small_data(folder))
-        results.append(weights(model))
-    assert torch.equal(*results)
-    events = EventAccumulator(logger.log_dir).Reload()
-    assert "train/tokens_per_second" in events.Tags()["scalars"]
-    assert "train/mfu" not in events.Tags()["scalars"]
-    (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("valid/samples")]
-    text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-    assert "    def " in text and "---" in text
 
 
 def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.ocr import old_books
 from examples.ocr.alphabet import (
     BLANK,
     KEYBOARD,
@@ -88,7 +89,9 @@ def _old_books(folder: Path, texts: list[str]) -> list[dict]:
     return entries
 
 
-def test_old_books_beside_a_folder_or_a_zip(tmp_path: Path) -> None:
+def test_old_books_beside_a_folder_or_a_zip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entries = _old_books(tmp_path / "plain", ["été’", "ok"])
     plain = read_old_books(path=str(tmp_path / "plain"), height=10)
     assert [(line.key, line.text) for line in plain["valid"]] == [
@@ -104,6 +107,9 @@ def test_old_books_beside_a_folder_or_a_zip(tmp_path: Path) -> None:
     packed = read_old_books(path=str(tmp_path / "packed"), height=10)
     for one, other in zip(plain["test"], packed["test"], strict=True):
         assert torch.equal(one.image, other.image)
+    monkeypatch.setattr(old_books, "MAX_BYTES", 10)
+    with pytest.raises(ValueError, match="more than the 10 that a file may have"):
+        read_old_books(path=str(tmp_path / "packed"), height=10)
 
 
 @pytest.mark.parametrize("row", ['{"path": "png/train0.png"}', "nonsense", '{"path": "no.png"}'])

@@ -1,1 +1,0 @@
-"""Sources of text: the standard library, folders and shards."""
