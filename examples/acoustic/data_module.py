@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from examples.acoustic.align_once import aligned_corpus
+from torch.utils.data import DataLoader
+
+from examples.acoustic.batching import FrameBatchSampler
 from examples.acoustic.corpora.an4 import build_an4_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.corpus import Corpus, CorpusDataModule
+from examples.acoustic.corpus import Batch, Corpus, UtteranceDataset
 from examples.acoustic.fitted import Fitted
+from examples.acoustic.flat_start import aligned_corpus
 from examples.array_cache import default_cache_dir
-from examples.corpus_data import builder_of, check_arguments
+from examples.corpus_data import CorpusData, builder_of, check_arguments
+from examples.rank_batches import rank_and_world_size, rank_loader
+
+_LOG = logging.getLogger(__name__)
 
 CorpusName = Literal["synthetic", "an4"]
 
@@ -23,14 +29,19 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 }
 
 
-class AcousticDataModule(CorpusDataModule):
+class AcousticDataModule(CorpusData[Corpus]):
     """Synthesised speech or AN4, in mini-batches of a limited number of frames.
+
+    Every rank has the same number of batches. The batch sampler distributes them among ranks. Pass
+    ``use_distributed_sampler=False`` to the Trainer. With ``True``, Lightning does not replace the
+    sampler, because it is a distributed one.
 
     Checkpoints contain the senones, the lexicon, the normalisation and the transcripts of the train
     split. To evaluate a checkpoint, a corpus therefore needs only the split that is evaluated.
 
-    Synthesised speech and alignments are cached. One rank of each host
-    computes them, and the other ranks read the cache.
+    Synthesised speech, and alignments of AN4 from a flat start (one to two minutes), are cached.
+    One rank of each host computes them, and the other ranks read the cache. Only training computes
+    alignments. Evaluation reads them from the cache, if they are there.
 
     Args:
         corpus: ``"synthetic"`` or ``"an4"``.
@@ -38,10 +49,6 @@ class AcousticDataModule(CorpusDataModule):
         batch_frames: largest number of frames of a batch, including padding (2,048 in
             two_tiered_bmuf_gtc, section 3.2).
         seed: seed of the order of the batches.
-        num_workers: number of processes that load batches.
-        align: whether to align a corpus without alignments from a flat start
-            (``aligned_corpus``). For AN4, this takes one to two minutes in the first run. Only
-            training computes alignments. Evaluation reads them from the cache, if they are there.
         cache_dir: folder of the cache. None: ``default_cache_dir()``.
 
     Raises:
@@ -54,37 +61,64 @@ class AcousticDataModule(CorpusDataModule):
         corpus_args: dict[str, Any] | None = None,
         batch_frames: int = 2048,
         seed: int = 0,
-        num_workers: int = 0,
-        align: bool = True,
         cache_dir: str | None = None,
     ) -> None:
+        super().__init__()
         self._name = corpus
-        self._align = align
-        builder = builder_of(BUILDERS, corpus)
+        self._cache_dir = cache_dir or str(default_cache_dir())
         arguments = dict(corpus_args or {})
-        folder = cache_dir or str(default_cache_dir())
-        has_cache = "cache_dir" in inspect.signature(builder).parameters
-        if has_cache:
-            arguments.setdefault("cache_dir", folder)
-        if "fitted" in arguments:
-            raise ValueError("fitted is read from the checkpoint: remove it from corpus_args")
+        if corpus == "synthetic":
+            arguments.setdefault("cache_dir", self._cache_dir)
+        builder = builder_of(BUILDERS, corpus)
         check_arguments(corpus, builder, arguments, internal=("fitted",))
         self._builder = partial(builder, **arguments)
-        self._cache_dir = folder
-        super().__init__(
-            self._read,
-            prepare=self._read if has_cache or align else None,
-            batch_frames=batch_frames,
-            seed=seed,
-            num_workers=num_workers,
-        )
+        self.batch_frames = batch_frames
+        self.seed = seed
 
-    def _read(self) -> Corpus:
+    def prepare_data(self) -> None:
+        """Fill the cache before training. In evaluation, it is filled at the first use."""
+        if self.is_fitting:
+            self._build()
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Return the batches of this rank, in a different order in each epoch.
+
+        Utterances without targets are left out, with a warning.
+        """
+        train = self.split("train")
+        aligned = [i for i, utterance in enumerate(train) if utterance.senones is not None]
+        if len(aligned) < len(train):
+            missing = len(train) - len(aligned)
+            _LOG.warning("%d of %d train utterances have no targets", missing, len(train))
+        return self._loader(UtteranceDataset(train, aligned), shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Return the batches of this rank, in a fixed order."""
+        return self._loader(UtteranceDataset(self.split("valid")), shuffle=False)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Return the batches of this rank, in a fixed order."""
+        return self._loader(UtteranceDataset(self.split("test")), shuffle=False)
+
+    def _loader(self, dataset: UtteranceDataset, *, shuffle: bool) -> DataLoader[Batch]:
+        rank, world_size = rank_and_world_size(self.trainer)
+        sampler = FrameBatchSampler(
+            dataset.lengths,
+            batch_frames=self.batch_frames,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=self.seed,
+        )
+        return rank_loader(dataset, sampler, num_workers=0)
+
+    def _build(self) -> Corpus:
         fitted = Fitted.from_state_dict(self.fitted) if self.fitted else None
         corpus = self._builder(fitted=fitted)
-        if not self._align:
-            return corpus
-        return aligned_corpus(corpus, cache_dir=self._cache_dir, only_cached=not self.is_fitting)
+        return aligned_corpus(corpus, self._cache_dir, only_cached=not self.is_fitting)
+
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        return corpus.fitted.state_dict()
 
     def _split_hint(self, split: str) -> str:
         return {

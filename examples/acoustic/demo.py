@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.demo_words import comparison, header, row
-from examples.acoustic.error_plot import plot_errors
+from examples.acoustic.demo_report import comparison, header, plot_errors, row
 from examples.acoustic.link_times import HOSTS, RATES, times_over_links
 from examples.acoustic.run_system import Result, Settings
 from examples.array_cache import default_cache_dir

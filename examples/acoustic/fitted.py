@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from examples.acoustic.lexicon import Lexicon
-from examples.acoustic.normalisation import Normalisation
-from examples.acoustic.senones import SenoneMap
+from examples.acoustic.features import Normalisation
+from examples.acoustic.lexicon import Lexicon, SenoneMap
 from examples.packed_json import packed, unpacked
 
 
@@ -20,8 +19,8 @@ class Fitted:
     Attributes:
         senones: numbering of the outputs of the model.
         lexicon: pronunciations.
-        normalisation: normalisation of the features, or None if there is none for all speakers.
-        transcripts: words of the train utterances, for language models.
+        normalisation: normalisation of the features, or None if each speaker has its own.
+        transcripts: words of the train utterances, for the grammar.
     """
 
     senones: SenoneMap
@@ -31,16 +30,12 @@ class Fitted:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values as tensors, so that no object is unpickled."""
-        lexicon = self.lexicon
         about = {
             "senones": asdict(self.senones),
-            "lexicon": [[word, lexicon.pronunciations(word)] for word in lexicon.words],
+            "lexicon": [[word, self.lexicon.pronunciations(word)] for word in self.lexicon.words],
             "transcripts": [" ".join(words) for words in self.transcripts],
         }
-        moments = {}
-        if self.normalisation is not None:
-            moments["mean"] = self.normalisation.mean
-            moments["deviation"] = self.normalisation.deviation
+        moments = {} if self.normalisation is None else asdict(self.normalisation)
         return {"about": packed(about), **moments}
 
     @classmethod
@@ -64,13 +59,10 @@ class Fitted:
         Raises:
             ValueError: the numbers differ.
         """
-        shared = self.senones.phones[: len(other.phones)]
-        if (shared, self.senones.states_per_phone) != (other.phones, other.states_per_phone):
+        if self.senones.phones[: len(other.phones)] != other.phones:
             raise ValueError(
                 "the alignments must be numbered by the phones that the model was trained on "
-                f"({' '.join(self.senones.phones)}, {self.senones.states_per_phone} states each), "
-                f"got {' '.join(other.phones)}, {other.states_per_phone} states each; leave the "
-                "alignments out to compute only word errors"
+                f"({' '.join(self.senones.phones)}), got {' '.join(other.phones)}"
             )
 
     def lexicon_with(self, other: Lexicon) -> Lexicon:
@@ -79,18 +71,15 @@ class Fitted:
         Raises:
             ValueError: new words have phones that the model was not trained on.
         """
+        known = {word: self.lexicon.pronunciations(word) for word in self.lexicon.words}
+        new = {word: other.pronunciations(word) for word in other.words if word not in known}
         trained_phones = set(self.senones.phones)
-        new = {w: other.pronunciations(w) for w in other.words if w not in self.lexicon}
-        if trained_phones.issuperset(self.lexicon.phones):
-            impossible = sorted(
-                word
-                for word, variants in new.items()
-                if not trained_phones.issuperset(chain(*variants))
+        impossible = sorted(
+            word for word, v in new.items() if not trained_phones.issuperset(chain(*v))
+        )
+        if impossible:
+            raise ValueError(
+                f"{len(impossible)} words have phones that the model was not trained on: "
+                f"{', '.join(impossible[:20])}; leave their utterances out"
             )
-            if impossible:
-                raise ValueError(
-                    f"{len(impossible)} words have phones that the model was not trained on: "
-                    f"{', '.join(impossible[:20])}; leave their utterances out, or use the lexicon "
-                    "of the training"
-                )
-        return Lexicon({w: self.lexicon.pronunciations(w) for w in self.lexicon.words} | new)
+        return Lexicon(known | new)

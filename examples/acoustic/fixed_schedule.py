@@ -1,17 +1,16 @@
-"""Acoustic models with a learning-rate schedule that is independent of the loss."""
+"""The acoustic model with a learning-rate schedule that is independent of the loss."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from examples.acoustic.models import FrameClassifier, LSTMAcousticModel
+from examples.acoustic.model import LSTMAcousticModel
 
 
-class FixedSchedule(FrameClassifier):
+class FixedScheduleLSTM(LSTMAcousticModel):
     """SGD with momentum and a constant learning rate, which is halved in each of the last epochs.
 
     It is for comparisons at equal epochs. With min-rate newbob, the number of epochs depends on the
@@ -31,17 +30,11 @@ class FixedSchedule(FrameClassifier):
     def configure_optimizers(self) -> Any:
         """Return the optimizer and its schedule."""
         epochs, decay_epochs = self.schedule_epochs
-        optimizer = torch.optim.SGD(
-            self.parameters(), lr=self.learning_rate, momentum=self.momentum
-        )
         constant = epochs - decay_epochs
+        optimizer = self.sgd()
         scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - constant))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return no callbacks, because training does not stop early."""
         return []
-
-
-class FixedScheduleLSTM(FixedSchedule, LSTMAcousticModel):
-    """LSTM with a fixed schedule."""

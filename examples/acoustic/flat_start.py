@@ -2,106 +2,89 @@
 
 Each round trains the network on the current alignments, and then aligns the train split with it.
 The network classifies frames of the recording with some context. Only its alignments are used
-afterwards.
+afterwards. Later runs read them from a cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples.acoustic.alignment import Alignments, flat_start, realign
-from examples.acoustic.corpus import Corpus
-from examples.acoustic.decoding.priors import log_priors, scaled_likelihoods
-from examples.acoustic.reading import Transcript
-from examples.acoustic.utterance import Utterance
+from examples.acoustic.alignment import Aligner, Transcript
+from examples.acoustic.corpus import Corpus, Utterance
+from examples.acoustic.priors import log_priors, scaled_likelihoods
+from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array, is_cached
 
 _LOG = logging.getLogger(__name__)
 
+# Version of the cache. A change of the files, or of the computation of alignments, increments it.
+_FORMAT = 3
+_SEED = 0
+_ROUNDS = 5  # of training and alignment
+_EPOCHS = 2  # of each round
+_CONTEXT = 7  # frames on each side
+_HIDDEN = 256
+_BATCH_FRAMES = 512
+_LEARNING_RATE = 1e-3
+_DROPOUT = 0.2
 
-@dataclass(frozen=True, kw_only=True)
-class FlatStartOptions:
-    """Options of the alignment.
 
-    Attributes:
-        seed: seed of the network and of the order of the frames.
-        realignments: number of rounds of training and alignment.
-        epochs: number of epochs of each round.
-        context: number of frames of context on each side.
-        hidden: number of units of each of the two hidden layers.
-        batch_frames: number of frames of a mini-batch.
-        learning_rate: learning rate of Adam.
-        dropout: dropout probability of the hidden layers.
-        silence_frames: number of frames of silence at both ends of an utterance in the flat start.
+def aligned_corpus(corpus: Corpus, cache_dir: str, *, only_cached: bool = False) -> Corpus:
+    """Return the corpus with targets. A corpus that has targets is returned unchanged.
 
-    Raises:
-        ValueError: an option is out of range.
+    Several ranks may call it at the same time. One of them computes the alignments, which depend
+    only on the corpus.
+
+    Args:
+        corpus: corpus with transcripts.
+        cache_dir: folder of the cache.
+        only_cached: whether to return the corpus without targets if the cache does not contain
+            them. Alignment trains a network, which takes too long for a test.
     """
-
-    seed: int = 0
-    realignments: int = 5
-    epochs: int = 2
-    context: int = 7
-    hidden: int = 256
-    batch_frames: int = 512
-    learning_rate: float = 1e-3
-    dropout: float = 0.2
-    silence_frames: int = 20
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        for name in ("realignments", "epochs", "hidden", "batch_frames"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.context < 0:
-            raise ValueError(f"context must be at least 0, got {self.context}")
+    if corpus.is_aligned:
+        return corpus
+    name, inputs = f"{corpus.name}-alignments", _inputs(corpus)
+    if only_cached and not is_cached(name, inputs, cache_dir):
+        return corpus
+    arrays = cached_arrays(name, inputs, cache_dir, lambda: _to_arrays(align_corpus(corpus)))
+    alignments = torch.from_numpy(arrays["senones"]).long().split(arrays["frames"].tolist())
+    keys = from_json_array(arrays["keys"])
+    return corpus.with_alignments(dict(zip(keys, alignments, strict=True)))
 
 
-def align_corpus(
-    corpus: Corpus,
-    options: FlatStartOptions | None = None,
-    *,
-    on_round: Callable[[int, Alignments], None] | None = None,
-) -> dict[str, Tensor]:
+def align_corpus(corpus: Corpus) -> dict[str, Tensor]:
     """Align all splits of a corpus, with a network that is trained on the train split.
 
     Utterances that are too short for their words are left out, with a warning that names them.
-
-    Args:
-        corpus: corpus with ``recorded`` features and words. Its senones are ignored.
-        options: options of the alignment.
-        on_round: function that is called after each realignment, with its number, from 1, and the
-            alignments of the train split.
 
     Returns:
         int64 senones of each utterance by key, at the frame rate of the recording, as for
         ``Corpus.with_alignments``.
 
     Raises:
-        KeyError: words have no pronunciation. The error lists all of them.
         ValueError: no utterance of the train split can be aligned.
     """
-    options = options or FlatStartOptions()
     train = _transcripts(corpus, corpus.train)
-    lexicon, senones = corpus.lexicon, corpus.senones
-    current = flat_start(train, lexicon, senones, silence_frames=options.silence_frames)
+    aligner = Aligner(corpus.lexicon, corpus.senones)
+    current = aligner.flat(train)
     if not current.by_key:
         raise ValueError(f"no utterance of the train split can be aligned: {current.summary()}")
-    network = _FrameNetwork(corpus, options)
-    for number in range(1, options.realignments + 1):
+    network = _FrameNetwork(corpus)
+    for number in range(1, _ROUNDS + 1):
         network.train_on(current.senones())
-        current = realign(train, network.score, lexicon, senones, previous=current)
+        current = aligner.by_scores(train, network.score, current)
         _LOG.info("realignment %d: %s", number, current.summary())
-        if on_round is not None:
-            on_round(number, current)
     others = _transcripts(corpus, [*corpus.valid, *corpus.test])
-    held_out = realign(others, network.score, lexicon, senones)
+    held_out = aligner.by_scores(others, network.score)
     for name, alignments in (("train", current), ("valid and test", held_out)):
         log = _LOG.warning if alignments.left_out else _LOG.info
         log("%s: %s", name, alignments.summary())
@@ -111,28 +94,27 @@ def align_corpus(
 class _FrameNetwork:
     """Classifier of frames with context, and its scaled likelihoods."""
 
-    def __init__(self, corpus: Corpus, options: FlatStartOptions) -> None:
-        self.options = options
+    def __init__(self, corpus: Corpus) -> None:
         self.recorded = corpus.recorded
         self.senones = len(corpus.senones)
         self.rounds = 0
-        width = next(iter(corpus.recorded.values())).shape[1] * (2 * options.context + 1)
-        with _seeded(options.seed):
-            self.network = _perceptron(width, options, self.senones)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=options.learning_rate)
+        width = next(iter(corpus.recorded.values())).shape[1] * (2 * _CONTEXT + 1)
+        with _seeded(_SEED):
+            self.network = _perceptron(width, self.senones)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=_LEARNING_RATE)
         self.log_prior = torch.zeros(self.senones)
 
     def train_on(self, targets: Mapping[str, Tensor]) -> None:
         """Train on the frames of these utterances in random order, and set the priors."""
         self.log_prior = log_priors(targets.values(), self.senones)
-        padded, centres = _padded((self.recorded[k] for k in targets), self.options.context)
+        padded, centres = _padded(self.recorded[key] for key in targets)
         labels = torch.cat(list(targets.values()))
         self.network.train()
         self.rounds += 1
-        with _seeded(self.options.seed + self.rounds):
-            for _ in range(self.options.epochs):
-                for batch in torch.randperm(len(labels)).split(self.options.batch_frames):
-                    windows = _windows(padded, centres[batch], self.options.context)
+        with _seeded(_SEED + self.rounds):
+            for _ in range(_EPOCHS):
+                for batch in torch.randperm(len(labels)).split(_BATCH_FRAMES):
+                    windows = _windows(padded, centres[batch])
                     loss = functional.cross_entropy(self.network(windows), labels[batch])
                     self.optimizer.zero_grad(set_to_none=True)
                     loss.backward()
@@ -142,9 +124,8 @@ class _FrameNetwork:
     def score(self, key: str) -> Tensor:
         """Return the scaled log likelihoods (T, S) of an utterance."""
         self.network.eval()
-        padded, centres = _padded([self.recorded[key]], self.options.context)
-        logits = self.network(_windows(padded, centres, self.options.context))
-        return scaled_likelihoods(logits, self.log_prior)
+        padded, centres = _padded([self.recorded[key]])
+        return scaled_likelihoods(self.network(_windows(padded, centres)), self.log_prior)
 
 
 @contextmanager
@@ -155,29 +136,54 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _perceptron(width: int, options: FlatStartOptions, senones: int) -> nn.Module:
+def _perceptron(width: int, senones: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for inputs in (width, options.hidden):
-        layers += [nn.Linear(inputs, options.hidden), nn.ReLU(), nn.Dropout(options.dropout)]
-    return nn.Sequential(*layers, nn.Linear(options.hidden, senones))
+    for inputs in (width, _HIDDEN):
+        layers += [nn.Linear(inputs, _HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT)]
+    return nn.Sequential(*layers, nn.Linear(_HIDDEN, senones))
 
 
-def _padded(features: Iterable[Tensor], context: int) -> tuple[Tensor, Tensor]:
+def _padded(features: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Concatenate utterances, with their end frames repeated, and the positions of real frames."""
     frames, centres, start = [], [], 0
     for utterance in features:
         first, last = utterance[:1], utterance[-1:]
-        frames += [first.expand(context, -1), utterance, last.expand(context, -1)]
-        centres.append(torch.arange(start + context, start + context + len(utterance)))
-        start += len(utterance) + 2 * context
+        frames += [first.expand(_CONTEXT, -1), utterance, last.expand(_CONTEXT, -1)]
+        centres.append(torch.arange(start + _CONTEXT, start + _CONTEXT + len(utterance)))
+        start += len(utterance) + 2 * _CONTEXT
     return torch.cat(frames), torch.cat(centres)
 
 
-def _windows(padded: Tensor, centres: Tensor, context: int) -> Tensor:
+def _windows(padded: Tensor, centres: Tensor) -> Tensor:
     """Return the frames around each centre, (N, (2 * context + 1) * D)."""
-    offsets = torch.arange(-context, context + 1)
+    offsets = torch.arange(-_CONTEXT, _CONTEXT + 1)
     return padded[centres[:, None] + offsets].flatten(1)
 
 
 def _transcripts(corpus: Corpus, utterances: Iterable[Utterance]) -> list[Transcript]:
     return [Transcript(u.key, u.words, len(corpus.recorded[u.key])) for u in utterances]
+
+
+def _inputs(corpus: Corpus) -> dict[str, Any]:
+    """Return everything that the alignments depend on, as JSON."""
+    features = hashlib.sha256()
+    for key in sorted(corpus.recorded):
+        features.update(corpus.recorded[key].contiguous().numpy().tobytes())
+    return {
+        "format": _FORMAT,
+        "senones": asdict(corpus.senones),
+        "lexicon": {word: corpus.lexicon.pronunciations(word) for word in corpus.lexicon.words},
+        "splits": {
+            name: [[utterance.key, utterance.words] for utterance in split]
+            for name, split in corpus.splits.items()
+        },
+        "features": features.hexdigest(),
+    }
+
+
+def _to_arrays(alignments: Mapping[str, Tensor]) -> Arrays:
+    return {
+        "keys": as_json_array(list(alignments)),
+        "frames": np.array([len(senones) for senones in alignments.values()]),
+        "senones": torch.cat(list(alignments.values())).numpy().astype(np.int32),
+    }

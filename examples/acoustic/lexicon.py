@@ -1,12 +1,42 @@
-"""Pronunciation lexicon."""
+"""Pronunciation lexicon, and senones: the states of its phones, which the model classifies."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+SILENCE = "sil"
+
 _VARIANT = re.compile(r"^(?P<word>.+)\((?P<number>\d+)\)$")
+
+
+@dataclass(frozen=True)
+class SenoneMap:
+    """Numbering of the states of phones: ``id = phone_index * states_per_phone + state``.
+
+    Attributes:
+        phones: names of the phones. The first one is silence (``"sil"``).
+        states_per_phone: number of states of each phone.
+    """
+
+    phones: tuple[str, ...]
+    states_per_phone: int = 3
+
+    @classmethod
+    def from_phones(cls, phones: Iterable[str]) -> SenoneMap:
+        """Create a numbering with silence first and the other phones in alphabetical order."""
+        return cls((SILENCE, *sorted(set(phones) - {SILENCE})))
+
+    def __len__(self) -> int:
+        """Return the number of senones."""
+        return len(self.phones) * self.states_per_phone
+
+    def of(self, phone: str) -> tuple[int, ...]:
+        """Return the senones of a phone, in the order of its states."""
+        first = self.phones.index(phone) * self.states_per_phone
+        return tuple(range(first, first + self.states_per_phone))
 
 
 class Lexicon:
@@ -17,33 +47,10 @@ class Lexicon:
     """
 
     def __init__(self, entries: Mapping[str, Sequence[Sequence[str]]]) -> None:
-        """Create a lexicon from the pronunciations of each word.
-
-        See also :meth:`from_dict` and :meth:`from_file`.
-
-        Raises:
-            ValueError: there are no words, a word has no pronunciation, or one is empty.
-        """
-        if not entries:
-            raise ValueError("a lexicon needs at least one word, got none")
-        self._entries: dict[str, list[tuple[str, ...]]] = {}
-        for word, variants in entries.items():
-            unique = list(dict.fromkeys(tuple(variant) for variant in variants))
-            if not unique or not all(unique):
-                raise ValueError(
-                    f"word {word!r} needs pronunciations of at least one phone each, got "
-                    f"{unique}; remove the word or add its phones"
-                )
-            self._entries[word] = unique
-
-    @classmethod
-    def from_dict(cls, entries: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> Lexicon:
-        """Create a lexicon from ``{word: [phones, ...]}`` or ``{word: phones}``.
-
-        Strings are split at spaces. ``{"A": ["AH", "EY"]}`` has two variants of one phone each, as
-        ``{"A": [("AH",), ("EY",)]}``. ``{"AND": "AE N D"}`` has one variant of three phones.
-        """
-        return cls({word: _variants(value) for word, value in entries.items()})
+        self._entries = {
+            word: list(dict.fromkeys(tuple(variant) for variant in variants))
+            for word, variants in entries.items()
+        }
 
     @classmethod
     def from_file(cls, path: str | Path) -> Lexicon:
@@ -60,10 +67,7 @@ class Lexicon:
             if not fields or line.startswith(";;;"):
                 continue
             if len(fields) == 1:
-                raise ValueError(
-                    f"{path}:{number}: word {fields[0]!r} has no phones; a line gives the word and "
-                    "then its phones"
-                )
+                raise ValueError(f"{path}:{number}: word {fields[0]!r} has no phones")
             variant = _VARIANT.match(fields[0])
             word = variant["word"] if variant else fields[0]
             entries.setdefault(word, []).append(tuple(fields[1:]))
@@ -77,35 +81,12 @@ class Lexicon:
     @property
     def phones(self) -> tuple[str, ...]:
         """All phones of all pronunciations, sorted. No word contains silence."""
-        phones = {phone for variants in self._entries.values() for v in variants for phone in v}
-        return tuple(sorted(phones))
-
-    def __len__(self) -> int:
-        """Return the number of words."""
-        return len(self._entries)
-
-    def __contains__(self, word: object) -> bool:
-        """Return whether the word has a pronunciation."""
-        return word in self._entries
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether both have the same words and variants in the same order."""
-        return isinstance(other, Lexicon) and list(self._entries.items()) == list(
-            other._entries.items()
-        )
-
-    def __hash__(self) -> int:
-        """Hash by the words."""
-        return hash(self.words)
+        every = (phone for variants in self._entries.values() for v in variants for phone in v)
+        return tuple(sorted(set(every)))
 
     def pronunciations(self, word: str) -> list[tuple[str, ...]]:
-        """Return the variants of a word, in order.
-
-        Raises:
-            KeyError: the word is unknown.
-        """
-        self.check_words([word])
-        return list(self._entries[word])
+        """Return the variants of a word, in order."""
+        return self._entries[word]
 
     def check_words(self, words: Iterable[str]) -> None:
         """Raise a KeyError that lists all words without pronunciation, if there are any."""
@@ -113,18 +94,5 @@ class Lexicon:
         if unknown:
             raise KeyError(
                 f"{len(unknown)} word(s) without pronunciation: {', '.join(unknown)}; add them to "
-                f"the lexicon ({len(self)} words) or leave out the utterances that contain them"
+                f"the lexicon ({len(self._entries)} words) or leave out their utterances"
             )
-
-    def restricted_to(self, words: Iterable[str]) -> Lexicon:
-        """Return a lexicon of these words only, in the order of this lexicon."""
-        selected = set(words)
-        self.check_words(selected)
-        return Lexicon({word: v for word, v in self._entries.items() if word in selected})
-
-
-def _variants(value: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the variants in a value of ``Lexicon.from_dict``."""
-    if isinstance(value, str):
-        return [tuple(value.split())]
-    return [tuple(v.split()) if isinstance(v, str) else tuple(v) for v in value]

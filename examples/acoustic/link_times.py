@@ -18,9 +18,8 @@ from benchmarks.hosts import hosts, missing_requirement
 from benchmarks.launch import run_module as run_on_hosts
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.step_times import StepTimes, arguments, read
-from examples.acoustic.systems import ALL
 from examples.ranks import run_module
-from lightning_hier import GTC, planning
+from lightning_hier import planning
 from lightning_hier.planning import Link, Network, Processor, Workload
 
 HOSTS = 2
@@ -89,7 +88,7 @@ def predict(settings: Settings, one_rank: StepTimes, bits_per_second: float) -> 
     """Return the time of a step in seconds, predicted by the planner.
 
     Args:
-        settings: settings of the run.
+        settings: settings of a run of ``ddp`` or ``bmuf_groups``.
         one_rank: measured time of a step on one rank, as system ``one_worker``.
         bits_per_second: rate of the link of a host.
 
@@ -111,15 +110,10 @@ def predict(settings: Settings, one_rank: StepTimes, bits_per_second: float) -> 
         between=between,
         processor=Processor(cores=max(1, min(devices, cores // HOSTS))),
     )
-    system = ALL[settings.system]
-    if system.block_sync is None:
+    if settings.system == "ddp":
         return planning.predict("ddp", work, network).step_s
-    compressed = system.gradient_sync and isinstance(system.gradient_sync(settings.density), GTC)
     blocks = planning.Settings(
-        block_sync="bmuf",
-        block_size=settings.block_size,
-        group_size=settings.group_size,
-        density=settings.density if compressed else None,
+        block_sync="bmuf", block_size=settings.block_size, group_size=settings.group_size
     )
     return planning.predict("hierarchical", work, network, blocks).step_s
 

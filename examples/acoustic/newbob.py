@@ -8,18 +8,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+# Decrease of the loss, relative to the loss, at which the learning rate stays constant.
+_MIN_IMPROVEMENT = 0.05
+_FACTOR = 0.5
+
 
 class NewbobLR(LRScheduler):
     """Min-rate newbob schedule (two_tiered_bmuf_gtc, section 3.2).
 
-    The learning rate is constant until the loss of an epoch is less than ``min_improvement``
-    (relative) below the loss of the previous epoch. From this epoch on, it is multiplied by
-    ``factor`` after every epoch, independently of the loss, down to ``min_lr``. Then ``finished``
-    is true, and :class:`StopAtMinimumRate` stops training.
-
-    The rule of two_stage_asgd, section 4.2, has ``absolute=True``, ``patience=3``,
-    ``min_improvement=0.005`` and the frame error rate as the loss. The learning rate is halved
-    after every epoch once the accuracy has increased by less than 0.5% three times.
+    The learning rate is constant until the loss of an epoch is less than 5% below the loss of the
+    previous epoch. From this epoch on, it is halved after every epoch, independently of the loss,
+    down to ``min_lr``. Then ``finished`` is true, and :class:`StopAtMinimumRate` stops training.
 
     As with ``ReduceLROnPlateau`` of torch, :meth:`step` is called once per epoch with the monitored
     loss. A loss of NaN is no improvement.
@@ -27,28 +26,12 @@ class NewbobLR(LRScheduler):
     Args:
         optimizer: optimizer, whose ``param_groups`` are changed in place.
         min_lr: smallest learning rate of all parameter groups, at which training stops.
-        min_improvement: decrease of the loss at which the learning rate stays constant, 0.05 in the
-            paper.
-        factor: factor of the learning rate, 0.5 in the paper.
-        absolute: whether ``min_improvement`` is a difference of losses. Otherwise, it is relative
-            to the previous loss.
-        patience: number of epochs with a smaller decrease, consecutive or not, after which the
-            learning rate starts to decrease.
 
     Raises:
-        ValueError: ``min_lr``, ``min_improvement``, ``factor`` or ``patience`` is out of range.
+        ValueError: ``min_lr`` is not between 0 and the learning rate.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        min_lr: float,
-        min_improvement: float = 0.05,
-        factor: float = 0.5,
-        absolute: bool = False,
-        patience: int = 1,
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, min_lr: float) -> None:
         # Without super().__init__(), which calls step() without a loss, as in ReduceLROnPlateau.
         self.optimizer = optimizer
         rates = self._current_rates()
@@ -56,20 +39,10 @@ class NewbobLR(LRScheduler):
             raise ValueError(
                 f"min_lr must lie between 0 and the learning rate {min(rates)}, got {min_lr}"
             )
-        if not 0.0 <= min_improvement < 1.0:
-            raise ValueError(f"min_improvement must lie in [0, 1), got {min_improvement}")
-        if not 0.0 < factor < 1.0:
-            raise ValueError(f"factor must lie between 0 and 1, got {factor}")
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         self.min_lr = min_lr
-        self.min_improvement = min_improvement
-        self.factor = factor
-        self.absolute = absolute
-        self.patience = patience
         self.last_epoch = 0
         self.previous_loss: float | None = None
-        self.small_falls = 0
+        self.halves = False
         self.base_lrs = [*rates]
         self._last_lr = [*rates]
 
@@ -89,14 +62,10 @@ class NewbobLR(LRScheduler):
             metrics: loss of the last epoch, a number or a tensor of one element.
             epoch: ignored. The schedulers of torch have this argument.
 
-        Raises:
-            ValueError: there is no loss.
         """
-        if metrics is None:
-            raise ValueError("NewbobLR.step needs the loss of the epoch, got None")
         loss = float(metrics)
         rates = self._rates_after(loss)
-        self.small_falls = self._small_falls_after(loss)
+        self.halves = self._halves_after(loss)
         self.previous_loss = loss
         self.last_epoch += 1
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -121,19 +90,18 @@ class NewbobLR(LRScheduler):
     def _at_minimum(self, rates: list[float]) -> bool:
         return all(rate <= self.min_lr for rate in rates)
 
-    def _small_falls_after(self, loss: float) -> int:
-        if self.previous_loss is None:
-            return self.small_falls
-        decrease = self.previous_loss - loss
-        required = self.min_improvement * (1.0 if self.absolute else abs(self.previous_loss))
+    def _halves_after(self, loss: float) -> bool:
+        if self.halves or self.previous_loss is None:
+            return self.halves
+        required = _MIN_IMPROVEMENT * abs(self.previous_loss)
         # Not "decrease < required", which is false for NaN.
-        return self.small_falls + (not decrease >= required)
+        return not self.previous_loss - loss >= required
 
     def _rates_after(self, loss: float) -> list[float]:
         rates = self._current_rates()
-        if self._small_falls_after(loss) < self.patience:
+        if not self._halves_after(loss):
             return rates
-        return [max(rate * self.factor, self.min_lr) for rate in rates]
+        return [max(rate * _FACTOR, self.min_lr) for rate in rates]
 
 
 class StopAtMinimumRate(Callback):

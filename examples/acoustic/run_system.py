@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.fixed_schedule import FixedScheduleLSTM
-from examples.acoustic.systems import ALL
+from examples.acoustic.systems import SYSTEMS
 from examples.quiet import progress, silence_lightning
 from examples.run_store import portable, run_job
 from lightning_hier import HierarchicalStrategy
@@ -30,7 +30,7 @@ class Settings:
     """Settings of a run.
 
     Attributes:
-        system: name of a system in ``ALL``.
+        system: name of a system in ``SYSTEMS``.
         corpus: argument of ``AcousticDataModule``.
         corpus_args: argument of ``AcousticDataModule``.
         ranks: number of processes, 1 for systems without strategy.
@@ -41,7 +41,7 @@ class Settings:
         seed: seed of the initial model and of the order of batches.
         epochs: number of epochs.
         decay_epochs: number of the last epochs that halve the learning rate
-            (:class:`~examples.acoustic.fixed_schedule.FixedSchedule`).
+            (:class:`~examples.acoustic.fixed_schedule.FixedScheduleLSTM`).
         batch_frames: largest number of frames of a batch of one rank.
         learning_rate: learning rate of SGD with momentum 0.9.
         hidden_dim: number of cells of each of the two LSTM layers.
@@ -126,8 +126,8 @@ def data_and_model(settings: Settings) -> tuple[AcousticDataModule, FixedSchedul
         hidden_dim=settings.hidden_dim,
         num_layers=2,
         learning_rate=settings.learning_rate,
+        schedule_epochs=(settings.epochs, settings.decay_epochs),
     )
-    model.schedule_epochs = (settings.epochs, settings.decay_epochs)
     return data, model
 
 
@@ -139,7 +139,7 @@ def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
         further: further arguments of the Trainer.
 
     """
-    system = ALL[settings.system]
+    system = SYSTEMS[settings.system]
     strategy = system.strategy(
         ranks=settings.ranks,
         group_size=settings.group_size,

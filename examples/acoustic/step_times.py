@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from examples.acoustic.run_system import Settings, data_and_model, trainer_for
-from examples.acoustic.systems import ALL
+from examples.acoustic.systems import SYSTEMS
 from examples.quiet import silence_lightning
 
 # Steps before the measurement, and measured steps, of a system without blocks.
@@ -65,7 +65,7 @@ def window(settings: Settings) -> tuple[int, int]:
 
     Both are whole blocks if the system has blocks.
     """
-    if ALL[settings.system].block_sync is None:
+    if SYSTEMS[settings.system].block_sync is None:
         return _FIRST, _TIMED
     return settings.block_size, _TIMED_BLOCKS * settings.block_size
 

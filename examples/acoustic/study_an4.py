@@ -20,7 +20,7 @@ import lightning
 import torch
 
 from examples.acoustic.run_system import Result, Settings
-from examples.acoustic.systems import ALL, SYSTEMS
+from examples.acoustic.systems import STUDIED, SYSTEMS
 from examples.run_store import RunStore
 from examples.tables import markdown, mean_and_deviation, megabytes
 
@@ -65,7 +65,7 @@ class Study:
         settings = replace(
             self._base,
             system=system,
-            ranks=ALL[system].ranks(self._base.ranks),
+            ranks=SYSTEMS[system].ranks(self._base.ranks),
             learning_rate=rate,
             seed=seed,
             score=score,
@@ -94,10 +94,10 @@ class Study:
 
 def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
     """Return a row of the table, with means and standard deviations over seeds."""
-    single = ALL[system].gradient_sync is None
-    across = ALL[system].block_sync is not None
+    single = SYSTEMS[system].gradient_sync is None
+    across = SYSTEMS[system].block_sync is not None
     return (
-        ALL[system].title,
+        SYSTEMS[system].title,
         f"{rate:g}",
         mean_and_deviation([100 * result.frame_error_rate for result in results]),
         mean_and_deviation([100 * result.word_error_rate for result in results]),
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder an4_mfcc")
     parser.add_argument("--out", type=Path, default=Path("outputs/an4"))
     parser.add_argument("--report", type=Path, help="file of the page, by default OUT/report.md")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(ALL))
+    parser.add_argument("--systems", nargs="+", default=list(STUDIED), choices=list(SYSTEMS))
     parser.add_argument("--search", action="store_true", help="search for the learning rates")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
@@ -161,7 +161,7 @@ def main() -> None:
         results = [study.run(system, rate, seed=seed) for seed in range(seeds)]
         rows.append(row(system, rate, results))
         print(f"\n{markdown(HEADER, rows)}\n", flush=True)
-    flags = "" if options.systems == list(SYSTEMS) else f" --systems {' '.join(options.systems)}"
+    flags = "" if options.systems == list(STUDIED) else f" --systems {' '.join(options.systems)}"
     flags += " --search" if options.search else ""
     command = f"python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc{flags}"
     page = options.report or options.out / "report.md"

@@ -1,10 +1,9 @@
-"""Systems that the demo and the studies compare, by name."""
+"""Systems that the demo and the study of AN4 compare, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from lightning.pytorch.strategies import Strategy
@@ -68,8 +67,8 @@ def _compressed(density: float) -> GradientSync:
 
 
 # As in the papers: eta of bmuf eq. 10, the rate of one worker, and momentum that is reset.
-def _averaging(block_size: int, groups: int, **settings: Any) -> BlockSync:
-    return ModelAveraging(block_size=block_size, local_momentum="reset", **settings)
+def _averaging(block_size: int, groups: int) -> BlockSync:
+    return ModelAveraging(block_size=block_size, local_momentum="reset")
 
 
 def _nesterov(block_size: int, groups: int, **settings: Any) -> BlockSync:
@@ -77,11 +76,8 @@ def _nesterov(block_size: int, groups: int, **settings: Any) -> BlockSync:
     return BMUF(block_size=block_size, block_momentum=1 - 1 / groups, **paper, **settings)
 
 
-_classical = partial(_nesterov, nesterov=False)
-_averaging_overlapped = partial(_averaging, overlap=True)
-_nesterov_overlapped = partial(_nesterov, overlap=True)
-_nesterov_int8 = partial(_nesterov, across_dtype="int8")
-_nesterov_int8_overlapped = partial(_nesterov_int8, overlap=True)
+def _classical(block_size: int, groups: int) -> BlockSync:
+    return _nesterov(block_size, groups, nesterov=False)
 
 
 def _by_default(block_size: int, groups: int) -> BlockSync:
@@ -89,7 +85,7 @@ def _by_default(block_size: int, groups: int) -> BlockSync:
 
 
 # DDP is an all-reduce in one group of all ranks: Lightning's DDP with counted bytes.
-SYSTEMS: dict[str, System] = {
+STUDIED: dict[str, System] = {
     "one_worker": System("one worker", None),
     "ddp": System("DDP", _exact),
     "model_averaging": System("MA", _exact, _averaging, "rank"),
@@ -98,16 +94,8 @@ SYSTEMS: dict[str, System] = {
     "gtc": System("GTC", _compressed),
     "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
 }
-
-# Variants with the defaults of BMUF, quantised models, or overlap with the next block.
-VARIANTS: dict[str, System] = {
+SYSTEMS: dict[str, System] = {
+    **STUDIED,
     "bmuf_groups": System("BMUF, groups", _exact, _by_default, "run"),
-    "model_averaging_overlap": System("MA, overlap", _exact, _averaging_overlapped, "rank"),
-    "bmuf_nbm_overlap": System("BMUF-NBM, overlap", _exact, _nesterov_overlapped, "rank"),
-    "bmuf_nbm_int8": System("BMUF-NBM, int8", _exact, _nesterov_int8, "rank"),
-    "bmuf_nbm_int8_overlap": System(
-        "BMUF-NBM, int8, overlap", _exact, _nesterov_int8_overlapped, "rank"
-    ),
 }
-
-ALL: dict[str, System] = {**SYSTEMS, **VARIANTS}
+"""With BMUF by its defaults, which the demo compares with DDP."""

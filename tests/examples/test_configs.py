@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.model import LSTMAcousticModel
 from examples.image.model import ResNetClassifier
 from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 

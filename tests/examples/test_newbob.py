@@ -19,23 +19,6 @@ LOSSES = [10.0, 9.0, 8.5, 8.4, 4.0, 3.9]
 RATES = [0.8, 0.8, 0.8, 0.4, 0.2, 0.1]
 
 
-def sgd(*rates: float) -> torch.optim.SGD:
-    groups = [{"params": [nn.Parameter(torch.zeros(2))], "lr": rate} for rate in rates]
-    return torch.optim.SGD(groups, lr=rates[0])
-
-
-def test_rates_of_two_stage_asgd_fall_after_three_small_improvements() -> None:
-    """Accuracy changes by 10%, 0.25%, 2%, 0.25%, -1%, then more. The third small rise halves."""
-    optimizer = sgd(0.8)
-    scheduler = NewbobLR(optimizer, min_lr=0.1, min_improvement=0.005, absolute=True, patience=3)
-    seen = []
-    for accuracy in (0.5, 0.6, 0.6025, 0.6225, 0.625, 0.615, 0.7, 0.8):
-        assert scheduler.finishes_with(1 - accuracy) is (accuracy == 0.8)
-        scheduler.step(1 - accuracy)
-        seen.append(optimizer.param_groups[0]["lr"])
-    assert seen == [0.8] * 5 + [0.4, 0.2, 0.1]
-
-
 class ScriptedLoss(LightningModule):
     """Logs a given loss in each epoch, so that the rates in a Trainer are known."""
 

@@ -18,9 +18,7 @@ from examples.acoustic.corpora.recording import (
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import with_deltas
 from examples.acoustic.fitted import Fitted
-from examples.acoustic.lexicon import Lexicon
-from examples.acoustic.senones import SenoneMap
-from examples.acoustic.stacking import Stacking
+from examples.acoustic.lexicon import Lexicon, SenoneMap
 
 _FEATURES, _MANIFEST, _DICTIONARY = "an4_mfcc.npz", "manifest.jsonl", "an4.dic"
 
@@ -28,24 +26,20 @@ _FEATURES, _MANIFEST, _DICTIONARY = "an4_mfcc.npz", "manifest.jsonl", "an4.dic"
 def build_an4_corpus(
     *,
     path: str | Path,
-    stack: int = 3,
-    subsample: int = 3,
     delta_orders: int = 0,
     normalisation: NormalisationMode = "speaker",
     fitted: Fitted | None = None,
 ) -> Corpus:
     """Read the cepstra, transcripts and pronunciations of AN4.
 
-    With the default stacking, a frame of the model has 39 features and a length of 30 ms. AN4 has
-    no alignments, so senones are None until ``aligned_corpus`` computes them.
+    A frame of the model has 39 features and a length of 30 ms. AN4 has no alignments, so senones
+    are None until ``aligned_corpus`` computes them.
 
     Args:
         path: folder with ``an4_mfcc.npz``, ``manifest.jsonl`` and ``an4.dic``.
-        stack: number of frames in a stack.
-        subsample: number of 10 ms frames for each frame of the model.
         delta_orders: order up to which deltas are appended, for example 2 for deltas of deltas.
-        normalisation: ``"speaker"`` (the default, because cepstra depend on voice and microphone),
-            ``"global"`` or ``"none"``.
+        normalisation: ``"speaker"`` (the default, because cepstra depend on voice and microphone)
+            or ``"global"``.
         fitted: values of the training corpus of the model that is evaluated. None: training.
 
     Raises:
@@ -67,7 +61,7 @@ def build_an4_corpus(
         senones=SenoneMap.from_phones(lexicon.phones),
         lexicon=lexicon,
     )
-    return recorded.as_fitted(fitted).finish(Stacking(stack, subsample), normalisation, fitted)
+    return recorded.finish(normalisation, fitted)
 
 
 def _read(folder: Path, delta_orders: int) -> tuple[Recording, ...]:
@@ -100,4 +94,6 @@ def _read_manifest(path: Path) -> list[dict[str, Any]]:
                 f"{path}:{number}: a line gives path, text and split (one of {SPLITS}), got {line}"
             )
         entries.append(entry)
+    if not entries:
+        raise ValueError(f"{path} lists no utterance")
     return entries

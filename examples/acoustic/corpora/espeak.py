@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import espeakng_loader
 import numpy as np
 
-from examples.acoustic.segmentation import PhoneInterval
-from examples.acoustic.senones import SILENCE
+from examples.acoustic.lexicon import SILENCE
 
 _SYNCHRONOUS = 2  # AUDIO_OUTPUT_SYNCHRONOUS: the callback runs in the caller's thread
 _PHONEME_EVENTS = 1
@@ -52,6 +52,15 @@ _Callback = ctypes.CFUNCTYPE(
 )
 
 
+class PhoneInterval(NamedTuple):
+    """A phone from ``start_s`` to ``end_s``, in the word at position ``word``, or in none."""
+
+    phone: str
+    start_s: float
+    end_s: float
+    word: int | None
+
+
 class _PhonemeEvent(NamedTuple):
     name: str
     sample: int
@@ -83,17 +92,10 @@ class Espeak:
         seed: seed of the noise in voices.
 
     Raises:
-        ImportError: ``espeakng-loader`` is not installed.
         RuntimeError: the library cannot be initialised.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        try:
-            import espeakng_loader
-        except ImportError as error:
-            raise ImportError(
-                "speech synthesis needs the package espeakng-loader: pip install -e '.[examples]'"
-            ) from error
         # The loaded copy remains valid without its file. Windows does not delete the file.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
@@ -119,7 +121,7 @@ class Espeak:
         self._library.espeak_SetSynthCallback(self._callback)
 
     def speak(
-        self, words: Sequence[str], *, voice: str, words_per_minute: int = 175, pitch: int = 50
+        self, words: Sequence[str], *, voice: str, words_per_minute: int, pitch: int
     ) -> Speech:
         """Synthesise a sentence.
 
@@ -130,14 +132,9 @@ class Espeak:
             pitch: pitch, from 0 to 100.
 
         Raises:
-            ValueError: there is no such voice, an argument is out of range, or espeak has a joint
-                pronunciation for several words of the sentence.
+            ValueError: there is no such voice, or espeak has a joint pronunciation for several
+                words of the sentence.
         """
-        if not 80 <= words_per_minute <= 450 or not 0 <= pitch <= 100:
-            raise ValueError(
-                "words_per_minute must be from 80 to 450 and pitch from 0 to 100, got "
-                f"{words_per_minute} and {pitch}"
-            )
         if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
             raise ValueError(f"espeak-ng has no voice {voice!r}; try 'en-us' or 'en-us+f3'")
         for name, value in (("words_per_minute", words_per_minute), ("pitch", pitch)):

@@ -51,17 +51,6 @@ def sample_sentence(draw: np.random.Generator) -> tuple[str, ...]:
     return tuple(_expand(START, draw))
 
 
-def vocabulary() -> tuple[str, ...]:
-    """Return all words of the grammar, sorted."""
-    symbols = {
-        symbol
-        for expansions in RULES.values()
-        for expansion in expansions
-        for symbol in expansion.split()
-    }
-    return tuple(sorted(symbol for symbol in symbols if symbol not in RULES))
-
-
 def _expand(symbol: str, draw: np.random.Generator) -> list[str]:
     if symbol not in RULES:
         return [symbol]

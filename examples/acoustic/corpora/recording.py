@@ -1,24 +1,27 @@
-"""Recorded corpora, before normalisation and stacking, which all sources of speech return."""
+"""Recordings of a corpus, before normalisation and stacking, and their cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from examples.acoustic.corpus import Corpus
-from examples.acoustic.features import FRAME_SHIFT_S
+from examples.acoustic.corpus import Corpus, Utterance
+from examples.acoustic.features import STACK, Normalisation, stacked, stacked_targets
 from examples.acoustic.fitted import Fitted
-from examples.acoustic.lexicon import Lexicon
-from examples.acoustic.normalisation import Normalisation
-from examples.acoustic.senones import SenoneMap
-from examples.acoustic.stacking import Stacking
-from examples.acoustic.utterance import Utterance
+from examples.acoustic.lexicon import Lexicon, SenoneMap
+from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 
-NormalisationMode = Literal["global", "speaker", "none"]
+NormalisationMode = Literal["global", "speaker"]
 SPLITS = ("train", "valid", "test")
+
+# Version of the cache. A change of the files or of their content increments it.
+_FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,103 +54,57 @@ class RecordedCorpus:
         recordings: recordings of all splits.
         senones: numbering of their senones.
         lexicon: pronunciations of every word.
-        frame_shift_s: seconds between frames.
-
-    Raises:
-        ValueError: a split is unknown, there are no recordings, or keys are not unique.
     """
 
     name: str
     recordings: tuple[Recording, ...]
     senones: SenoneMap
     lexicon: Lexicon
-    frame_shift_s: float = FRAME_SHIFT_S
 
-    def __post_init__(self) -> None:
-        """Check splits and keys."""
-        splits = {recording.split for recording in self.recordings}
-        if not splits or not splits <= set(SPLITS):
-            raise ValueError(
-                f"corpus {self.name} needs utterances in the splits {', '.join(SPLITS)} and in no "
-                f"other, got {sorted(splits)}"
-            )
-        keys = [recording.key for recording in self.recordings]
-        if len(set(keys)) != len(keys):
-            twice = sorted({key for key in keys if keys.count(key) > 1})[:10]
-            raise ValueError(
-                f"keys must be unique in corpus {self.name}, these are repeated: {twice}"
-            )
-
-    def as_fitted(self, fitted: Fitted | None) -> RecordedCorpus:
-        """Return the corpus with the senones and pronunciations of a trained model.
+    def finish(self, normalisation: NormalisationMode, fitted: Fitted | None) -> Corpus:
+        """Return the corpus with normalised and stacked features.
 
         Args:
-            fitted: values of the training corpus. None: return this corpus unchanged.
+            normalisation: ``"global"``, estimated on the train split; or ``"speaker"``, estimated
+                on all utterances of each speaker in all splits.
+            fitted: values of the training corpus of the model that is evaluated, whose senones and
+                pronunciations the corpus then has. None: training.
 
         Raises:
-            ValueError: the numbering of alignments differs, or words have unknown phones.
+            ValueError: the numbering of alignments differs, words have unknown phones, or the
+                normalisation is global and there is neither a train split nor a checkpoint.
         """
-        if fitted is None:
-            return self
-        if any(recording.senones is not None for recording in self.recordings):
+        if fitted is not None and self.recordings[0].senones is not None:
             fitted.check_numbering(self.senones)
-        lexicon = fitted.lexicon_with(self.lexicon)
-        return replace(self, senones=fitted.senones, lexicon=lexicon)
-
-    def finish(
-        self,
-        stacking: Stacking | None = None,
-        normalisation: NormalisationMode = "global",
-        fitted: Fitted | None = None,
-    ) -> Corpus:
-        """Return the corpus with normalised, stacked and subsampled features.
-
-        Args:
-            stacking: stacking and subsampling. None: 3 frames and every third one, as in the paper.
-            normalisation: ``"global"``, estimated on the train split; ``"speaker"``, estimated on
-                all utterances of each speaker in all splits; or ``"none"``.
-            fitted: values of the training corpus of the model that is evaluated. None: training.
-
-        Raises:
-            ValueError: the normalisation is global, and there is neither a train split nor a
-                checkpoint.
-        """
-        stacking = stacking or Stacking()
-        common = None
-        if normalisation == "global":
-            common = _global_normalisation(self.recordings, fitted)
-        recorded = _normalise(self.recordings, normalisation, common)
+        common = _global_normalisation(self, fitted) if normalisation == "global" else None
+        recorded = _normalised(self.recordings, common)
         splits: dict[str, list[Utterance]] = {split: [] for split in SPLITS}
-        for recording in self.recordings:
-            splits[recording.split].append(
+        for each in self.recordings:
+            splits[each.split].append(
                 Utterance(
-                    key=recording.key,
-                    speaker=recording.speaker,
-                    words=recording.words,
-                    features=stacking.features(recorded[recording.key]),
-                    senones=None
-                    if recording.senones is None
-                    else stacking.targets(recording.senones),
+                    key=each.key,
+                    speaker=each.speaker,
+                    words=each.words,
+                    features=stacked(recorded[each.key]),
+                    senones=None if each.senones is None else stacked_targets(each.senones),
                 )
             )
         return Corpus(
             name=self.name,
-            senones=self.senones,
-            lexicon=self.lexicon,
-            feature_dim=next(iter(recorded.values())).shape[1] * stacking.stack,
-            frame_shift_s=self.frame_shift_s * stacking.subsample,
-            stacking=stacking,
+            senones=fitted.senones if fitted else self.senones,
+            lexicon=fitted.lexicon_with(self.lexicon) if fitted else self.lexicon,
+            feature_dim=STACK * self.recordings[0].features.shape[1],
             recorded=recorded,
             normalisation=common,
-            transcripts=fitted.transcripts if fitted else (),
+            transcripts=fitted.transcripts if fitted else tuple(u.words for u in splits["train"]),
             **splits,
         )
 
 
-def _global_normalisation(recordings: Sequence[Recording], fitted: Fitted | None) -> Normalisation:
+def _global_normalisation(corpus: RecordedCorpus, fitted: Fitted | None) -> Normalisation:
     if fitted is not None and fitted.normalisation is not None:
         return fitted.normalisation
-    train = [recording.features for recording in recordings if recording.split == "train"]
+    train = [each.features for each in corpus.recordings if each.split == "train"]
     if fitted is not None or not train:
         raise ValueError(
             "normalisation='global' is estimated on the train split, but there is neither a train "
@@ -156,18 +113,72 @@ def _global_normalisation(recordings: Sequence[Recording], fitted: Fitted | None
     return Normalisation.fit(train)
 
 
-def _normalise(
-    recordings: Sequence[Recording], mode: NormalisationMode, common: Normalisation | None
-) -> dict[str, Tensor]:
-    """Return the normalised features by key."""
-    if common is not None:
-        return {recording.key: common.apply(recording.features) for recording in recordings}
-    if mode == "none":
-        return {recording.key: recording.features for recording in recordings}
-    if mode != "speaker":
-        raise ValueError(f"normalisation must be 'global', 'speaker' or 'none', got {mode!r}")
+def _normalised(recordings: Sequence[Recording], common: Normalisation | None) -> dict[str, Tensor]:
+    """Return the features by key, normalised in common or else for each speaker."""
     by_speaker: dict[str, list[Tensor]] = {}
-    for recording in recordings:
-        by_speaker.setdefault(recording.speaker, []).append(recording.features)
-    of_speaker = {speaker: Normalisation.fit(features) for speaker, features in by_speaker.items()}
-    return {r.key: of_speaker[r.speaker].apply(r.features) for r in recordings}
+    for each in recordings:
+        by_speaker.setdefault(each.speaker, []).append(each.features)
+    moments = {
+        speaker: common or Normalisation.fit(features) for speaker, features in by_speaker.items()
+    }
+    return {each.key: moments[each.speaker].apply(each.features) for each in recordings}
+
+
+def cached_recordings(
+    name: str,
+    inputs: Mapping[str, Any],
+    cache_dir: str | Path | None,
+    build: Callable[[], RecordedCorpus],
+) -> RecordedCorpus:
+    """Read an aligned corpus from a cache, or build it and write it there.
+
+    Args:
+        name: prefix of the file name.
+        inputs: everything that the corpus depends on, as JSON.
+        cache_dir: folder of the cache. None: build the corpus, without reading or writing.
+        build: function that returns the corpus, whose recordings have senones.
+
+    """
+    if cache_dir is None:
+        return build()
+    versioned = {"format": _FORMAT, **inputs}
+    return _from_arrays(cached_arrays(name, versioned, cache_dir, lambda: _to_arrays(build())))
+
+
+def _to_arrays(corpus: RecordedCorpus) -> Arrays:
+    recordings = corpus.recordings
+    about = {
+        "name": corpus.name,
+        "senones": asdict(corpus.senones),
+        "lexicon": {word: corpus.lexicon.pronunciations(word) for word in corpus.lexicon.words},
+        "recordings": [[r.key, r.speaker, r.split, list(r.words)] for r in recordings],
+    }
+    return {
+        "about": as_json_array(about),
+        "frames": np.array([r.features.shape[0] for r in recordings]),
+        "features": torch.cat([r.features for r in recordings]).numpy(),
+        "senones": torch.cat([r.senones for r in recordings if r.senones is not None]).numpy(),
+    }
+
+
+def _from_arrays(arrays: Arrays) -> RecordedCorpus:
+    about = from_json_array(arrays["about"])
+    frames = arrays["frames"].tolist()
+    features = torch.from_numpy(arrays["features"]).split(frames)
+    senones = torch.from_numpy(arrays["senones"]).split(frames)
+    return RecordedCorpus(
+        name=about["name"],
+        senones=SenoneMap(tuple(about["senones"]["phones"]), about["senones"]["states_per_phone"]),
+        lexicon=Lexicon(about["lexicon"]),
+        recordings=tuple(
+            Recording(
+                key=key,
+                speaker=speaker,
+                split=split,
+                words=tuple(words),
+                features=features[i],
+                senones=senones[i],
+            )
+            for i, (key, speaker, split, words) in enumerate(about["recordings"])
+        ),
+    )

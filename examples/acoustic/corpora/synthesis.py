@@ -10,27 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from examples.acoustic.corpora.cache import cached
-from examples.acoustic.corpora.espeak import Espeak, Speech
+from examples.acoustic.corpora.espeak import Espeak, PhoneInterval, Speech
 from examples.acoustic.corpora.grammar import RULES, sample_sentence
-from examples.acoustic.corpora.recording import (
-    NormalisationMode,
-    RecordedCorpus,
-    Recording,
-)
+from examples.acoustic.corpora.recording import RecordedCorpus, Recording, cached_recordings
 from examples.acoustic.corpus import Corpus
-from examples.acoustic.features import (
-    SAMPLE_RATE_HZ,
-    frame_times,
-    log_filter_bank,
-    resample,
-)
+from examples.acoustic.features import frame_times, log_filter_bank
 from examples.acoustic.fitted import Fitted
-from examples.acoustic.lexicon import Lexicon
-from examples.acoustic.segmentation import PhoneInterval, senones_at
-from examples.acoustic.senones import SILENCE, SenoneMap
-from examples.acoustic.stacking import Stacking
+from examples.acoustic.lexicon import SILENCE, Lexicon, SenoneMap
 
 ACCENTS = ("en-us", "en-us-nyc", "en-gb-x-rp", "en-gb-scotland", "en")
 # Each voice variant is in one split only. All accents are in all splits.
@@ -39,43 +27,28 @@ VARIANTS = {
     "valid": ("m5",),
     "test": ("m7", "f4"),
 }
+# Lowest and highest value.
+_WORDS_PER_MINUTE = (130, 220)
+_PITCH = (35, 65)  # on espeak's scale from 0 to 100
+_SILENCE_S = (0.1, 0.3)  # at each end
+_NOISE_SNR_DB = (10.0, 30.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisConfig:
-    """Settings of the corpus. The same settings always produce the same corpus.
-
-    Attributes:
-        sentences: number of utterances of all splits.
-        seed: seed of all random choices.
-        valid_fraction: fraction of the utterances in the valid split.
-        test_fraction: fraction of the utterances in the test split.
-        words_per_minute: lowest and highest speed.
-        pitch: lowest and highest pitch, on espeak's scale from 0 to 100.
-        silence_s: shortest and longest silence at each end.
-        noise_snr_db: lowest and highest signal-to-noise ratio. None: no noise.
+    """Settings of the corpus, as in :func:`build_synthetic_corpus`.
 
     Raises:
-        ValueError: a range or a split is empty.
+        ValueError: a split is empty.
     """
 
-    sentences: int = 600
-    seed: int = 0
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.1
-    words_per_minute: tuple[int, int] = (130, 220)
-    pitch: tuple[int, int] = (35, 65)
-    silence_s: tuple[float, float] = (0.1, 0.3)
-    noise_snr_db: tuple[float, float] | None = (10.0, 30.0)
+    sentences: int
+    seed: int
+    valid_fraction: float
+    test_fraction: float
 
     def __post_init__(self) -> None:
-        """Check ranges and fractions."""
-        for name in ("words_per_minute", "pitch", "silence_s", "noise_snr_db"):
-            limits = getattr(self, name)
-            if limits is not None and not (len(limits) == 2 and limits[0] <= limits[1]):
-                raise ValueError(f"{name} must be a pair (smallest, largest), got {limits}")
-        if self.silence_s[0] < 0:
-            raise ValueError(f"silence_s must not be negative, got {self.silence_s}")
+        """Check the fractions."""
         sizes = self.split_sizes()
         if min(sizes.values()) < 1:
             raise ValueError(
@@ -94,27 +67,21 @@ def build_synthetic_corpus(
     *,
     sentences: int = 600,
     seed: int = 0,
-    cache_dir: str | Path | None = None,
     valid_fraction: float = 0.1,
     test_fraction: float = 0.1,
-    noise_snr_db: tuple[float, float] | None = (10.0, 30.0),
-    stack: int = 3,
-    subsample: int = 3,
-    normalisation: NormalisationMode = "global",
+    cache_dir: str | Path | None = None,
     fitted: Fitted | None = None,
 ) -> Corpus:
     """Synthesise commands in many voices, with exact alignments of phones of three states.
 
+    The same settings always produce the same corpus.
+
     Args:
         sentences: number of utterances of all splits, about 2.5 s each.
         seed: seed of all random choices.
-        cache_dir: folder of the cache for other ranks and later runs. None: no cache.
         valid_fraction: fraction of the utterances in the valid split.
         test_fraction: fraction of the utterances in the test split.
-        noise_snr_db: lowest and highest signal-to-noise ratio. None: no noise.
-        stack: number of frames in a stack.
-        subsample: number of 10 ms frames for each frame of the model.
-        normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
+        cache_dir: folder of the cache for other ranks and later runs. None: no cache.
         fitted: values of the training corpus of the model that is evaluated. None: training.
     """
     config = SynthesisConfig(
@@ -122,7 +89,6 @@ def build_synthetic_corpus(
         seed=seed,
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
-        noise_snr_db=None if noise_snr_db is None else (noise_snr_db[0], noise_snr_db[1]),
     )
     inputs = {
         "config": asdict(config),
@@ -130,9 +96,8 @@ def build_synthetic_corpus(
         "grammar": RULES,
         "espeak": version("espeakng-loader"),
     }
-    recorded = cached("synthetic", inputs, cache_dir, lambda: synthesise(config))
-    recorded = recorded.as_fitted(fitted)
-    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
+    recorded = cached_recordings("synthetic", inputs, cache_dir, lambda: synthesise(config))
+    return recorded.finish("global", fitted)
 
 
 def synthesise(config: SynthesisConfig) -> RecordedCorpus:
@@ -147,7 +112,7 @@ def synthesise(config: SynthesisConfig) -> RecordedCorpus:
             split=utterance.split,
             words=utterance.words,
             features=utterance.features,
-            senones=senones_at(frame_times(utterance.features.shape[0]), utterance.phones, senones),
+            senones=_senones_of(utterance, senones),
         )
         for utterance in utterances
     )
@@ -162,7 +127,7 @@ class _SyntheticUtterance:
     speaker: str
     split: str
     words: tuple[str, ...]
-    features: torch.Tensor
+    features: Tensor
     phones: tuple[PhoneInterval, ...]
 
 
@@ -177,32 +142,30 @@ def _speak_all(config: SynthesisConfig) -> Iterator[_SyntheticUtterance]:
             speech = espeak.speak(
                 words,
                 voice=voice,
-                words_per_minute=int(draw.integers(*config.words_per_minute, endpoint=True)),
-                pitch=int(draw.integers(*config.pitch, endpoint=True)),
+                words_per_minute=int(draw.integers(*_WORDS_PER_MINUTE, endpoint=True)),
+                pitch=int(draw.integers(*_PITCH, endpoint=True)),
             )
-            samples, phones = _add_silence_and_noise(speech, config, draw)
-            wave = resample(torch.from_numpy(samples), speech.rate_hz, SAMPLE_RATE_HZ)
+            samples, phones = _add_silence_and_noise(speech, draw)
             yield _SyntheticUtterance(
                 key=f"synthetic-{number:05d}",
                 speaker=voice,
                 split=split,
                 words=words,
-                features=log_filter_bank(wave),
+                features=log_filter_bank(torch.from_numpy(samples), speech.rate_hz),
                 phones=phones,
             )
             number += 1
 
 
 def _add_silence_and_noise(
-    speech: Speech, config: SynthesisConfig, draw: np.random.Generator
+    speech: Speech, draw: np.random.Generator
 ) -> tuple[np.ndarray, tuple[PhoneInterval, ...]]:
     """Return float32 samples between -1 and 1, with silence at both ends and noise, and phones."""
-    before, after = (int(s * speech.rate_hz) for s in draw.uniform(*config.silence_s, size=2))
+    before, after = (int(s * speech.rate_hz) for s in draw.uniform(*_SILENCE_S, size=2))
     samples = np.pad(speech.samples.astype(np.float32) / 32_768, (before, after))
-    if config.noise_snr_db is not None:
-        noise = _coloured_noise(len(samples), float(draw.uniform(0.0, 2.0)), draw)
-        ratio = 10 ** (-draw.uniform(*config.noise_snr_db) / 20)
-        samples = samples + np.float32(np.sqrt(np.mean(samples**2)) * ratio) * noise
+    noise = _coloured_noise(len(samples), float(draw.uniform(0.0, 2.0)), draw)
+    ratio = 10 ** (-draw.uniform(*_NOISE_SNR_DB) / 20)
+    samples = samples + np.float32(np.sqrt(np.mean(samples**2)) * ratio) * noise
     shift = before / speech.rate_hz
     shifted = [p._replace(start_s=p.start_s + shift, end_s=p.end_s + shift) for p in speech.phones]
     end = len(samples) / speech.rate_hz
@@ -232,6 +195,18 @@ def _coloured_noise(samples: int, slope: float, draw: np.random.Generator) -> np
     spectrum *= np.maximum(np.arange(len(spectrum)), 1.0) ** (-slope / 2)
     noise = np.fft.irfft(spectrum, length)[:samples]
     return (noise / np.sqrt(np.mean(noise**2))).astype(np.float32)
+
+
+def _senones_of(utterance: _SyntheticUtterance, senones: SenoneMap) -> Tensor:
+    """Return the senone (T,) of each frame. The states of a phone divide its interval evenly."""
+    times_s = frame_times(utterance.features.shape[0])
+    starts = np.array([interval.start_s for interval in utterance.phones])
+    ends = np.array([interval.end_s for interval in utterance.phones])
+    first = np.array([senones.of(interval.phone)[0] for interval in utterance.phones])
+    at = np.clip(np.searchsorted(starts, times_s, side="right") - 1, 0, None)
+    fraction = (times_s - starts[at]) / np.maximum(ends[at] - starts[at], 1e-9)
+    states = senones.states_per_phone
+    return torch.from_numpy(first[at] + np.clip((fraction * states).astype(int), 0, states - 1))
 
 
 def _lexicon(utterances: Iterable[_SyntheticUtterance]) -> Lexicon:

@@ -8,29 +8,21 @@ import torch
 from torch import Tensor
 
 
-def log_priors(targets: Iterable[Tensor], senones: int, *, smoothing: float = 1.0) -> Tensor:
+def log_priors(targets: Iterable[Tensor], senones: int) -> Tensor:
     """Return the log relative frequency of each senone in the aligned training frames.
+
+    One is added to each count, so that all priors are finite.
 
     Args:
         targets: senones of frames. Negative values (padding) are ignored.
         senones: number of senones, S.
-        smoothing: value that is added to each count, so that all priors are finite.
 
     Returns:
         Tensor (S,) float32, whose exponentials sum to one.
-
-    Raises:
-        ValueError: there are no frames, or a senone is not below S.
     """
-    counts = torch.zeros(senones, dtype=torch.float64)
+    counts = torch.ones(senones, dtype=torch.float64)
     for target in targets:
-        labelled = target[target >= 0].cpu()
-        if labelled.numel() and int(labelled.max()) >= senones:
-            raise ValueError(f"senones must be below {senones}, got {int(labelled.max())}")
-        counts += torch.bincount(labelled, minlength=senones)
-    if counts.sum() == 0:
-        raise ValueError("priors need at least one aligned frame, got none")
-    counts += smoothing
+        counts += torch.bincount(target[target >= 0].cpu(), minlength=senones)
     return (counts / counts.sum()).log().float()
 
 

@@ -1,24 +1,91 @@
-"""Tests of the speech example's data module with a Trainer, on one rank and on several."""
+"""Tests of the speech example's data: AN4, synthesis and its cache, and batches in a Trainer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
 from torch import nn
 
-from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.corpus import Corpus, CorpusDataModule
+from examples.acoustic.corpora import synthesis
+from examples.acoustic.corpora.an4 import build_an4_corpus
+from examples.acoustic.corpora.synthesis import SynthesisConfig, build_synthetic_corpus
+from examples.acoustic.corpus import Batch, Corpus
 from examples.acoustic.data_module import AcousticDataModule
-from examples.acoustic.utterance import Batch
 from examples.quiet import quiet_trainer
+from tests.examples.manifests import SPLITS, write_manifest
 from tests.ranks import run_ranks
 
 SMALL = {"sentences": 30, "valid_fraction": 0.2, "test_fraction": 0.2}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return build_synthetic_corpus(**SMALL)
+
+
+def _small_an4(folder: Path) -> Path:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    entries = [
+        {"path": f"u{n}", "text": "YES NO", "split": SPLITS[n % 3], "speaker": f"s{n % 2}"}
+        for n in range(6)
+    ]
+    np.savez(
+        folder / "an4_mfcc.npz",
+        **{e["path"]: draw.normal(3, 2, (90, 13)).astype(np.float16) for e in entries},
+    )
+    write_manifest(folder, entries)
+    (folder / "an4.dic").write_text("YES  Y EH S\nNO  N OW\n")
+    return folder
+
+
+def test_an4_dimensions_and_normalisation(tmp_path: Path) -> None:
+    folder = _small_an4(tmp_path / "an4")
+    plain = build_an4_corpus(path=folder)
+    assert plain.feature_dim == 39 and plain.train[0].senones is None
+    deltas = build_an4_corpus(path=folder, delta_orders=2)
+    assert deltas.feature_dim == 3 * 39
+    assert deltas.train[0].words == ("YES", "NO") and deltas.train[0].features.shape == (30, 117)
+    # Features are normalised for each speaker, whose frames then have mean 0.
+    keys = [u.key for split in plain.splits.values() for u in split if u.speaker == "s1"]
+    frames = torch.cat([plain.recorded[key] for key in keys])
+    torch.testing.assert_close(frames.mean(0), torch.zeros(13), atol=1e-3, rtol=0)
+
+
+def test_a_wrong_line_of_the_manifest_is_named(tmp_path: Path) -> None:
+    folder = _small_an4(tmp_path / "an4")
+    with (folder / "manifest.jsonl").open("a") as file:
+        file.write('{"path": "a", "text": "b", "split": "dev"}\n')
+    with pytest.raises(ValueError, match="manifest.jsonl:7: a line gives path, text and split"):
+        build_an4_corpus(path=folder)
+
+
+def test_cache_gives_the_same_corpus_without_synthesis(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+
+    def refuse(config: SynthesisConfig) -> Iterator[None]:
+        raise AssertionError("the corpus should have come from the cache")
+
+    monkeypatch.setattr(synthesis, "synthesise", refuse)
+    cached = build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+    for first, second in zip(corpus.test, cached.test, strict=True):
+        assert replace(first, features=second.features, senones=None) == replace(
+            second, senones=None
+        )
+        assert torch.equal(first.features, second.features)
+        assert torch.equal(first.senones, second.senones)
+    with pytest.raises(AssertionError, match="from the cache"):
+        build_synthetic_corpus(**{**SMALL, "seed": 9}, cache_dir=tmp_path)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 class Collector(LightningModule):
@@ -62,13 +129,14 @@ def test_ranks_share_the_utterances_anew_each_epoch(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.npz"))) == 1
 
 
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    return build_synthetic_corpus(**SMALL)
+def _data(corpus: Corpus) -> AcousticDataModule:
+    data = AcousticDataModule(batch_frames=400)
+    data._corpus = corpus
+    return data
 
 
 def test_loaders_give_batches_of_their_splits(corpus: Corpus) -> None:
-    data = CorpusDataModule(lambda: corpus, batch_frames=400)
+    data = _data(corpus)
     for loader, split in (
         (data.train_dataloader(), corpus.train),
         (data.val_dataloader(), corpus.valid),
@@ -89,15 +157,10 @@ def test_training_leaves_out_utterances_without_targets(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     train = [replace(u, senones=None) if i % 3 == 0 else u for i, u in enumerate(corpus.train)]
-    data = CorpusDataModule(lambda: replace(corpus, train=train), batch_frames=400)
+    data = _data(replace(corpus, train=train))
     with caplog.at_level(logging.WARNING):
         batches = list(data.train_dataloader())
     seen = [position for batch in batches for position in batch.index.tolist()]
     assert sorted(seen) == [i for i in range(len(train)) if i % 3]
     assert all((batch.targets >= 0).any(1).all() for batch in batches)
     assert f"{len(train) - len(seen)} of {len(train)} train utterances" in caplog.text
-
-    bare = replace(corpus, train=[replace(u, senones=None) for u in corpus.train])
-    data = CorpusDataModule(lambda: bare)
-    with pytest.raises(ValueError, match="no train utterance of corpus synthetic has targets"):
-        data.train_dataloader()

@@ -1,38 +1,20 @@
-"""Grammar over words: a bigram with back-off.
-
-A grammar is a weighted automaton over words, represented by a sequence of arcs. ``graph.py``
-converts it to a transducer.
-"""
+"""Grammar over words: a bigram with back-off."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class GrammarArc(NamedTuple):
-    """Transition of a grammar. ``word`` is None in a back-off transition, which has no word."""
+    """Transition of the grammar. ``word`` is None in a back-off transition, which has no word."""
 
     source: int
     target: int
     word: str | None
     log_prob: float
-
-
-class Grammar(Protocol):
-    """Interface of grammars. States are numbered from 0, the start state."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """All words of the grammar."""
-
-    def arcs(self) -> Iterator[GrammarArc]:
-        """Yield every transition: at most one for a state and a word, or a state and None."""
-
-    def final_log_probs(self) -> Mapping[int, float]:
-        """Return the final log probability of each final state."""
 
 
 class BigramModel:
@@ -42,42 +24,30 @@ class BigramModel:
     words observed after ``h``. The unigram ``P(w)`` is smoothed by the uniform distribution in the
     same way (Witten and Bell, 1991, method C, interpolated). The end of a sentence is an event. The
     probabilities of all words and of the end sum to one after every history.
+
+    Args:
+        sentences: training sentences.
+        vocabulary: further words, which the sentences need not contain.
+
+    Raises:
+        ValueError: there are no sentences, or all of them are empty.
     """
 
-    def __init__(self, sentences: Iterable[Sequence[str]], vocabulary: Iterable[str] = ()) -> None:
-        """Estimate the model.
-
-        Args:
-            sentences: training sentences.
-            vocabulary: further words, which the sentences need not contain.
-
-        Raises:
-            ValueError: there are no sentences, or all of them are empty.
-        """
+    def __init__(self, sentences: Iterable[Sequence[str]], vocabulary: Iterable[str]) -> None:
         self._counts: defaultdict[str | None, Counter[str | None]] = defaultdict(Counter)
         for sentence in sentences:
             if sentence:
                 # None is the start of the sentence as a history, and the end as an event.
                 for history, event in zip((None, *sentence), (*sentence, None), strict=True):
                     self._counts[history][event] += 1
+        if not self._counts:
+            raise ValueError(
+                "a bigram grammar needs training transcripts: pass the checkpoint of a trained "
+                "model (--ckpt_path), or add a train split"
+            )
         observed = dict.fromkeys(e for c in self._counts.values() for e in c if e is not None)
-        if not observed:
-            raise ValueError("a bigram model needs at least one sentence with words, got none")
-        self._words = tuple(dict.fromkeys((*observed, *vocabulary)))
+        self.words = tuple(dict.fromkeys((*observed, *vocabulary)))
         self._unigram = self._estimate_unigram()
-
-    def _estimate_unigram(self) -> dict[str | None, float]:
-        events: tuple[str | None, ...] = (*self._words, None)
-        counts: Counter[str | None] = Counter()
-        for followers in self._counts.values():
-            counts.update(followers)
-        total, kinds = counts.total(), len(counts)
-        return {e: (counts[e] + kinds / len(events)) / (total + kinds) for e in events}
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """All words of the vocabulary."""
-        return self._words
 
     def log_prob(self, word: str | None, history: str | None) -> float:
         """Return log P(word | history).
@@ -85,14 +55,7 @@ class BigramModel:
         Args:
             word: word, or None for the end of the sentence.
             history: word before it, or None for the start of the sentence.
-
-        Raises:
-            KeyError: the word or the history is not in the vocabulary.
         """
-        if history is not None and history not in self._unigram:
-            raise KeyError(f"history {history!r} is not among the {len(self._words)} words")
-        if word not in self._unigram:
-            raise KeyError(f"word {word!r} is not among the {len(self._words)} words")
         lower = self._unigram[word]
         followers = self._counts.get(history)
         if followers is None:
@@ -107,23 +70,31 @@ class BigramModel:
         bigrams also have a path by back-off, whose probability is never higher. So the best path
         has the probability of the model.
         """
-        state = {word: 2 + i for i, word in enumerate(self._words)}
-        for history in (None, *self._words):
+        state = {word: 2 + i for i, word in enumerate(self.words)}
+        for history in (None, *self.words):
             source = 0 if history is None else state[history]
             for word in self._counts.get(history, ()):
                 if word is not None:
                     log_prob = self.log_prob(word, history)
                     yield GrammarArc(source, state[word], word, log_prob)
             yield GrammarArc(source, 1, None, self._backoff_log_prob(history))
-        for word in self._words:
+        for word in self.words:
             yield GrammarArc(1, state[word], word, math.log(self._unigram[word]))
+
+    def final_log_probs(self) -> Mapping[int, float]:
+        """Return log P(end | word) for the states of words. Other states are not final."""
+        return {2 + i: self.log_prob(None, word) for i, word in enumerate(self.words)}
+
+    def _estimate_unigram(self) -> dict[str | None, float]:
+        events: tuple[str | None, ...] = (*self.words, None)
+        counts: Counter[str | None] = Counter()
+        for followers in self._counts.values():
+            counts.update(followers)
+        total, kinds = counts.total(), len(counts)
+        return {e: (counts[e] + kinds / len(events)) / (total + kinds) for e in events}
 
     def _backoff_log_prob(self, history: str | None) -> float:
         followers = self._counts.get(history)
         if followers is None:
             return 0.0
         return math.log(len(followers) / (followers.total() + len(followers)))
-
-    def final_log_probs(self) -> Mapping[int, float]:
-        """Return log P(end | word) for the states of words. Other states are not final."""
-        return {2 + i: self.log_prob(None, word) for i, word in enumerate(self._words)}
