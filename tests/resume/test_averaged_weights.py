@@ -98,16 +98,8 @@ def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) 
             assert torch.equal(value, result["unseen"][key]), key
 
 
-@pytest.mark.parametrize(
-    ("name", "hook", "number"),
-    [("bmuf", "on_validation_end", 2), ("bmuf_adam", "on_train_batch_end", 7)],
-)
-def test_resume_restores_the_average_of_every_rank(
-    name: str, hook: str, number: int, tmp_path: Path
-) -> None:
-    ranks, strategy, optimizer = STRATEGIES[name]
-    settings: dict[str, Any] = {"optimizer": optimizer, "make_callbacks": _ema}
-    check_exact(ranks, strategy, tmp_path, hook=hook, number=number, **settings)
+def test_resume_restores_the_average_of_every_rank(tmp_path: Path) -> None:
+    check_exact(2, BMUF_ADAM, tmp_path, optimizer="Adam", make_callbacks=_ema)
 
 
 def _once_an_epoch() -> list[Callback]:
@@ -124,8 +116,3 @@ def test_average_at_the_end_of_epochs_averages_global_models() -> None:
     for after, end in results:
         torch.testing.assert_close(end, DECAY * after[0] + (1 - DECAY) * after[1])
         assert torch.equal(end, results[0][1])
-
-
-def test_resume_with_an_average_at_the_end_of_epochs(tmp_path: Path) -> None:
-    hook = {"hook": "on_train_epoch_end", "number": 1}
-    check_exact(2, BMUF, tmp_path, make_callbacks=_once_an_epoch, **hook)

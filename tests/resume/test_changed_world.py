@@ -100,35 +100,6 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
     assert all(not result["warned"] for result in resumed[1:])
 
 
-def test_diloco_on_another_number_of_ranks(tmp_path: Path) -> None:
-    """The outer momentum is that of the last synchronisation. The run starts without look-ahead."""
-    diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
-    saved, _, resumed = _go_on(tmp_path, (2, diloco), (3, diloco))
-    file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
-    part = _only_bucket(torch.load(file, weights_only=True)["blocks"])
-    now = flat(saved["state_dict"])
-    assert not torch.equal(part["global_model"], now)
-    for result in resumed:
-        start = result["start"]
-        assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1, "block_size": 0}]
-        assert torch.equal(start["weights"], now)
-        assert torch.equal(start["global"][0][0]["global_model"], now)
-        assert torch.equal(start["global"][0][0]["update"], part["update"])
-
-
-def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
-    """Another outer step starts from the global model, without the state of the previous one."""
-    bmuf = BMUF
-    diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
-    for number, (before, after) in enumerate(((bmuf, diloco), (diloco, bmuf))):
-        saved, _, resumed = _go_on(tmp_path / str(number), (2, before), (2, after))
-        now = flat(saved["state_dict"])
-        for result in resumed:
-            assert torch.equal(result["start"]["weights"], now)
-            [[part]] = result["start"]["global"]
-            assert not part["update"].any()
-
-
 def test_update_in_flight_is_applied_on_another_number_of_ranks(tmp_path: Path) -> None:
     """The save is after two blocks and three steps.
 
@@ -154,12 +125,10 @@ def test_update_in_flight_is_applied_on_another_number_of_ranks(tmp_path: Path) 
     assert "the current block ended after 3 steps" in resumed[0]["warned"][0]
 
 
-@pytest.mark.parametrize("after", [{"overlap": True}, {"across_dtype": "int4"}])
-def test_other_exchange_settings(after: dict[str, Any], tmp_path: Path) -> None:
+def test_other_exchange_settings(tmp_path: Path) -> None:
     """With the same ranks, the current block ends, and one message names the changed setting."""
-    saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, **after)))
-    ((name, value),) = after.items()
-    assert f"{name} is {value} instead of " in resumed[0]["warned"][0]
+    saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, overlap=True)))
+    assert "overlap is True instead of " in resumed[0]["warned"][0]
     for result in resumed:
         assert torch.equal(
             result["start"]["global"][0][0]["global_model"], flat(saved["state_dict"])
@@ -187,21 +156,8 @@ def test_other_density(tmp_path: Path) -> None:
             assert part["error_feedback"] is None or not part["error_feedback"]["own"].any()
 
 
-def test_other_averaged_optimizer_state(tmp_path: Path) -> None:
-    """Momentum follows the parameters in the flat tensor, so shards have other boundaries."""
-    before = partial(
-        HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_momentum=0.5, block_size=4)
-    )
-    sync = lh.BMUF(block_momentum=0.5, block_size=4, local_momentum="average")
-    saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
-    assert "optimizer_state is averaged instead of local" in resumed[0]["warned"][0]
-    shards = [result["start"]["global"][0][0]["global_model"] for result in resumed]
-    for group in (shards[:2], shards[2:]):
-        assert torch.equal(torch.cat(group), flat(saved["state_dict"]))
-
-
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
-def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
+def test_mean_residual_is_kept(tmp_path: Path) -> None:
+    before, after = 2, 3
     _, _, resumed = _go_on(tmp_path, (before, ALL_SPARSE), (after, ALL_SPARSE))
     files = sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
     assert len(files) == before
@@ -212,63 +168,6 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
         new = torch.stack([result["start"]["residuals"][name] for result in resumed])
         torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
     assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["warned"][0]
-
-
-def test_a_longer_warm_up_trains_from_the_model_of_compressed_updates(tmp_path: Path) -> None:
-    """What has not been sent of updates is kept until the warm-up ends."""
-    momentum = partial(GTC, of="update")
-    _, _, resumed = _go_on(tmp_path, (2, momentum), (2, partial(momentum, warmup_steps=20)))
-    for result in resumed:
-        assert not torch.equal(result["end"], result["start"]["weights"])
-        assert torch.equal(result["end"], resumed[0]["end"])
-
-
-def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:
-    """A single rank sends nothing. Its first gradient contains the residuals of all saved ranks."""
-    path = tmp_path / "stopped.ckpt"
-    run_ranks(_train, 2, ALL_SPARSE, None, path, 7)
-    [left] = run_ranks(_first_step, 1, path)
-    old = [
-        torch.load(file, weights_only=True)["memory"]["residuals"]
-        for file in sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
-    ]
-    for name, extra in left["extra"].items():
-        mean = (old[0][name] + old[1][name]) / 2
-        torch.testing.assert_close(extra.reshape(-1), mean, rtol=1e-4, atol=1e-6)
-    assert left["residuals"] == {}
-
-
-class _Gradients(Watched):
-    """Notes the last gradients. With ``forgets``, removes the residuals before the first step."""
-
-    def __init__(self, *, forgets: bool) -> None:
-        super().__init__()
-        self.forgets = forgets
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        strategy: Any = self.trainer.strategy
-        if self.forgets:
-            strategy._session.worker.memory.tensors.clear()
-        torch.manual_seed(1)
-
-    def on_after_backward(self) -> None:
-        self.grads = {name: p.grad.clone() for name, p in self.named_parameters()}
-
-
-def _first_step(path: Path) -> dict[str, Any]:
-    """The first gradient of a resumed run, minus that of the same run without residuals."""
-    gradients, residuals = [], {}
-    for forgets in (True, False):
-        strategy = ALL_SPARSE()
-        trainer = make_trainer(strategy, max_epochs=-1, max_steps=8)
-        model = _Gradients(forgets=forgets)
-        torch.manual_seed(3)
-        trainer.fit(model, shuffled(20), ckpt_path=path)
-        gradients.append(model.grads)
-        session: Any = strategy._ended
-        residuals = session.worker.memory.state(session.state.names)["residuals"]
-    extra = {name: gradients[1][name] - gradients[0][name] for name in gradients[0]}
-    return {"extra": extra, "residuals": residuals}
 
 
 def test_other_groups_and_another_placement(tmp_path: Path) -> None:
@@ -288,13 +187,3 @@ def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:
     for result in resumed:
         assert torch.equal(result["start"]["weights"], flat(saved["state_dict"]))
     assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["warned"][0]
-
-
-def test_smaller_blocks_end_at_the_next_step(tmp_path: Path) -> None:
-    """The save is four steps into a block of five. The resumed run has blocks of two."""
-    path = tmp_path / "stopped.ckpt"
-    run_ranks(_train, 2, partial(BMUF, block_size=5), None, path, 4)
-    resumed = run_ranks(_train, 2, partial(BMUF, block_size=2), path, None, 5)
-    assert resumed[0]["start"]["steps"][0]["in_block"] == 4
-    assert resumed[0]["warned"] == []
-    assert torch.equal(resumed[0]["end"], resumed[1]["end"])

@@ -105,34 +105,6 @@ def test_refused_type_is_named_by_newest_checkpoint(tmp_path: Path) -> None:
     assert run_ranks(_with_path, 2, tmp_path) == [15, 15]
 
 
-class _State(torch.optim.SGD):
-    """An optimizer with a path in its state, which every rank saves."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for state in self.state.values():
-            state["log"] = Path("log")
-        return loss
-
-
-class _OwnOptimizer(DropoutNet):
-    def configure_optimizers(self) -> Any:
-        return _State(self.parameters(), lr=0.05, momentum=0.9)
-
-
-def _unsafe_rank_files(folder: Path) -> int:
-    _, fit = _fit(BMUF(), _OwnOptimizer(), folder, max_epochs=1)
-    fit()
-    newest = lh.newest_checkpoint(folder, weights_only=False)
-    resumed, fit = _fit(BMUF(), _OwnOptimizer(), folder / "more", newest, max_epochs=2)
-    fit(weights_only=False)
-    return resumed.global_step
-
-
-def test_weights_only_reaches_the_ranks_own_files(tmp_path: Path) -> None:
-    assert run_ranks(_unsafe_rank_files, 2, tmp_path) == [10, 10]
-
-
 def _two_kinds(folder: Path) -> Any:
     """Train so that the newest file in the folder holds only weights."""
     full = ModelCheckpoint(folder, "full-{step}", every_n_train_steps=4)

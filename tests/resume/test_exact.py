@@ -44,7 +44,6 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf": (2, BMUF, "SGD"),
     "bmuf_keep": (3, _KEEP, "SGD"),
     "bmuf_average": (2, partial(BMUF, local_momentum="average"), "SGD"),
-    "bmuf_with_adam": (2, BMUF, "Adam"),
     "bmuf_adam": (4, BMUF_ADAM, "Adam"),
     "bmuf_nadam": (2, BMUF_ADAM, "NAdam"),
     "gtc": (3, GTC, "SGD"),
@@ -100,25 +99,11 @@ def _check(name: str, tmp_path: Path, **settings: Any) -> None:
     check_exact(ranks, strategy, tmp_path, optimizer=optimizer, **settings)
 
 
-_slow = partial(pytest.param, marks=pytest.mark.slow)
-SLOW = ("bmuf_average", "bmuf_with_adam", "bmuf_nadam")
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_in_the_middle_of_a_block_and_of_an_epoch(ranks: int, tmp_path: Path) -> None:
-    runs = {
-        name: run
-        for name, (number, *run) in STRATEGIES.items()
-        if number == ranks and name not in SLOW
-    }
+    runs = {name: run for name, (number, *run) in STRATEGIES.items() if number == ranks}
     results = run_ranks(stop_each_in_the_middle, ranks, runs, tmp_path)
     assert results == [{name: [] for name in runs}] * ranks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_others_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
-    _check(name, tmp_path)
 
 
 def test_an_outer_optimizer_at_a_blocks_end(tmp_path: Path) -> None:
@@ -140,21 +125,15 @@ def test_in_an_epoch_whose_data_loader_was_created_before_the_optimizers(tmp_pat
     _check("bmuf", tmp_path, number=3, make_model=_KnowsItsLength)
 
 
-BOTH = ["bmuf_gtc", _slow("bmuf_adam")]
+@pytest.mark.parametrize("number", [4, 5])
+def test_after_some_steps(number: int, tmp_path: Path) -> None:
+    """After the end of a block, and after the last batch of an epoch."""
+    _check("bmuf_gtc", tmp_path, number=number)
 
 
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("number", [_slow(1), 4, 5, _slow(10)])
-def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
-    """After the first step, the end of a block, and the last batches of epochs."""
-    _check(name, tmp_path, number=number)
-
-
-@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_validation_end"])
-@pytest.mark.parametrize("number", [_slow(1), 2])
-def test_at_the_end_of_an_epoch(name: str, hook: str, number: int, tmp_path: Path) -> None:
-    _check(name, tmp_path, hook=hook, number=number)
+def test_at_the_end_of_an_epoch(hook: str, tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, hook=hook, number=2)
 
 
 def _stop_again_and_again(stops: list[int], folder: Path) -> list[str]:
@@ -175,23 +154,21 @@ def _stop_again_and_again(stops: list[int], folder: Path) -> list[str]:
     return differences(whole, resumed)
 
 
-@pytest.mark.parametrize("stops", [[4, 1, 5, 2], _slow([5, 3]), _slow([2] * 4)])
-def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
+def test_again_and_again(tmp_path: Path) -> None:
     """Each number is that of steps after a start. Epochs have five steps.
 
-    The first case also saves at the end of an epoch.
+    The second save is at the end of an epoch.
     """
-    assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
+    assert run_ranks(_stop_again_and_again, 2, [4, 1, 5, 2], tmp_path) == [[]] * 2
 
 
 def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, hook="on_train_epoch_end", number=1, limit_val_batches=0)
 
 
-@pytest.mark.parametrize("number", [3, _slow(1), _slow(6)])
-def test_during_the_warm_up_and_at_its_end(number: int, tmp_path: Path) -> None:
+def test_during_the_warm_up(tmp_path: Path) -> None:
     """With four ranks, the rounding of a sum depends on DDP's buckets."""
-    check_exact(4, partial(BMUF_GTC, warmup_steps=6), tmp_path, number=number)
+    check_exact(4, partial(BMUF_GTC, warmup_steps=6), tmp_path, number=3)
 
 
 def test_buckets_that_ddp_rebuilds(tmp_path: Path) -> None:
@@ -211,9 +188,8 @@ def test_with_workers_that_load_data(tmp_path: Path) -> None:
     _check("bmuf", tmp_path, loader={"num_workers": 1, "multiprocessing_context": "fork"})
 
 
-@pytest.mark.parametrize("precision", [_slow("bf16-mixed"), "64-true"])
-def test_in_other_precisions(precision: str, tmp_path: Path) -> None:
-    _check("bmuf_gtc", tmp_path, precision=precision)
+def test_in_double_precision(tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, precision="64-true")
 
 
 @pytest.mark.gpu

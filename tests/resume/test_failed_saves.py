@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
@@ -23,7 +20,7 @@ import lightning_hier as lh
 from lightning_hier.strategies.checkpoints import rank_files
 from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import BMUF, BMUF_ADAM, make_trainer
+from tests.trainer.fitting import BMUF, make_trainer
 
 
 def _full_disk(folder: Path) -> None:
@@ -47,18 +44,6 @@ def test_rank_that_can_not_write_is_an_error_on_every_rank(tmp_path: Path) -> No
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "a.ckpt"
 
 
-def _weights_alone(folder: Path) -> None:
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    trainer.strategy.checkpoint_io.save_checkpoint = _refuse  # type: ignore[method-assign]
-    trainer.save_checkpoint(folder / "a.ckpt", weights_only=True)
-
-
-def test_weights_that_can_not_be_written_are_an_error_on_every_rank(tmp_path: Path) -> None:
-    errors = run_ranks(_weights_alone, 2, tmp_path, expect_failure=True)
-    assert errors == ["OSError: no space left on device"] * 2
-
-
 class _Unpicklable(DropoutNet):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mine"] = lambda: None
@@ -75,23 +60,6 @@ def test_state_that_can_not_be_pickled_is_an_error_on_every_rank(tmp_path: Path)
     assert first == second
     assert first.startswith("OSError: the checkpoint could not be written: ")
     assert "lambda" in first
-
-
-class _NotForBMUFAdam(DropoutNet):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), amsgrad=True)
-
-
-def _mistake_with_saver(folder: Path) -> None:
-    saver = OnExceptionCheckpoint(folder)
-    trainer = make_trainer(BMUF_ADAM(), callbacks=[saver], enable_checkpointing=True)
-    trainer.fit(_NotForBMUFAdam(), shuffled(5))
-
-
-def test_error_before_training_is_not_hidden_by_a_save(tmp_path: Path) -> None:
-    for error in run_ranks(_mistake_with_saver, 2, tmp_path, expect_failure=True):
-        assert error.startswith("ValueError")
-        assert "amsgrad" in error
 
 
 class _FailsInAStep(DropoutNet):
@@ -139,38 +107,6 @@ def test_a_save_removes_killed_ones(listed: bool, tmp_path: Path) -> None:
     assert len(left) == (1 if listed else 2)
     assert ("stale file handle" in warnings) != listed
     assert lh.newest_checkpoint(tmp_path) == path
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only the administrator of a machine can mount a small disk")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def _fill(disk: Path) -> Any:
-    path = disk / "a.ckpt"
-    small = _trained()
-    small.save_checkpoint(path)
-    large = _trained(width=20_000)
-    with pytest.raises(OSError) as error:
-        large.save_checkpoint(path)
-    return str(error.value)
-
-
-def test_full_disk(small_disk: Path) -> None:
-    """The error names the cause and the file, and no partial file is left."""
-    first, second = run_ranks(_fill, 2, small_disk)
-    assert first == second
-    assert "could not be written: [Errno 28] No space left on device" in first
-    assert str(small_disk / "a.ckpt.ranks") in first
-    assert lh.newest_checkpoint(small_disk) == small_disk / "a.ckpt"
-    assert len(list(small_disk.rglob("*.pt"))) == 2  # the files of the small model
-    assert not list(small_disk.rglob("*.part"))
 
 
 def _can_not_remove(folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 import signal
 import time
@@ -11,7 +10,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, flat, shuffled
+from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import BMUF, fit_on_ranks, make_trainer, this_rank, weights
 
 
@@ -76,34 +74,6 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         assert io.load_checkpoint(path, weights_only=True)["ballast"].shape == (2_000_000,)
     io.save_checkpoint({"value": 0}, path)  # overwrites what the killed process has left
     assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]
-
-
-def _not_synced(path: Path) -> list[str]:
-    """New folders whose entries may not be on the disk when the checkpoint is renamed."""
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    events: list[int | str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def record_sync(handle: int) -> None:
-        events.append(os.fstat(handle).st_ino)
-        fsync(handle)
-
-    def record_name(source: Any, target: Any) -> None:
-        events.append(str(target))
-        replace(source, target)
-
-    with patch.object(os, "fsync", record_sync), patch.object(os, "replace", record_name):
-        trainer.save_checkpoint(path)
-    before = events[: events.index(str(path))]
-    (save,) = Path(f"{path}.ranks").iterdir()
-    created = [path.parent, save.parent, save]
-    return [str(folder) for folder in created if folder.parent.stat().st_ino not in before]
-
-
-def test_new_folders_are_on_the_disk_before_the_checkpoint(tmp_path: Path) -> None:
-    """Otherwise, a loss of power could keep the checkpoint and lose the files of ranks."""
-    assert run_ranks(_not_synced, 1, tmp_path / "deep" / "a.ckpt") == [[]]
 
 
 def _model_checkpoint(folder: Path, **settings: Any) -> list[str]:
@@ -169,37 +139,6 @@ def test_name_with_a_metric_of_each_rank(tmp_path: Path) -> None:
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert set(_without_saves(sorted(files))) == _names("step=4-own=3.0.ckpt")
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=4-own=3.0.ckpt"
-
-
-def _replace_link(folder: Path) -> None:
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    trainer.save_checkpoint(folder / "target.ckpt")
-    if trainer.is_global_zero:
-        (folder / "last.ckpt").symlink_to("target.ckpt")
-    trainer.strategy.barrier()
-    trainer.save_checkpoint(folder / "last.ckpt")
-
-
-def test_save_over_a_link_leaves_its_target(tmp_path: Path) -> None:
-    run_ranks(_replace_link, 2, tmp_path)
-    assert not (tmp_path / "last.ckpt").is_symlink()
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "last.ckpt"
-    (tmp_path / "last.ckpt").unlink()
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "target.ckpt"
-
-
-def test_checkpoint_that_is_saved_after_fit(tmp_path: Path) -> None:
-    """The save is in the middle of a block. The file holds the global model. Resume is exact."""
-    path, settings = tmp_path / "after.ckpt", {"data": partial(shuffled, 5)}
-    uninterrupted = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, **settings)
-    first = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
-    resumed = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, ckpt_path=path, **settings)
-    saved = torch.load(path, weights_only=True)["state_dict"]
-    for whole, half, rest in zip(uninterrupted, first, resumed, strict=True):
-        assert torch.equal(whole.weights, rest.weights)
-        assert not torch.equal(half.weights, rest.weights)
-        assert torch.equal(flat(saved), half.weights)
 
 
 def test_loads_without_this_package(copied: Path) -> None:

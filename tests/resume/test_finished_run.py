@@ -18,7 +18,6 @@ from tests.ranks import run_ranks
 from tests.resume.runs import (
     DropoutNet,
     SaveAt,
-    Unfreeze,
     differences,
     outcome,
     shuffled,
@@ -54,10 +53,10 @@ def _resume(make_strategy: Any, path: Path, epochs: int) -> dict[str, Any]:
     return {"starts": starts.seen, "end": end, "tested": _state(model)}
 
 
-def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[dict[str, Any]]:
+def _train_then_resume(first: Any, then: Any, folder: Path) -> list[dict[str, Any]]:
     torch.manual_seed(this_rank())
     path = folder / "saved.ckpt"
-    trainer = make_trainer(first(), callbacks=[SaveAt(hook, 1, path)], max_epochs=1)
+    trainer = make_trainer(first(), callbacks=[SaveAt("on_train_epoch_end", 1, path)], max_epochs=1)
     trainer.fit(_Tested(), shuffled(10))
     return [_resume(then, path, epochs) for epochs in (1, 2)]
 
@@ -67,12 +66,9 @@ def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[d
     [(BMUF, BMUF), (BMUF, partial(AVERAGING, block_size=7))],
     ids=["same", "another"],
 )
-@pytest.mark.parametrize(
-    "hook", ["on_train_epoch_end", pytest.param("on_train_end", marks=pytest.mark.slow)]
-)
-def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_path: Path) -> None:
+def test_module_holds_the_global_model(first: Any, then: Any, tmp_path: Path) -> None:
     """The module holds it in a run with no steps left, and at the start of any other run."""
-    results = run_ranks(_train_then_resume, 2, first, then, hook, tmp_path)
+    results = run_ranks(_train_then_resume, 2, first, then, tmp_path)
     saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["state_dict"]
     for done, going_on in results:
         assert done["starts"] == []
@@ -81,31 +77,6 @@ def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_pat
         assert differences(saved, going_on["starts"][0]) == []
         assert differences(results[0][1]["end"], going_on["end"]) == []
         assert differences(saved, going_on["end"]) != []
-
-
-class _Finetuned(DropoutNet):
-    def configure_optimizers(self) -> Any:
-        trainable = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
-
-
-def _finetune(path: Path) -> dict[str, Tensor]:
-    saving = SaveAt("on_train_epoch_end", 2, path)
-    make_trainer(BMUF(), callbacks=[Unfreeze(), saving], max_epochs=2).fit(
-        _Finetuned(), shuffled(10)
-    )
-    model = _Finetuned(seed=99)
-    trainer = make_trainer(BMUF(), callbacks=[Unfreeze()], max_epochs=2)
-    trainer.fit(model, shuffled(10), ckpt_path=path)
-    return _state(model)
-
-
-def test_parameters_that_were_unfrozen_in_training_are_global_too(tmp_path: Path) -> None:
-    path = tmp_path / "saved.ckpt"
-    results = run_ranks(_finetune, 2, path)
-    saved = torch.load(path, weights_only=True)["state_dict"]
-    for state in results:
-        assert differences(saved, state) == []
 
 
 def _go_on(

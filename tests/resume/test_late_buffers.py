@@ -58,7 +58,7 @@ def test_masks_of_different_lengths(name: str, tmp_path: Path) -> None:
     assert run_ranks(_train, 2, name, tmp_path) == [([3 + rank] * 2, 8) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize("name", ["nesterov", "one model"])
 def test_run_resumes_exactly(name: str, tmp_path: Path) -> None:
     """The save is at the end of the first epoch, where the hooks write."""
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)

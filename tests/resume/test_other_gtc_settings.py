@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from torch.nn import Parameter
-
 import lightning_hier as lh
-from lightning_hier.comm.worker import GradientMemory
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer
@@ -47,20 +41,3 @@ def test_other_settings_apply(tmp_path: Path) -> None:
         assert {threshold for _, threshold in before.values()} == {0.02}
         assert set(after) == {32}
         assert after[32][1] == 0.3
-
-
-def test_residuals_take_the_dtype_of_the_parameter() -> None:
-    parameter = Parameter(torch.zeros(8))
-    saved = {"residuals": {"w": torch.ones(8, dtype=torch.bfloat16)}, "thresholds": {"w": 0.5}}
-    memory = GradientMemory()
-    memory.load(saved, {"w": parameter})
-    assert memory.tensors[parameter].residual.dtype == torch.float32
-
-
-@pytest.mark.parametrize("fixed", [None, 0.25])
-def test_fixed_threshold_applies_and_an_automatic_one_is_kept(fixed: float | None) -> None:
-    parameter = Parameter(torch.zeros(8))
-    memory = GradientMemory()
-    memory.of(parameter, torch.zeros(8), 0.5)
-    threshold = memory.of(parameter, torch.zeros(8), fixed).threshold
-    assert threshold is not None and math.isclose(threshold, fixed or 0.5)

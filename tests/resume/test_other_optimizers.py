@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import SGD, AdamW, Optimizer
 
 import lightning_hier as lh
-from lightning_hier.strategies.optimizer_checks import check_saved_optimizers
 from tests.ranks import run_ranks
 from tests.trainer.fitting import AVERAGING, BMUF, BMUF_ADAM, Net, loader, make_trainer, weights
 
@@ -121,66 +119,3 @@ def test_load_from_checkpoint_works_as_the_error_suggests(tmp_path: Path) -> Non
     path = tmp_path / "sgd.ckpt"
     saved = run_ranks(_save, 2, partial(BMUF, block_size=2), _sgd, path)[0]
     assert torch.equal(weights(_Optimized.load_from_checkpoint(path, makes=_adamw)), saved)
-
-
-class _Own(Optimizer):
-    """An optimizer of another package, with its own arguments."""
-
-    def __init__(self, params: Any, **settings: Any) -> None:
-        super().__init__(params, settings)
-
-
-class _Wrapped(SGD):
-    """An optimizer of the user that subclasses one of torch."""
-
-
-TYPES = [SGD, Adam, AdamW, NAdam, RMSprop, Adagrad]
-LAYER = nn.Linear(2, 2)
-
-
-def _made(kind: Any) -> Optimizer:
-    optimizer: Optimizer = kind(LAYER.parameters(), lr=0.1)
-    return optimizer
-
-
-def _problem(saved: dict[str, Any], present: Optimizer) -> str | None:
-    try:
-        check_saved_optimizers([saved], [present])
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("saved", TYPES)
-def test_types_of_torch_are_distinguished(saved: type[Optimizer]) -> None:
-    state = _made(saved).state_dict()
-    for present in TYPES:
-        problem = _problem(state, _made(present))
-        if present is saved:
-            assert problem is None
-        else:
-            assert problem is not None
-            assert f"does not match {present.__name__} of configure_optimizers" in problem
-
-
-def test_other_types_are_compared_by_their_hyperparameters() -> None:
-    make = partial(_Own, rho=0.5, warm=3)
-    for one, other in (
-        (make, make),
-        (make, partial(make, more=1)),
-        (SGD, _Wrapped),
-        (_Wrapped, SGD),
-    ):
-        assert _problem(_made(one).state_dict(), _made(other)) is None
-    for one, other in ((make, SGD), (SGD, make), (make, partial(_Own, rho=0.5, cold=3))):
-        assert _problem(_made(one).state_dict(), _made(other)) is not None
-    problem = _problem(_made(make).state_dict(), _made(SGD))
-    assert problem is not None
-    assert "it has rho, warm instead of dampening, " in problem
-
-
-def test_scheduler_that_is_added_or_removed_is_no_error() -> None:
-    optimizer = _made(AdamW)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-    for saved, present in ((optimizer, _made(AdamW)), (_made(AdamW), optimizer)):
-        assert _problem(saved.state_dict(), present) is None

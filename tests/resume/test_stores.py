@@ -117,28 +117,6 @@ def test_exact_resume_from_a_store(url: str, ranks: int, tmp_path: Path) -> None
     assert results == [[]] * ranks
 
 
-class Recording(AtomicCheckpointIO):
-    """A plugin of the user, which takes storage_options."""
-
-    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
-        assert storage_options == {"own": 1}
-        super().save_checkpoint(checkpoint, path)
-
-
-def _options(folder: Path) -> None:
-    trainer, _ = _fit(1)
-    with pytest.raises(OSError, match="Please implement your custom `CheckpointIO`"):
-        trainer.save_checkpoint(folder / "a.ckpt", storage_options={"own": 1})
-    trainer.strategy.checkpoint_io = Recording()
-    trainer.save_checkpoint(folder / "b.ckpt", storage_options={"own": 1})
-
-
-def test_storage_options(tmp_path: Path) -> None:
-    """A plugin gets them for all files. Without one, there is Lightning's error."""
-    run_ranks(_options, 1, tmp_path)
-    assert {own.name for own in tmp_path.iterdir()} == {"b.ckpt", "b.ckpt.ranks"}
-
-
 def _divided(folder: bool, epochs: int, path: str | None = None, **settings: Any) -> Any:
     sync = lh.BMUFAdam(block_size=2, local_beta1="keep")
     strategy = lh.HierarchicalModelParallelStrategy(

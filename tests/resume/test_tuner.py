@@ -14,9 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Callback, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import ROWS, DropoutNet, shuffled
+from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import BMUF, BMUF_GTC, make_trainer, this_rank, weights
 
 TWO_TIERS = partial(BMUF_GTC, group_size=1, warmup_steps=3)
@@ -93,29 +92,3 @@ def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) 
         else:
             assert result["rates"] == results[0]["rates"]
             assert len(result["rates"]) == 8
-
-
-class _Counting(_Tuned):
-    """Notes the number of samples that each step counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted: list[float] = []
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        strategy: Any = self.trainer.strategy
-        self.counted += strategy._session.worker.samples
-
-
-def _search_by_samples(folder: Path) -> list[float]:
-    sync = lh.BMUF(block_size=4, weighting="samples")
-    strategy = lh.HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0)
-    model, trainer = _Counting(), make_trainer(strategy, default_root_dir=folder)
-    search: dict[str, Any] = {"min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
-    Tuner(trainer).lr_find(model, shuffled(10), num_training=8, **search)
-    return model.counted
-
-
-def test_learning_rate_finder_counts_samples(tmp_path: Path) -> None:
-    """During the search, only the callback of Lightning is active."""
-    assert run_ranks(_search_by_samples, 2, tmp_path) == [[ROWS] * 8] * 2
