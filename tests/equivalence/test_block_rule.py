@@ -62,25 +62,25 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"fragments": 2}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}],
-)
-def test_blocks_have_the_length_of_the_rule_on_all_ranks(settings: dict[str, Any]) -> None:
+def _runs(syncs: list[Any], rates: list[float]) -> list[tuple[list[tuple[int, int]], Tensor]]:
+    return [_run(sync, rates) for sync in syncs]
+
+
+def test_blocks_have_the_length_of_the_rule_on_all_ranks() -> None:
+    settings: list[Any] = [{}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}]
     rule = QSR(coefficient=0.4, max_block_size=5)
-    sync = lh.DiLoCo(block_size=2, block_rule=rule, **settings)
-    first, second = run_ranks(_run, 2, sync, RATES)
-    assert first[0] == second[0] == PLACES[: len(RATES)]
-    assert len({size for size, _ in first[0]}) == 5
-    assert torch.equal(first[1], second[1])
+    syncs = [lh.DiLoCo(block_size=2, block_rule=rule, **own) for own in settings]
+    for first, second in zip(*run_ranks(_runs, 2, syncs, RATES), strict=True):
+        assert first[0] == second[0] == PLACES[: len(RATES)]
+        assert len({size for size, _ in first[0]}) == 5
+        assert torch.equal(first[1], second[1])
 
 
-@pytest.mark.parametrize("settings", [{"fragments": 3}, {"fragments": 2, "overlap": 2}])
-def test_a_constant_rate_makes_blocks_of_one_length(settings: dict[str, Any]) -> None:
+def test_a_constant_rate_makes_blocks_of_one_length() -> None:
     rule = QSR(coefficient=0.245, max_block_size=50)  # (0.245 / 0.1)^2 = 6.0025
-    by_rule = lh.BMUF(block_momentum=0.5, block_size=3, block_rule=rule, **settings)
-    plain = lh.BMUF(block_momentum=0.5, block_size=6, **settings)
-    one, other = (run_ranks(_run, 2, own, [0.1] * 15)[0] for own in (by_rule, plain))
+    settings: Any = {"block_momentum": 0.5, "fragments": 2, "overlap": 2}
+    syncs = lh.BMUF(block_size=3, block_rule=rule, **settings), lh.BMUF(block_size=6, **settings)
+    one, other = run_ranks(_runs, 2, [*syncs], [0.1] * 15)[0]
     assert one[0] == other[0]
     assert torch.equal(one[1], other[1])
 

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 import lightning_hier as lh
 from lightning_hier import BMUF, ModelAveraging
-from lightning_hier.comm.blocks.schedule import Schedule
 from lightning_hier.reference import DiLoCo, Method, Training, Worker
 from tests.equivalence.cases import (
     Values,
@@ -155,28 +154,3 @@ def _final_of_reference(delay: int, alpha: float) -> list[float]:
             parameter.grad = torch.full((1,), 2.0)
         training.step()
     return [value.item() for value in training.global_model().values()]
-
-
-def test_schedule_of_a_block() -> None:
-    """Updates are applied at the steps of the documentation, and sent ``delay`` steps before.
-
-    The send of a fragment may be in the block before.
-    """
-    at = [tuple(Schedule(10, fragments=3, delay=4).due(step)) for step in range(1, 11)]
-    assert at == [
-        (None, None), (None, 1), (0, None), (None, None), (None, None),
-        (1, 2), (None, None), (None, None), (None, 0), (2, None),
-    ]  # fmt: skip
-    for delay in (0, 10):
-        own = [Schedule(10, fragments=3, delay=delay).due(step) for step in range(1, 11)]
-        assert [due.applies for due in own] == [due.sends for due in own]
-    assert Schedule(10).due(13) == (0, 0)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 10])
-@pytest.mark.parametrize("delay", [0, 1, 5, 10])
-def test_every_fragment_is_sent_and_applied_once_in_a_block(n: int, delay: int) -> None:
-    due = [Schedule(10, fragments=n, delay=delay).due(step) for step in range(1, 11)]
-    for kind in ("applies", "sends"):
-        fragments = [getattr(own, kind) for own in due]
-        assert sorted(own for own in fragments if own is not None) == list(range(n))
