@@ -82,16 +82,11 @@ def _train(address: str, ports: list[int], ranks: int, sync: Any, wrap: str, fol
 
 SYNCS = [
     pytest.param(lh.BMUF(block_size=TAU), 1, "group", id="bmuf"),
-    pytest.param(lh.BMUFAdam(block_size=TAU), 2, "group", id="bmuf_adam-2"),
-    pytest.param(lh.BMUFAdam(block_size=TAU), 2, "divided", id="divided-bmuf_adam"),
     pytest.param(
         lh.DiLoCo(block_size=TAU, fragments=2, overlap=1),
         2,
         "divided",
         id="divided-fragments-overlap",
-    ),
-    pytest.param(
-        lh.DiLoCo(block_size=TAU, fragments=2, overlap=1), 1, "group", id="fragments-overlap"
     ),
 ]
 

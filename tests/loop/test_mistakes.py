@@ -187,7 +187,7 @@ def killed(at: int, group_size: int) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize(("at", "group_size"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("at", "group_size"), [(1, 1), (1, 2)])
 def test_a_killed_rank_is_named(at: int, group_size: int) -> None:
     """At the end of a block in groups of one rank, and at a step in a group of two."""
     outcomes = rank_outcomes(killed, 2, at, group_size)

@@ -61,7 +61,6 @@ def weights_after_steps(loop: Loop, steps: int) -> Tensor:
             },
         ),
         (2, 1, {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}),
-        (2, 1, {**ADAM, "warmup_steps": 20}),  # in the warm-up
         (4, 4, {}),
     ],
 )
@@ -105,13 +104,9 @@ def elsewhere(
     return loaded, loop.weights(), [str(warning.message) for warning in caught], rate
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [ADAM, {"block_sync": lh.DiLoCo(block_size=5, fragments=2, overlap=2), "warmup_steps": 1}],
-)
-def test_a_run_of_other_groups_starts_from_the_global_model(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_a_run_of_other_groups_starts_from_the_global_model(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"block_sync": lh.DiLoCo(block_size=5, fragments=2, overlap=2)}
+    settings["warmup_steps"] = 1
     [expected, *_] = run_ranks(saved, 4, str(tmp_path), 2, **settings)
     for ranks, group_size in ((2, 1), (6, 2)):
         outcomes = run_ranks(elsewhere, ranks, str(tmp_path), group_size, **settings)

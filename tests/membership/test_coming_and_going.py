@@ -125,12 +125,6 @@ def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
     ("sync", "settings"),
     [
         pytest.param(
-            lh.BMUFAdam(block_size=TAU), {"ranks": 2, "optimizer": "AdamW"}, id="bmuf_adam-2-ranks"
-        ),
-        pytest.param(
-            lh.DiLoCo(block_size=TAU, across_dtype="int8"), {"optimizer": "AdamW"}, id="diloco-int8"
-        ),
-        pytest.param(
             lh.DiLoCo(block_size=TAU, fragments=2, merge=0.3, across_dtype="int8"),
             {"optimizer": "AdamW"},
             id="fragments",

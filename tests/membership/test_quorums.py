@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store
 
 import lightning_hier as lh
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership import lighthouse, quorums
+from lightning_hier.membership import quorums
 from lightning_hier.membership.connections import serve_store
 from lightning_hier.membership.lighthouse import Entry, Lighthouse, Phase, Quorum
 from lightning_hier.membership.quorums import Quorums
@@ -73,24 +73,6 @@ def test_groups_of_different_sizes() -> None:
     own, other = _quorums(0, ranks=2)._entry("start"), _quorums(1, ranks=4)._entry("start")
     with pytest.raises(ValueError, match="differ in ranks: 2 here, 4 in group 1"):
         check_start(own, Quorum("7.1", 100.0, [other]))
-
-
-@pytest.mark.usefixtures("clock")
-def test_waiting_and_refused_groups_are_logged_once() -> None:
-    lines: list[str] = []
-    asked: list[Entry] = []
-
-    def answer(own: Entry, until: float) -> Quorum:
-        asked.append(own)
-        own = replace(own, position=[0, 0])  # as JSON represents it
-        other = replace(own, group=1, phase="start", settings={"ranks": 4})
-        return Quorum("7.1", 100.0, [own] if len(asked) < 4 else [own, other])
-
-    _quorums(0, answer, log=lines.append).gathered("block")
-    assert lines == [
-        "Waiting up to 3 s for group 1.",
-        "Group 1 was refused, because of ranks: 1 here, 4 in group 1.",
-    ]
 
 
 def test_a_lighthouse_that_cannot_be_reached_is_logged_at_once() -> None:
@@ -166,24 +148,3 @@ def test_a_group_that_joins_waits_less_than_its_other_ranks(
     with pytest.raises(PeerError, match="group 0 has waited 6 s for the state"):
         _quorums(0, answer).join()
     assert clock.now - begun == pytest.approx(2 * THIRD_S, abs=0.01)
-
-
-def test_a_lighthouse_that_has_restarted_gets_no_more_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A group repeats its request, within the same limit."""
-    monkeypatch.setattr(lighthouse, "_HEARTBEATS_KNOWN_S", 0.2)
-    created = SimpleNamespace(seconds=1, nanos=0)
-    answers = [SimpleNamespace(quorum_id=n, participants=[], created=created) for n in (1, 6)]
-    limits: list[float] = []
-
-    def request(entry: Entry, timeout: timedelta) -> Any:
-        limits.append(timeout.total_seconds())
-        return answers[len(limits) - 1]
-
-    client = object.__new__(Lighthouse)
-    client._last = 5, {"1:a"}
-    client._request = request  # type: ignore[method-assign]
-    client.quorum(Entry(group=0, phase="block", address="host:0"), time.monotonic() + 9.0)
-    assert len(limits) == 2
-    assert limits[1] <= 9.0 - 0.2

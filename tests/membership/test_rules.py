@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -21,7 +19,6 @@ from lightning_hier.membership.rules import (
     missing_groups,
     out_of_order,
 )
-from lightning_hier.strategies.tiered import TieredStrategy
 
 ADDRESS = "http://lighthouse:29510"
 
@@ -141,20 +138,3 @@ def test_missing_groups_are_named() -> None:
     text = missing_groups(settings, _quorum(_entry(0), _entry(2)), timedelta(seconds=90))
     assert "only 2 of 4 groups have come to a synchronisation within 90 s" in text
     assert "groups 1, 3 did not" in text
-
-
-@pytest.mark.parametrize(("training", "parts"), [(True, (8, 5)), (False, (2, 1))])
-def test_a_group_trains_on_its_part_and_evaluates_all(
-    training: bool, parts: tuple[int, int]
-) -> None:
-    """The rank is rank 1 of two in group 2 of four groups."""
-    settings = lh.TorchFT("http://lighthouse:29510", group=2, groups=4)
-    strategy = lh.DiLoCoStrategy(membership=settings)
-    in_job = mock.PropertyMock(return_value={"num_replicas": 2, "rank": 1})
-    module: Any = SimpleNamespace(trainer=SimpleNamespace(training=training))
-    with (
-        mock.patch.object(TieredStrategy, "distributed_sampler_kwargs", in_job),
-        mock.patch.object(TieredStrategy, "lightning_module", module, create=True),
-    ):
-        kwargs = strategy.distributed_sampler_kwargs
-    assert (kwargs["num_replicas"], kwargs["rank"]) == parts

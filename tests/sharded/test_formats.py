@@ -11,11 +11,10 @@ import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered, in_turn
+from tests.sharded.nets import Divided, batches, in_turn
 from tests.trainer.fitting import make_trainer
 
 _ADAMW = partial(Divided, "AdamW", lr=0.02)
-_NAMES = ["scale", "first.weight", "first.bias", "second.weight", "second.bias"]
 
 
 def _strategy(folder: bool) -> Any:
@@ -57,16 +56,6 @@ def saved(above: Path) -> list[Any]:
         partial(_saved, False, above / "file.ckpt"),
     ]
     return run_ranks(in_turn, 4, jobs)
-
-
-def test_state_dict(saved: list[Any]) -> None:
-    """Every rank has the divided state. Only rank 0 has the whole state."""
-    whole = {name: tuple(own.shape) for name, own in _ADAMW().state_dict().items()}
-    assert list(whole) == _NAMES
-    for rank, states in enumerate(saved):
-        divided, own = ({n: tuple(v.shape) for n, v in state.items()} for state, _ in states)
-        assert divided == whole
-        assert own == (whole if rank == 0 else {})
 
 
 def _save_several(folder: Path) -> list[str]:
@@ -172,28 +161,3 @@ def test_file_of_lightning_is_loaded(tmp_path: Path) -> None:
     loaded, *others = run_ranks(_loaded, 4, path, partial(_strategy, False))
     torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
     assert others == [({}, {})] * 3
-
-
-class Larger(Divided):
-    """A module with parameters that the checkpoint does not contain."""
-
-    def __init__(self, strict: bool) -> None:
-        super().__init__()
-        self.strict_loading = strict
-        self.third = torch.nn.Linear(2, 2).double()
-
-
-def _validated(path: Path, strict: bool) -> torch.Tensor:
-    module = Larger(strict)
-    trainer = make_trainer(_strategy(False))
-    trainer.validate(module, batches(4, 1), ckpt_path=path, verbose=False, weights_only=True)
-    return gathered(module)
-
-
-def test_strict_loading(above: Path, saved: list[Any]) -> None:
-    path, (state, _) = above / "file.ckpt", saved[0][1]
-    for own in run_ranks(_validated, 2, path, False):
-        parts = torch.cat([state[name].reshape(-1) for name in _NAMES])
-        assert torch.equal(own[: len(parts)], parts)
-    for error in run_ranks(_validated, 2, path, True, expect_failure=True):
-        assert "third" in error

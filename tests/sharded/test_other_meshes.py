@@ -16,7 +16,6 @@ from tests.resume.runs import SaveAt
 from tests.sharded.nets import Divided, batches
 from tests.trainer.fitting import make_trainer
 
-_SGD = partial(Divided, momentum=0.9)
 _ADAMW = partial(Divided, "AdamW", lr=0.02)
 
 
@@ -41,10 +40,8 @@ class Mesh(NamedTuple):
 # Block synchronisation, module, and the meshes before and after. The numbers of groups differ,
 # because the whole module would resume exactly otherwise.
 _CASES: dict[str, tuple[Any, Any, Mesh, Mesh]] = {
-    "bmuf": (partial(lh.BMUF, block_size=3), _SGD, Mesh(4, 2), Mesh(4, 1)),
     # With three groups, step counts are fractions that float32 does not represent.
     "bmuf_adam": (partial(lh.BMUFAdam, block_size=3), _ADAMW, Mesh(3, 1), Mesh(8, 4, 2)),
-    "diloco": (partial(lh.DiLoCo, block_size=3, fragments=2), _ADAMW, Mesh(4, 1), Mesh(4, 2)),
     "in_flight": (
         partial(lh.BMUFAdam, block_size=4, fragments=2, overlap=2),
         _ADAMW,

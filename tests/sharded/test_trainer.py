@@ -1,6 +1,6 @@
 """A divided module with settings of the Trainer, and the errors of unsuitable modules.
 
-The settings are accumulation, clipping, precision and manual optimization.
+The settings are accumulation, clipping and manual optimization.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import lightning_hier as lh
 from tests.ranks import run_ranks
 from tests.sharded.nets import Divided, batches, gathered, trained
 from tests.trainer.fitting import make_trainer
+from tests.trainer.mistakes import Mistakes, errors_by_rank
 
 _DILOCO = partial(lh.DiLoCo, block_size=3)
 
@@ -98,26 +99,6 @@ def test_manual_optimization_with_a_warm_up() -> None:
         torch.testing.assert_close(one["weights"], other["weights"], rtol=1e-12, atol=1e-12)
 
 
-class Single(Divided):
-    """A module in float32."""
-
-    def __init__(self) -> None:
-        super().__init__("AdamW", lr=0.02)
-        self.float()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return super().training_step([own.to(self.scale.dtype) for own in batch], batch_idx)
-
-
-def test_mixed_precision() -> None:
-    """All groups end with the same finite model, which training has changed."""
-    strategy = partial(_strategy, "divided")
-    first, *others = run_ranks(trained, 4, strategy, 9, Single, precision="bf16-mixed")
-    assert all(torch.equal(own["weights"], first["weights"]) for own in others)
-    assert first["weights"].isfinite().all()
-    assert not torch.equal(first["weights"], first["seen"][0])
-
-
 def _crossing() -> list[int]:
     strategy = _strategy("divided", block_sync=partial(lh.DiLoCo, block_size=4))
     sent: list[int] = []
@@ -155,23 +136,38 @@ class PartlyDivided(Divided):
         fully_shard(self.first, mesh=mesh["data_parallel"])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "model", "words"),
-    [
-        (partial(_strategy, "divided"), Undivided, "configure_model\\(\\) must divide the module"),
-        (partial(_strategy, "divided"), PartlyDivided,
-         "3 trainable parameters are outside of fully_shard, among them 'scale'"),
-        (partial(_strategy, "divided", block_sync=partial(lh.BMUFAdam, block_size=2)), Divided,
-         "BMUFAdam needs an optimizer with Adam's moments"),
-        (partial(_strategy, "divided", tensor_parallel_size=4), Divided,
-         "tensor_parallel_size must divide group_size"),
-        (partial(_strategy, "divided", group_size=3), Divided, "sizes that do: 1, 2, 4"),
-    ],
-    ids=["undivided", "partly divided", "optimizer", "tensor_parallel_size", "group_size"],
-)  # fmt: skip
-def test_one_clear_error_on_every_rank(strategy: Any, model: Any, words: str) -> None:
-    for error in run_ranks(_refused, 4, strategy, model, expect_failure=True):
-        assert re.search(words, error), error
+MISTAKES: Mistakes = {
+    "undivided": (
+        partial(_refused, partial(_strategy, "divided"), Undivided),
+        r"configure_model\(\) must divide the module",
+    ),
+    "partly divided": (
+        partial(_refused, partial(_strategy, "divided"), PartlyDivided),
+        "3 trainable parameters are outside of fully_shard, among them 'scale'",
+    ),
+    "optimizer": (
+        partial(
+            _refused,
+            partial(_strategy, "divided", block_sync=partial(lh.BMUFAdam, block_size=2)),
+            Divided,
+        ),
+        "BMUFAdam needs an optimizer with Adam's moments",
+    ),
+    "tensor_parallel_size": (
+        partial(_refused, partial(_strategy, "divided", tensor_parallel_size=4), Divided),
+        "tensor_parallel_size must divide group_size",
+    ),
+    "group_size": (
+        partial(_refused, partial(_strategy, "divided", group_size=3), Divided),
+        "sizes that do: 1, 2, 4",
+    ),
+}
+
+
+def test_one_clear_error_on_every_rank() -> None:
+    for errors in errors_by_rank(__name__):
+        for name, error in errors.items():
+            assert re.search(MISTAKES[name][1], error), error
 
 
 class Unfreezing(Divided):
