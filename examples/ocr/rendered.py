@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 from torchvision.transforms import v2
 
 from examples.ocr.lines import PAPER, Line, to_height
@@ -25,7 +26,7 @@ _MARGIN = 8
 WEAR = v2.Compose(
     [
         v2.RandomAffine(degrees=0, shear=(-7.0, 7.0), fill=1.0),
-        v2.GaussianBlur(5, (0.2, 1.3)),
+        v2.GaussianBlur(3, (0.1, 0.9)),
         v2.ColorJitter(brightness=(0.8, 1.0), contrast=(0.6, 1.0)),
         v2.GaussianNoise(sigma=0.04),
     ]
@@ -100,7 +101,7 @@ def render_lines(
                 torch.manual_seed(int(generator.integers(2**63)))
                 text = _new_text(generator, max_characters, texts)
                 font = fonts[int(generator.integers(len(fonts)))]
-                image = to_height(_print(text, font, int(generator.integers(*_SIZES))), height)
+                image = _print(text, font, int(generator.integers(*_SIZES)), height)
                 splits[name].append(Line(key=f"{name}-{position:05d}", text=text, image=image))
     return splits
 
@@ -139,12 +140,12 @@ def _text(generator: np.random.Generator, max_characters: int) -> str:
     return text[:limit]
 
 
-def _print(text: str, font_file: Path, size: int) -> Image.Image:
-    """Return an image of a printed line (mode "L"), with random wear from torch's generator."""
+def _print(text: str, font_file: Path, size: int, height: int) -> Tensor:
+    """Return a printed line (1, ``height``, W) uint8, with random wear from torch's generator."""
     font = ImageFont.truetype(str(font_file), size)
     # The height of the font, because the height of a text depends on its characters.
-    width, row = round(font.getlength(text)) + 2 * _MARGIN, sum(font.getmetrics()) + 2 * _MARGIN
-    image = Image.new("L", (width, row), PAPER)
+    width, rows = round(font.getlength(text)) + 2 * _MARGIN, sum(font.getmetrics()) + 2 * _MARGIN
+    image = Image.new("L", (width, rows), PAPER)
     ImageDraw.Draw(image).text((_MARGIN, _MARGIN), text, font=font, fill=0)
-    worn = WEAR(v2.functional.to_dtype(v2.functional.to_image(image), torch.float32, scale=True))
-    return Image.fromarray((PAPER * worn[0]).round().to(torch.uint8).numpy())
+    worn = WEAR(to_height(image, height).float() / PAPER)
+    return (PAPER * worn).round().to(torch.uint8)
