@@ -74,16 +74,3 @@ def test_power_sgd_without_a_group_gets_ours() -> None:
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[2], gradients[3])
     assert not torch.equal(gradients[0], gradients[2])
-
-
-def _state_of_another_group() -> bool:
-    class State:
-        process_group = "mine"
-
-    state = State()
-    start(lh.CommHook(hook=default_hooks.allreduce_hook, state=state), tower(), group_size=1)
-    return state.process_group == "mine"
-
-
-def test_group_that_the_user_chose_is_kept() -> None:
-    assert all(run_ranks(_state_of_another_group, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def _tiers(group_size: int, **settings: Any) -> Any:
 
 
 def test_ranks_hold_one_model_and_its_moments() -> None:
-    cases = list(product(("Adam", "NAdam"), ("32-true", "bf16-mixed", "bf16-true")))
+    cases = [("Adam", "bf16-mixed"), ("NAdam", "bf16-true")]
     fits = [
         partial(fitted, _tiers(2), partial(_AdamNet, optimizer), 7, precision=precision)
         for optimizer, precision in cases

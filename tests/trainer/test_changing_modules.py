@@ -168,27 +168,15 @@ def test_layers_that_are_replaced_or_removed_are_an_error(
         assert message in error and "configure_model" in error
 
 
-def _freeze_on_rank_1(model: Net) -> None:
-    if this_rank() == 1:
-        model.layers[0].requires_grad_(False)
-
-
 def _register_on_rank_1(model: Net) -> None:
     if this_rank() == 1:
         model.register_buffer("late", torch.zeros(3))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_freeze_on_rank_1, "layers.0.weight (8, 4) torch.float32 frozen only on rank 1"),
-        (_register_on_rank_1, "late (3,) torch.float32 new buffer only on rank 1"),
-    ],
-)
-def test_changes_of_one_rank_are_one_error(change: Any, message: str) -> None:
-    for outcome in rank_outcomes(fitted, 2, BMUF, partial(_Changing, change)):
+def test_buffer_of_one_rank_is_one_error() -> None:
+    for outcome in rank_outcomes(fitted, 2, BMUF, partial(_Changing, _register_on_rank_1)):
         assert str(outcome.error).startswith("OutOfStepError: the ranks train different parameters")
-        assert message in str(outcome.error)
+        assert "late (3,) torch.float32 new buffer only on rank 1" in str(outcome.error)
 
 
 def _register(model: Net) -> None:

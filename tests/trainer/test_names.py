@@ -9,7 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import StrategyRegistry
 
 import lightning_hier as lh
@@ -77,12 +76,6 @@ def test_unused_parameters_are_named_with_the_strategy_to_use() -> None:
             assert f"strategy='{name}_find_unused_parameters_true', or find_unused" in error
         assert "pass find_unused_parameters=True to the strategy" in world
         assert works == [""] * 4
-
-
-@pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
-def test_strategy_with_an_accelerator_of_its_own(strategy: Any) -> None:
-    placed = strategy(accelerator=CPUAccelerator())
-    assert pl.Trainer(strategy=placed, devices=2, logger=False).strategy is placed
 
 
 def _fit_by_each_name() -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Tests that docs/compatibility.md lists the private names of Lightning and torch, which exist.
-
-Also tests that replaced methods of the Trainer are restored.
-"""
+"""Tests that docs/compatibility.md lists the private names of Lightning and torch, which exist."""
 
 from __future__ import annotations
 

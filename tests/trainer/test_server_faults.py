@@ -31,8 +31,7 @@ STRATEGIES: dict[str, Any] = {
     "psp_partial": partial(lh.PSPStrategy, min_pushes=2, min_pulled=0.5, timeout=LONG),
     "two_stage": partial(lh.TwoStageASGDStrategy, group_size=2, push_period=3, timeout=LONG),
 }
-# Strategies whose ranks wait for all others, and strategies that tolerate late ranks.
-WAITING = ["psp", "two_stage"]
+# Strategies that tolerate late ranks.
 TOLERANT = ["psp_partial", "two_stage"]
 
 
@@ -57,22 +56,20 @@ def test_killed_rank_is_named_by_all_others(name: str, rank: int) -> None:
     _all_name(outcomes, rank, "is lost: its process has ended")
 
 
-@pytest.mark.parametrize("name", WAITING)
-def test_error_of_a_rank_is_named_by_all_others(name: str) -> None:
-    outcomes = rank_outcomes(_fit, 4, name, {(2, 5): "raises"})
+def test_error_of_a_rank_is_named_by_all_others() -> None:
+    outcomes = rank_outcomes(_fit, 4, "two_stage", {(2, 5): "raises"})
     assert outcomes[2].error == "ValueError: this rank's own mistake"
     _all_name(outcomes, 2, "has ended with ValueError: this rank's own mistake")
 
 
-def _fit_with_store_on_rank_zero(port: int, lost: int) -> Fitted:
+def _fit_with_store_on_rank_zero(port: int) -> Fitted:
     os.environ["MASTER_PORT"] = str(port)
-    return _fit("psp", {(lost, 5): "dies"})
+    return _fit("psp", {(0, 5): "dies"})
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_lost_rank_is_named_if_rank_zero_hosts_the_store(lost: int) -> None:
+def test_lost_rank_is_named_if_it_hosts_the_store() -> None:
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    _all_name(rank_outcomes(_fit_with_store_on_rank_zero, 3, free_port(), lost, env=env), lost)
+    _all_name(rank_outcomes(_fit_with_store_on_rank_zero, 3, free_port(), env=env), 0)
 
 
 class _DiesInMetric(Net):
@@ -85,10 +82,9 @@ class _DiesInMetric(Net):
         torch.distributed.all_reduce(torch.zeros(1))
 
 
-@pytest.mark.parametrize("name", WAITING)
-def test_rank_that_is_lost_in_a_collective_is_named(name: str) -> None:
+def test_rank_that_is_lost_in_a_collective_is_named() -> None:
     fit = partial(fitted, validate=1, num_sanity_val_steps=0)
-    _all_name(rank_outcomes(fit, 4, STRATEGIES[name], _DiesInMetric, 4), 1)
+    _all_name(rank_outcomes(fit, 4, STRATEGIES["psp"], _DiesInMetric, 4), 1)
 
 
 class _Stops(Net):

@@ -1,4 +1,4 @@
-"""Tests the cleanup of a server session after errors at its start, in training and at its end."""
+"""Tests that metrics of the user can be saved and copied under parameter servers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Tests which ranks DDP wraps: all in the warm-up, then the group, and none in a group of one."""
+"""Tests that steps by hand, and a warm-up of all ranks, are those of DDP."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from functools import partial
 from itertools import product
 from typing import Any
@@ -13,19 +11,14 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as default
-from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
 from tests.trainer.fitting import (
     AVERAGING,
     BMUF,
-    HIERARCHICAL,
     Fitted,
     Net,
     all_equal,
-    fit,
     fits_on_ranks,
     fitted,
 )
@@ -91,46 +84,6 @@ def test_two_optimizers_by_hand_train_in_groups_of_one() -> None:
         assert first.weights.isfinite().all(), case
         if case[0] != "bmuf_adam":
             assert torch.allclose(first.weights, by_ddp.weights, rtol=1e-12, atol=1e-14), case
-
-
-class _Wrapped(Net):
-    """Notes the number of wrapped ranks at each batch, and keeps weak references to wrappers."""
-
-    def __init__(self) -> None:
-        super().__init__(batchnorm=True)
-        self.wrappers: list[weakref.ref[DistributedDataParallel]] = []
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        model: Any = self.trainer.model
-        wrapped = isinstance(model, DistributedDataParallel)
-        self.notes.append(dist.get_world_size(model.process_group) if wrapped else None)
-        if wrapped and not any(wrapper() is model for wrapper in self.wrappers):
-            self.wrappers.append(weakref.ref(model))
-        return self.loss(batch)
-
-
-def _wrapped(cases: list[dict[str, Any]]) -> list[tuple[list[int | None], int]]:
-    """Number of wrapped ranks at each batch, and number of wrappers that are left, by case."""
-    results = []
-    for settings in cases:
-        model = _Wrapped()
-        fit(HIERARCHICAL(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
-        gc.collect()
-        left = sum(wrapper() is not None for wrapper in model.wrappers)
-        results.append((model.notes, left))
-    return results
-
-
-def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one() -> None:
-    """Replaced wrappers are freed, with their buckets."""
-    cases: list[tuple[dict[str, Any], list[int | None]]] = [
-        ({"group_size": 1, "warmup_steps": 2}, [4, 4, None, None, None]),
-        ({"group_size": 1}, [None] * 5),
-        ({"group_size": 2, "warmup_steps": 2}, [4, 4, 2, 2, 2]),
-        ({"group_size": 1, "gradient_sync": lh.CommHook(default.fp16_compress_hook)}, [1] * 5),
-    ]
-    results = run_ranks(_wrapped, 4, [settings for settings, _ in cases])
-    assert results == [[(over, 0) for _, over in cases]] * 4
 
 
 class _Branches(Net):

@@ -1,4 +1,4 @@
-"""Rules of PSP-SGD: the quorums c and b, the timeouts tau_1 and tau_2, and the shards."""
+"""Rules of PSP-SGD: the quorums c and b, and the shards."""
 
 from __future__ import annotations
 
