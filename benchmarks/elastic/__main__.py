@@ -2,6 +2,7 @@
 
     python -m benchmarks.elastic                      three runs of 20 minutes, and further seeds
     python -m benchmarks.elastic --minutes 2 --short  fewer seeds and more kills, under 8 minutes
+    python -m benchmarks.elastic --fragments 2 --overlap 5 --groups_only     with a delay, 45 minutes
 
 Four groups of one rank train on this machine. Every 30 s, a random one is killed by SIGKILL at a
 random time, and restarted at once. The kills are the same in both runs with kills. The run without
@@ -35,6 +36,8 @@ def main() -> int:
     setup = Setup(
         groups=options.groups,
         block_size=options.block_size,
+        fragments=options.fragments,
+        overlap=options.overlap,
         step_s=options.step_s,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         join_timeout_s=options.join_timeout_s,
@@ -53,7 +56,8 @@ def main() -> int:
     runs = {WITHOUT: measured(WITHOUT, Groups, setup, **limits)}
     seeds = [runs[WITHOUT]]
     _write(options.out, environment, runs, seeds)
-    for name, kind in ((STORM, Groups), (RESTARTED, WholeJob)):
+    under_kills: list[tuple[str, Any]] = [(STORM, Groups), (RESTARTED, WholeJob)]
+    for name, kind in under_kills[: 1 if options.groups_only else 2]:
         runs[name] = measured(name, kind, setup, kills=kills, **limits)
         _write(options.out, environment, runs, seeds)
     steps = runs[WITHOUT].synchronisations * setup.block_size
@@ -97,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="seed of kills, model and data")
     parser.add_argument("--groups", type=int, default=default.groups)
     parser.add_argument("--block_size", type=int, default=default.block_size)
+    parser.add_argument("--fragments", type=int, default=default.fragments)
+    parser.add_argument("--overlap", type=int, default=default.overlap)
+    parser.add_argument(
+        "--groups_only", action="store_true", help="without the job that is restarted as a whole"
+    )
     parser.add_argument("--step_s", type=float, default=default.step_s)
     parser.add_argument("--heartbeat_timeout_s", type=float, default=default.heartbeat_timeout_s)
     parser.add_argument("--join_timeout_s", type=float, default=default.join_timeout_s)

@@ -61,7 +61,9 @@ def log_file(folder: Path, group: int) -> Path:
 
 def _strategy(options: argparse.Namespace) -> lh.HierarchicalStrategy:
     settings: dict[str, Any] = {
-        "block_sync": lh.DiLoCo(block_size=options.block_size),
+        "block_sync": lh.DiLoCo(
+            block_size=options.block_size, fragments=options.fragments, overlap=options.overlap
+        ),
         "timeout": _LIMIT,
     }
     if not options.lighthouse:
@@ -83,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--join_timeout_s", type=float, default=20.0)
     parser.add_argument("--block_size", type=int, default=20)
+    parser.add_argument("--fragments", type=int, default=1)
+    parser.add_argument("--overlap", type=int, default=0)
     parser.add_argument("--step_s", type=float, default=0.05, help="least seconds of a step")
     parser.add_argument("--steps", type=int, default=-1, help="last step")
     parser.add_argument("--seed", type=int, default=0)

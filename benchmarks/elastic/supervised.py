@@ -33,6 +33,8 @@ class Setup:
     Attributes:
         groups: number of groups of one rank.
         block_size: steps of a block.
+        fragments: parts of the model, each synchronised once in a block.
+        overlap: steps between the start of an exchange and its effect.
         step_s: minimum seconds of a step.
         heartbeat_timeout_s: seconds without a heartbeat after which a group is lost.
         join_timeout_s: ``join_timeout_s`` of the groups.
@@ -41,6 +43,8 @@ class Setup:
 
     groups: int = 4
     block_size: int = 20
+    fragments: int = 1
+    overlap: int = 0
     step_s: float = 0.1
     heartbeat_timeout_s: float = 1.0
     join_timeout_s: float = 20.0
@@ -147,7 +151,7 @@ class Groups:
             JOB,
             str(self._folder),
             *membership,
-            *_pace(self._setup),
+            *_settings(self._setup),
             *self._options,
         ]
         return self._stack.enter_context(Job(command, self._folder / f"group_{group}.txt"))
@@ -163,7 +167,7 @@ class WholeJob:
         self, folder: Path, setup: Setup, *, seed: int, steps: int, stack: ExitStack
     ) -> None:
         self.exits: list[int] = []
-        command = [JOB, str(folder), *_pace(setup), "--seed", str(seed), "--steps", str(steps)]
+        command = [JOB, str(folder), *_settings(setup), "--seed", str(seed), "--steps", str(steps)]
         self._agent = stack.enter_context(
             Agent(command, ranks=setup.groups, restarts=_RESTARTS, log=folder / "torchrun.txt")
         )
@@ -255,5 +259,6 @@ def _wait_for_all(processes: Processes, logs: Sequence[Path]) -> float:
     return time.monotonic()
 
 
-def _pace(setup: Setup) -> list[str]:
-    return ["--block_size", str(setup.block_size), "--step_s", str(setup.step_s)]
+def _settings(setup: Setup) -> list[str]:
+    names = ("block_size", "fragments", "overlap", "step_s")
+    return [text for name in names for text in (f"--{name}", str(getattr(setup, name)))]

@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 # Maximum length of two lines, in bytes.
 _TWO_LINES = 1024
@@ -30,7 +30,7 @@ class Line:
         step: number of steps of the run so far.
         time_s: time on the monotonic clock of the machine, in seconds.
         loss: loss of the batch, for ``"step"`` and ``"block"``.
-        digest: digest of the model, for all events except ``"step"``.
+        digest: digest of the global model, for all events except ``"step"``.
         valid_loss: loss on the validation data, for ``"block"``, if ``validate`` is given.
 
     """
@@ -66,7 +66,7 @@ class StepLog(Callback):
         self._validate = validate
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write("start", trainer, digest=digest_of(pl_module))
+        self._write("start", trainer, digest=_global_digest(trainer))
 
     def on_train_batch_end(
         self,
@@ -81,11 +81,11 @@ class StepLog(Callback):
             self._write("step", trainer, loss=loss)
             return
         valid_loss = self._validate(pl_module) if self._validate is not None else None
-        digest = digest_of(pl_module)
+        digest = _global_digest(trainer)
         self._write("block", trainer, loss=loss, digest=digest, valid_loss=valid_loss)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write("end", trainer, digest=digest_of(pl_module))
+        self._write("end", trainer, digest=_global_digest(trainer))
 
     def _write(self, event: str, trainer: pl.Trainer, **values: Any) -> None:
         line = Line(event, os.getpid(), trainer.global_step, time.monotonic(), **values)
@@ -95,10 +95,15 @@ class StepLog(Callback):
         os.close(handle)
 
 
-def digest_of(module: torch.nn.Module) -> str:
-    """Return a digest of all parameters and buffers, which is equal only if all bits are equal."""
+def _global_digest(trainer: pl.Trainer) -> str:
+    # What a checkpoint would hold. Local models differ where updates are applied with a delay.
+    return digest_of(trainer.strategy.lightning_module_state_dict())
+
+
+def digest_of(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of a state dict, which is equal only if all bits are equal."""
     digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
+    for name, tensor in state.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
