@@ -2,7 +2,7 @@
 
     python -m benchmarks.elastic                      three runs of 20 minutes, and further seeds
     python -m benchmarks.elastic --minutes 2 --short  fewer seeds and more kills, under 8 minutes
-    python -m benchmarks.elastic --fragments 2 --overlap 5 --groups_only     with a delay, 45 minutes
+    python -m benchmarks.elastic --fragments 2 --overlap 5 --groups_only    with a delay, 45 minutes
 
 Four groups of one rank train on this machine. Every 30 s, a random one is killed by SIGKILL at a
 random time, and restarted at once. The kills are the same in both runs with kills. The run without
