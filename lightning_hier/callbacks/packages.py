@@ -30,7 +30,7 @@ def described_package(strategy: Any) -> str:
     ((package, door),) = (other for other in _DOORS if other[0] != strategy.package)
     return (
         f"<{type(strategy).__name__} for the Trainer of {strategy.package}: import it from "
-        f"{door} for that of {package}>"
+        f"{door} for that of {package}, and from lightning_hier.fabric for Fabric>"
     )
 
 

@@ -57,6 +57,13 @@ more:
 """
 
 
+_MEASURED = """
+It takes the config of fit, and is started on all hosts as fit is. It sets `batch_size` of the data
+module or LightningModule, trains 24 steps with each of four sizes, by averages of models instead of
+`strategy`, and prints the sizes with which a step takes equally long on all hosts.
+"""
+
+
 def run(args: list[str]) -> None:
     """Run a command.
 
@@ -141,4 +148,5 @@ def _help(name: str) -> str:
         f"  {key:<{width}}  {summary(preset)}" for key, preset in PRESETS.items()
     )
     does = COMMANDS[name].summary.capitalize()
-    return _TEXT.format(program=PROGRAM, name=name, summary=does, strategies=strategies)
+    text = _TEXT.format(program=PROGRAM, name=name, summary=does, strategies=strategies)
+    return text + _MEASURED if name == "measure" else text
