@@ -85,7 +85,7 @@ def _table(systems: dict[str, Any], runs: dict[str, list[dict[str, float]]]) -> 
 @contextmanager
 def _two_hosts() -> Iterator[Sequence[Host]]:
     """Two hosts, and a process that takes half of the second one's core."""
-    busy = subprocess.Popen([sys.executable, "-c", _BUSY])
+    busy = subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True)
     os.sched_setaffinity(busy.pid, {1})
     try:
         if needs_loopback():
