@@ -260,7 +260,8 @@ class ProgressRecord:
             seen = "; ".join(self._last_seen(rank) for rank in missing)
             why = f"because {named} did not take part: {seen}"
         look = f"See the log of {named}" if missing else "See the logs of all ranks"
-        slow = "" if self.errors() else "; increase the timeout if ranks are only slow"
+        closed = "closed by peer" in str(cause).lower()  # a slow rank keeps its connections
+        slow = "" if closed or self.errors() else "; increase the timeout if ranks are only slow"
         return f"{place} failed {why}. {look}{slow}. The collective reported: {_first_line(cause)}"
 
     def note_error(self, error: BaseException) -> None:

@@ -219,8 +219,8 @@ def _positions(reports: Sequence[HealthReport]) -> str:
     )
     return (
         f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
-        f"give every rank the same number of batches ({SAME_BATCHES}), and validate or save on all "
-        "ranks at the same step."
+        f"give every rank the same number of batches ({SAME_BATCHES}), and step, validate and save "
+        "on all ranks, at the same step."
     )
 
 
