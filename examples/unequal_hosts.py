@@ -82,6 +82,8 @@ class PythonBytes(pl.LightningDataModule):
         assert self.trainer is not None
         devices, hosts = self.trainer.num_devices, self.trainer.num_nodes
         of_hosts = self.batch_sizes or [self.batch_size] * hosts
+        if len(of_hosts) != hosts:
+            raise ValueError(f"batch_sizes={of_hosts} must have a number for each of {hosts} hosts")
         sizes = [size for size in of_hosts for _ in range(devices)]
         share = ShareOfBatch(self._train, sizes, self.trainer.global_rank)
         return DataLoader(self._train, batch_sampler=share)
