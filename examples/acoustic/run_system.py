@@ -20,7 +20,7 @@ from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.fixed_schedule import FixedScheduleLSTM
 from examples.acoustic.systems import SYSTEMS
-from examples.quiet import progress, silence_lightning
+from examples.quiet import progress, quiet_trainer, silence_lightning
 from examples.run_store import portable, run_job
 from lightning_hier import HierarchicalStrategy
 
@@ -147,16 +147,7 @@ def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
         density=settings.density,
         warmup_steps=settings.warmup_steps,
     )
-    return pl.Trainer(
-        accelerator="cpu",
-        strategy=strategy,
-        gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        **further,
-    )
+    return quiet_trainer(strategy, gradient_clip_val=1.0, **further)
 
 
 def run(settings: Settings) -> Result:
@@ -170,6 +161,7 @@ def run(settings: Settings) -> Result:
         max_epochs=settings.epochs,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=settings.seed),
+        enable_progress_bar=True,
         callbacks=[DecodeWords(), curve, progress()],
     )
     begun = time.perf_counter()

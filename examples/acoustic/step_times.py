@@ -96,8 +96,6 @@ def time_steps(settings: Settings) -> StepTimes:
         max_steps=first + timed + 1,
         max_epochs=-1,
         limit_val_batches=0,
-        logger=False,
-        enable_progress_bar=False,
         callbacks=[ends],
     )
     trainer.fit(model, data)

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 from examples.image.step_pause import StepClock, Straggler
-from examples.quiet import progress, silence_lightning
+from examples.quiet import progress, quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from lightning_hier import HierarchicalStrategy, PSPStrategy
 
@@ -128,18 +128,13 @@ def run(settings: Settings) -> Result:
     straggler = Straggler(rank=settings.late_rank, seconds=settings.late_seconds)
     clock, curve = StepClock([straggler]), AccuracyOverTime()
     values = RankValues(clock, straggler)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=settings.ranks,
         strategy=PSPStrategy(min_pushes=0.75)
         if is_psp
         else HierarchicalStrategy(group_size="world"),
         max_epochs=settings.epochs,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        logger=False,
+        enable_progress_bar=True,
         callbacks=[clock, straggler, curve, values, progress()],
     )
     trainer.fit(model, data)

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from examples.language.data_module import Text
 from examples.language.model import LanguageModel
-from examples.quiet import progress, silence_lightning
+from examples.quiet import progress, quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
@@ -134,8 +134,7 @@ def run(settings: Settings) -> Result:
         if settings.system == "bmuf_adam"
         else HierarchicalStrategy(group_size="world")  # DDP that counts its bytes
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=settings.ranks,
         strategy=strategy,
         max_steps=settings.steps,
@@ -144,11 +143,7 @@ def run(settings: Settings) -> Result:
         val_check_interval=settings.steps // settings.validations,
         limit_val_batches=settings.eval_share,
         limit_test_batches=settings.eval_share,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        logger=False,
+        enable_progress_bar=True,
         callbacks=[curve, progress()],
     )
     begun = time.perf_counter()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from examples.ocr.data_module import TextLines
 from examples.ocr.model import LineRecogniser, best_paths, references
-from examples.quiet import progress, silence_lightning
+from examples.quiet import progress, quiet_trainer, silence_lightning
 from examples.run_store import run_job
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
@@ -86,17 +86,12 @@ def run(settings: Settings) -> Result:
             warmup_steps=steps_per_epoch // 2,
         )
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=settings.ranks,
         strategy=strategy,
         max_epochs=settings.epochs,
         gradient_clip_val=5.0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        logger=False,
+        enable_progress_bar=True,
         callbacks=[progress()],
     )
     begun = time.perf_counter()
