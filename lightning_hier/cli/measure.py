@@ -122,14 +122,15 @@ class StepTimes(pl.Callback):
             ValueError: there is one host, or no batch size that can be set.
 
         """
-        given = lightning_getattr(pl_module, "batch_size") if _has_size(pl_module) else None
+        known = lightning_hasattr(pl_module, "batch_size")
+        given = lightning_getattr(pl_module, "batch_size") if known else None
         if not isinstance(given, int) or given < _LEAST:
             raise ValueError(
                 "measure sets `batch_size` of the data module or of the LightningModule, from "
                 "which train_dataloader() must take the size of a rank's batches. It must be a "
                 f"whole number of at least {_LEAST}, got {given!r}"
             )
-        if len(_hosts(trainer)) < 2:
+        if _layout(trainer)[1] < 2:
             raise ValueError(
                 "measure compares hosts, but all ranks are on one: start it on all hosts, with "
                 "num_nodes of the Trainer, as you start fit"
@@ -163,8 +164,9 @@ class StepTimes(pl.Callback):
         """Gather the times of all ranks. A collective of the world."""
         here = torch.tensor(self._seconds, dtype=torch.float64)
         rows = trainer.strategy.all_gather(here.to(trainer.strategy.root_device)).cpu()
+        ranks, hosts = _layout(trainer)
         # Ranks of a host exchange gradients, so the slowest one sets the time.
-        self.of_hosts = [rows[ranks].amax(0).tolist() for ranks in _hosts(trainer)]
+        self.of_hosts = rows.view(hosts, ranks, -1).amax(1).tolist()
 
 
 def median_step(ends_s: Sequence[float], batches: int) -> float:
@@ -258,12 +260,8 @@ def report(sizes: Sequence[int], table: Sequence[Sequence[float]], *, equal: int
     )
 
 
-def _has_size(module: pl.LightningModule) -> bool:
-    return bool(lightning_hasattr(module, "batch_size"))
-
-
-def _hosts(trainer: pl.Trainer) -> list[list[int]]:
-    """Ranks of each host."""
+def _layout(trainer: pl.Trainer) -> tuple[int, int]:
+    """Ranks of a host, and the number of hosts, which are the groups of the strategy."""
     strategy: Any = trainer.strategy
-    count = strategy.num_processes
-    return [list(range(first, first + count)) for first in range(0, trainer.world_size, count)]
+    sizes: tuple[int, int] = strategy.layout.sizes
+    return sizes

@@ -48,6 +48,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     _elastic: ElasticFit | None = None  # while a Trainer fits, if groups come and go
     _changes: TrainerChanges | None = None
     _position: DataPosition
+    _of_run = (*TieredStrategy._of_run, "_changes", "_position", "_elastic")
     _used: Synchronisation  # in this fit
     _session: FitSession | None = None
     _ended: FitSession | None = None

@@ -72,6 +72,8 @@ class TieredStrategy(ParallelStrategy, ABC):
     of_ddp: Mapping[str, Any] = {}
     _session: Any = None  # while a Trainer fits
     _ended: Any = None  # the previous session, for a checkpoint that is saved after training
+    # Attributes that hold process groups or a Trainer, which a copy does not have.
+    _of_run: tuple[str, ...] = ("_communicators", "_session", "_ended", "_metrics_callback")
 
     def __init__(
         self,
@@ -100,9 +102,8 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """State of a copy, without process groups: some packages copy a Trainer after training."""
-        of_run = ("_communicators", "_session", "_ended", "_changes", "_position", "_elastic")
         state: dict[str, Any] = super().__getstate__()
-        return {k: v for k, v in state.items() if k not in (*of_run, "_metrics_callback")}
+        return {name: value for name, value in state.items() if name not in self._of_run}
 
     def __repr__(self) -> str:
         # The Trainer of the other package has it in its error, before anything here is called.
