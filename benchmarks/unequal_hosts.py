@@ -31,6 +31,7 @@ import lightning_hier as lh
 from benchmarks.hosts import Host, hosts, loopback_hosts, needs_loopback
 from benchmarks.launch import run_module
 from benchmarks.reliability.records import versions
+from examples.quiet import quiet_trainer
 from examples.tables import markdown, mean_and_deviation
 from examples.unequal_hosts import LanguageModel, PythonBytes
 from lightning_hier.cli.main import main as run_command
@@ -41,9 +42,8 @@ _EQUAL, _RATE = [32, 32], "1gbit"
 _BUSY = "while True: pass"
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Measure and train on the emulated hosts, and print the results."""
-    options = _parser().parse_args()
     load = psutil.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name, _two_hosts() as pair:
         folder = Path(name)
@@ -112,21 +112,14 @@ def _train(seed: int, batches: list[int], weighting: Any, steps: int) -> dict[st
     """Train as the config does. Returns the loss on the valid split, and the time of a step."""
     pl.seed_everything(seed, verbose=False)
     clock = _Clock()
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        lh.HierarchicalStrategy(block_sync=lh.BMUFAdam(weighting=weighting)),
         devices=1,
         num_nodes=2,
         max_steps=steps,
         val_check_interval=steps,
         check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        strategy=lh.HierarchicalStrategy(block_sync=lh.BMUFAdam(weighting=weighting)),
         callbacks=[clock],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(LanguageModel(), PythonBytes(batch_sizes=batches))
     loss = float(trainer.callback_metrics["valid_loss"])
@@ -158,4 +151,4 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     given = _parser().parse_args()
-    main() if given.rank is None else _run_rank(given.rank)
+    main(given) if given.rank is None else _run_rank(given.rank)

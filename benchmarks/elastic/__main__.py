@@ -56,8 +56,10 @@ def main() -> int:
     runs = {WITHOUT: measured(WITHOUT, Groups, setup, **limits)}
     seeds = [runs[WITHOUT]]
     _write(options.out, environment, runs, seeds)
-    under_kills: list[tuple[str, Any]] = [(STORM, Groups), (RESTARTED, WholeJob)]
-    for name, kind in under_kills[: 1 if options.groups_only else 2]:
+    under_kills: dict[str, Any] = {STORM: Groups}
+    if not options.groups_only:
+        under_kills[RESTARTED] = WholeJob
+    for name, kind in under_kills.items():
         runs[name] = measured(name, kind, setup, kills=kills, **limits)
         _write(options.out, environment, runs, seeds)
     steps = runs[WITHOUT].synchronisations * setup.block_size

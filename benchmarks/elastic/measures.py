@@ -58,8 +58,7 @@ def measure(record: RunRecord, setup: Setup, *, independent: bool = True) -> Mea
         record: events and logs of the run.
         setup: settings of the run.
         independent: whether groups are independent jobs. In one job, all ranks stop if one of them
-            is killed, and every group has its own BatchNorm statistics between evaluations.
-            Pauses and models are not compared then.
+            is killed, and repeat steps. Pauses and models are not compared then.
 
     Raises:
         ValueError: no block was synchronised.
