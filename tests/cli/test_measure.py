@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from lightning_hier.cli.main import main
 from lightning_hier.cli.measure import Line, equal_steps, median_step, report
 from tests.cli.test_launched import start, wait_for_success
 from tests.conftest import REPOSITORY
+from tests.ranks import run_ranks
 
 SAMPLE_S = 5e-4
 CONFIG = REPOSITORY / "examples" / "unequal_hosts.yaml"
@@ -88,12 +91,13 @@ class Sleeper(pl.LightningModule):
 
 
 class Zeros(pl.LightningDataModule):
-    def __init__(self, batch_size: int = 32) -> None:
+    def __init__(self, batch_size: int = 32, samples: int = 4000) -> None:
         super().__init__()
-        self.batch_size = batch_size
+        self.batch_size, self.samples = batch_size, samples
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(torch.zeros(4000, 1)), batch_size=self.batch_size)
+        data = TensorDataset(torch.zeros(self.samples, 1))
+        return DataLoader(data, batch_size=self.batch_size)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,20 @@ def test_ranks_have_different_samples_and_equally_many_batches() -> None:
     assert sorted(sample for rank in batches for batch in rank for sample in batch) == data
     shares[0].sampler.set_epoch(1)
     assert list(shares[0]) != batches[0]
+
+
+@pytest.mark.parametrize(("samples", "got"), [(0, 0), (320, 20)])
+def test_too_little_data_is_an_error(samples: int, got: int) -> None:
+    for said in run_ranks(_measured_little, 2, samples, ranks_per_node=1):
+        assert f"samples on every rank, got {got}: use more data" in said
+
+
+def _measured_little(samples: int) -> str:
+    args = ["--model=tests.cli.test_measure.Sleeper", "--data=tests.cli.test_measure.Zeros"]
+    args += [f"--data.samples={samples}", "--trainer.num_nodes=2", "--trainer.devices=1"]
+    with pytest.raises(SystemExit), redirect_stderr(StringIO()) as said:
+        main(["measure", *args, "--trainer.accelerator=cpu"])
+    return said.getvalue()
 
 
 def test_two_hosts_print_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
