@@ -42,22 +42,14 @@ class NeedsClosure(Sign):
 
 
 OPTIMIZERS: dict[str, Make] = {
-    "sgd": lambda p: optim.SGD(p, lr=0.1),
     "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "dampening": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5, maximize=True),
     "adam": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
     "adam, rate as tensor": lambda p: optim.Adam(p, lr=torch.tensor(0.01, dtype=torch.float64)),
     "adam, fused": lambda p: optim.Adam(p, lr=0.01, fused=True),
-    "adamw, foreach": lambda p: optim.AdamW(p, lr=0.01, foreach=True),
     "nadam": lambda p: optim.NAdam(p, lr=0.01),
-    "radam": lambda p: optim.RAdam(p, lr=0.01),
     "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
-    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
-    "adadelta": lambda p: optim.Adadelta(p, lr=0.5),
-    "adamax": lambda p: optim.Adamax(p, lr=0.01),
     "adafactor": lambda p: optim.Adafactor(p, lr=0.01),
     "asgd": lambda p: optim.ASGD(p, lr=0.01),
-    "rprop": lambda p: optim.Rprop(p, lr=0.01),
     "own": lambda p: Sign(p),
 }
 

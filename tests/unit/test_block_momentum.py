@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier import BlockMomentum, reference
 from lightning_hier.algorithms.block_momentum import UpdateFrom, auto_block_momentum
-
-etas = st.floats(0.0, 0.99)
-seeds = st.integers(0, 1000)
 
 
 def _values(*shape: int, seed: int = 1) -> Tensor:
@@ -25,7 +20,12 @@ def _values(*shape: int, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize(
     ("eta", "zeta", "nesterov", "update_from"),
-    [*product([0.0, 0.75], [1.0, 0.3], [True, False], ["global", "start"])],
+    [
+        (0.0, 0.3, True, "global"),
+        (0.75, 0.3, True, "global"),
+        (0.75, 0.3, True, "start"),
+        (0.75, 1.0, False, "start"),
+    ],
 )
 def test_models_are_those_of_the_reference(
     eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom

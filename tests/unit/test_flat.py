@@ -34,17 +34,6 @@ def test_any_range_reads_its_elements_once(sizes: list[int], data: st.DataObject
     assert out.tolist() == list(range(start, stop))
 
 
-@given(sizes=sizes_of_tensors, padding=st.integers(0, 4))
-def test_writing_fills_every_tensor_in_place_and_ignores_padding(
-    sizes: list[int], padding: int
-) -> None:
-    tensors = [torch.full((n,), -1.0) for n in sizes]
-    places = [tensor.data_ptr() for tensor in tensors]
-    FlatView(tensors).write_from(torch.arange(sum(sizes) + padding).float())
-    assert [v for tensor in tensors for v in tensor.tolist()] == list(range(sum(sizes)))
-    assert [tensor.data_ptr() for tensor in tensors] == places
-
-
 def _at(position: int, size: int) -> Channel:
     return cast(Channel, SimpleNamespace(position=position, size=size))
 

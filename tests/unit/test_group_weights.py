@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +19,7 @@ from lightning_hier.algorithms.weighting import (
     weighted_block_momentum,
 )
 from lightning_hier.strategies.batch_samples import batch_samples
-from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import Net
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -79,12 +77,6 @@ def test_module_counts_its_samples() -> None:
             batch_samples(_Tokens(wrong), "anything")
 
 
-def _fit() -> None:
-    sync = lh.BMUF(block_size=2, weighting="samples")
-    strategy = lh.HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0)
-    make_trainer(strategy).fit(_Ragged(), loader(3))
-
-
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
@@ -101,19 +93,6 @@ def test_momentum_by_samples_has_a_value_for_every_block(make: Any, rule: str) -
     make()
     name = "outer_momentum" if make.func is lh.DiLoCo else "block_momentum"
     make(weighting="samples", **{name: 0.5})
-
-
-class _Ragged(Net):
-    """A module whose batches have tensors of different first dimensions."""
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return [*batch, torch.zeros(9)]
-
-
-def test_ragged_batches_are_an_error_on_every_rank() -> None:
-    message = "ValueError: weighting='samples' takes .* has first dimensions of 2, 9"
-    for error in run_ranks(_fit, 2, expect_failure=True):
-        assert re.match(message, error), error
 
 
 def test_unequal_samples() -> None:

@@ -44,11 +44,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUFAdam, "moments_every", [0, None], "a whole number of at least 1"),
     (lh.BMUFAdam, "local_beta1", [1.0, -0.1, True, "lower", None], "'auto', 'keep' or lie in"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
-    (lh.BMUFAdam, "block_momentum", [-0.1, 1.0, "high"], r"'auto' or lie in \[0, 1"),
-    (lh.BMUFAdam, "block_lr", [0, math.inf], "a finite number above 0"),
-    (lh.BMUFAdam, "c", [0.5], "a finite number of at least 1"),
     (lh.BMUFAdam, "moments", ["drop", None], "one of 'corrected', 'average'"),
-    (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'auto', 'reset', 'keep', 'average'"),
     (lh.DiLoCo, "outer_lr", [0, -0.7, math.nan, "fast"], "a finite number above 0"),
     (lh.DiLoCo, "outer_momentum", [-0.1, 1.0, "high", None], r"'auto' or lie in \[0, 1"),
     (lh.DiLoCo, "nesterov", [1, None], "True or False"),
@@ -60,19 +56,12 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
 ]
 
 
-def _cases() -> list[Any]:
-    return [
-        pytest.param(settings, name, value, rule, id=f"{settings.__name__}-{name}-{value}")
-        for settings, name, values, rule in BAD_VALUES
-        for value in values
-    ]
-
-
-@pytest.mark.parametrize(("settings", "name", "value", "rule"), _cases())
-def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
-        settings(**{name: value})
-    assert repr(value) in str(caught.value)
+@pytest.mark.parametrize(("settings", "name", "values", "rule"), BAD_VALUES)
+def test_bad_value_is_refused(settings: type, name: str, values: list[Any], rule: str) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
+            settings(**{name: value})
+        assert repr(value) in str(caught.value)
 
 
 def test_arguments_of_the_outer_sgd_have_no_effect_on_another_optimizer() -> None:
@@ -107,15 +96,11 @@ def test_booleans_are_no_numbers_and_numbers_no_booleans(kind: Any) -> None:
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
     for name in numbers:
-        if name == "overlap":
-            continue
-        for truth in (True, False):
+        for truth in (True, False) if name != "overlap" else ():
             with pytest.raises(ValueError, match=rf"{name}.* must .*, got {truth}(;|$)"):
                 kind(**needed, **{name: truth})
     for name in _annotated(kind, "bool"):
-        if name == "overlap":  # True, or a number of steps
-            continue
-        for no_flag in (1, 0, "false", None):
+        for no_flag in (1, 0, "false", None) if name != "overlap" else ():
             with pytest.raises(ValueError, match=f"{name} must be True or False, got {no_flag!r}$"):
                 kind(**{name: no_flag})
 
@@ -143,16 +128,13 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
     assert automatic.resolved(1000, 4).steps == 12
 
 
-@pytest.mark.parametrize("overlap", [True, 4])
-def test_merge_of_zero_with_overlap_of_a_whole_block_is_refused(overlap: Any) -> None:
-    with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):
-        lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
-
-
-@pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])
-def test_averaged_momentum_cannot_overlap_a_whole_block(settings: type) -> None:
-    with pytest.raises(ValueError, match="overlap=True can't be combined.*'reset' or 'keep'"):
-        settings(overlap=True, local_momentum="average")
+def test_what_an_overlap_of_a_whole_block_rules_out() -> None:
+    for overlap in (True, 4):
+        with pytest.raises(ValueError, match="would give up every step: pass a shorter overlap"):
+            lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
+    for settings in (lh.BMUF, lh.ModelAveraging):
+        with pytest.raises(ValueError, match="overlap=True can't be combined.*'reset' or 'keep'"):
+            settings(overlap=True, local_momentum="average")
 
 
 @pytest.mark.parametrize(
@@ -172,10 +154,8 @@ def test_settings_are_frozen_and_have_only_keyword_arguments(settings: Any) -> N
 
 BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("group_size", 0, "'node', 'world' or a whole number of at least 1, got 0"),
-    ("group_size", "host", "'node', 'world' or a whole number of at least 1, got 'host'"),
     ("group_size", 2.0, "'node', 'world' or a whole number of at least 1, got 2.0"),
     ("warmup_steps", -1, "a whole number of at least 0, got -1"),
-    ("warmup_steps", 0.5, "a whole number of at least 0, got 0.5"),
     ("gradient_sync", "gtc", "must be AllReduce.*got 'gtc'"),
     ("gradient_sync", lh.BMUF(), "must be AllReduce.*got BMUF"),
     ("block_sync", "bmuf", "must be None, ModelAveraging.*got 'bmuf'"),
@@ -185,7 +165,6 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("ddp_comm_hook", print, "can't be set.*gradient_sync=CommHook"),
     ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
     ("model_averaging_period", 4, "can't be set, got 4.*block_sync=ModelAveraging"),
-    ("model_averaging_period", 0, "can't be set, got 0"),
     ("static_graph", True, "can't be set.*Leave it out.*find_unused_parameters=True"),
     ("skip_all_reduce_unused_params", True, "can't be set.*Leave it out"),
 ]

@@ -32,15 +32,15 @@ def test_all_finite_agrees_with_torch(values: list[float], dtype: torch.dtype) -
     assert all_finite(flat) == bool(flat.isfinite().all())
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("place", [0, 4, 999_999])
-def test_nonfinite_values_are_detected(dtype: torch.dtype, bad: float, place: int) -> None:
-    values = torch.ones(1_000_000).to(dtype)
+def test_nonfinite_values_are_detected(dtype: torch.dtype) -> None:
+    values = torch.ones(100_000).to(dtype)
     assert all_finite(values)
-    values[place] = bad
-    assert not all_finite(values)
-    assert not math.isfinite(sum_of_squares(values))
+    for place, bad in ((0, math.nan), (4, math.inf), (99_999, -math.inf)):
+        values[place] = bad
+        assert not all_finite(values)
+        assert not math.isfinite(sum_of_squares(values))
+        values[place] = 1.0
 
 
 def test_the_largest_values_are_finite() -> None:

@@ -1,12 +1,9 @@
-"""Threshold compression: the automatic threshold, words and bitmaps."""
+"""Threshold compression: the automatic threshold, and the indices of words."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from lightning_hier import GTC
 from lightning_hier.algorithms.kernels import payload
@@ -14,7 +11,7 @@ from lightning_hier.comm.gradients import gtc_tensor as gtc
 from tests.signs import select_words, subtract_sent_
 
 
-@pytest.mark.parametrize(("density", "wrong_by"), [(0.003, 30.0), (0.01, 1.0), (0.1, 0.05)])
+@pytest.mark.parametrize(("density", "wrong_by"), [(0.003, 30.0), (0.1, 0.05)])
 def test_automatic_threshold_reaches_the_density(density: float, wrong_by: float) -> None:
     """The first gradient may be far too small or too large. The density does not oscillate."""
     generator = torch.Generator().manual_seed(3)
@@ -22,7 +19,7 @@ def test_automatic_threshold_reaches_the_density(density: float, wrong_by: float
     residuals = torch.zeros(workers, numel)
     threshold = gtc.first_threshold(0.2 * wrong_by, density)
     densities = []
-    for _ in range(400):
+    for _ in range(300):
         residuals += 0.2 * torch.randn(workers, numel, generator=generator)
         sent = 0
         for residual in residuals:
@@ -49,29 +46,12 @@ def test_threshold_recovers_after_many_steps_without_words() -> None:
     assert threshold > 1.0
 
 
-signs_of_a_worker = st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=70)
-
-
-def _words(signs: list[int]) -> Tensor:
-    return select_words(torch.tensor(signs, dtype=torch.float32), 0.5)
-
-
 def test_highest_index_of_a_segment_survives_both_signs() -> None:
     last = 2**31 - 1
     words = torch.tensor([last, last - 2**31], dtype=torch.int64).int()
     index, negative = payload.split_words(words)
     assert index.tolist() == [last, last]
     assert negative.tolist() == [False, True]
-
-
-@given(signs=signs_of_a_worker)
-def test_bitmap_decodes_to_the_signs(signs: list[int]) -> None:
-    bitmap = payload.words_to_bitmap(_words(signs), len(signs))
-    assert bitmap.dtype == torch.int32
-    assert bitmap.numel() == payload.bitmap_words(len(signs)) == -(-len(signs) // 16)
-    decoded = torch.zeros(len(signs))
-    payload.add_bitmap_(decoded, bitmap)
-    assert decoded.tolist() == signs
 
 
 def test_only_tensors_that_31_bits_can_index_are_compressed() -> None:

@@ -63,13 +63,13 @@ def _compare(numel: int, dtype: torch.dtype, threshold: float, device: str = "cp
 def by_interpreter() -> None:
     triton_backend.BLOCK = 64
     assert triton_backend.runs_on(torch.device("cpu"))
-    for dtype in DTYPES[:3:2]:  # the interpreter truncates to bfloat16, and a device rounds
-        for numel, threshold in ((0, 0.5), (64, 1e-3), (200, 0.5)):
-            _compare(numel, dtype, threshold)
-        for bad, threshold in ((math.nan, 0.5), (-math.inf, 1e300)):
-            values, ones = torch.ones(2, 130, dtype=dtype)
-            values[100] = bad
-            assert not triton_backend.encode_(values, ones, threshold)[1]
+    _compare(0, torch.float32, 0.5)
+    _compare(130, torch.float32, 0.5)
+    _compare(64, torch.float16, 1e-3)  # it truncates to bfloat16, where a device rounds
+    for bad, threshold in ((math.nan, 0.5), (-math.inf, 1e300)):
+        values, ones = torch.ones(2, 130)
+        values[100] = bad
+        assert not triton_backend.encode_(values, ones, threshold)[1]
 
 
 def test_kernels_give_the_bits_of_plain_torch() -> None:

@@ -110,8 +110,7 @@ class OneNode:
         return self.module.weight.detach().reshape(-1)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-@pytest.mark.parametrize("delay", [0, 1, 3, 7])
+@pytest.mark.parametrize(("name", "delay"), [("SGD", 0), ("SGD", 7), ("Adam", 1)])
 def test_double_buffering_against_the_reference(name: str, delay: int) -> None:
     """The answer arrives ``delay`` mini-batches after the push. The device continues meanwhile.
 
