@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -31,28 +30,29 @@ def _one_step(config: Any) -> tuple[Gradients, Gradients, int, int]:
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "rtol", "bytes_per_element"),
-    [
-        (lh.AllReduce(), 1e-12, 8),
-        (lh.CommHook(hook=default_hooks.allreduce_hook), 1e-12, 8),
-        (lh.CommHook(hook=default_hooks.fp16_compress_hook, bytes_per_element=2.0), 2e-3, 2),
-    ],
-    ids=["AllReduce", "allreduce_hook", "fp16_compress_hook"],
-)
-def test_gradients_are_the_mean_of_the_group(
-    config: Any, rtol: float, bytes_per_element: int
-) -> None:
-    results = run_ranks(_one_step, 4, config)
-    for group in (results[:2], results[2:]):
-        for name, own in group[0][0].items():
-            mean = (own + group[1][0][name]) / 2
-            for _, reduced, in_group, across in group:
-                torch.testing.assert_close(reduced[name], mean, rtol=rtol, atol=rtol)
-                assert across == 0
-                assert in_group == bytes_per_element * sum(g.numel() for g in reduced.values())
-    between_groups = results[0][1]["layers.0.weight"] - results[2][1]["layers.0.weight"]
-    assert between_groups.abs().max() > 0.01
+# Settings, tolerance and bytes of an element.
+CASES = [
+    (lh.AllReduce(), 1e-12, 8),
+    (lh.CommHook(hook=default_hooks.allreduce_hook), 1e-12, 8),
+    (lh.CommHook(hook=default_hooks.fp16_compress_hook, bytes_per_element=2.0), 2e-3, 2),
+]
+
+
+def _steps() -> list[tuple[Gradients, Gradients, int, int]]:
+    return [_one_step(config) for config, *_ in CASES]
+
+
+def test_gradients_are_the_mean_of_the_group() -> None:
+    for (_, rtol, bytes_per_element), *results in zip(CASES, *run_ranks(_steps, 4), strict=True):
+        for group in (results[:2], results[2:]):
+            for name, own in group[0][0].items():
+                mean = (own + group[1][0][name]) / 2
+                for _, reduced, in_group, across in group:
+                    torch.testing.assert_close(reduced[name], mean, rtol=rtol, atol=rtol)
+                    assert across == 0
+                    assert in_group == bytes_per_element * sum(g.numel() for g in reduced.values())
+        between_groups = results[0][1]["layers.0.weight"] - results[2][1]["layers.0.weight"]
+        assert between_groups.abs().max() > 0.01
 
 
 def _power_sgd() -> tuple[torch.Tensor, bool]:

@@ -17,16 +17,16 @@ from tests.signs import select_words
 SMALL_BUCKETS_MB = 0.0002  # a bucket for each weight
 
 
-def _conserve(config: lh.GTC, steps: int) -> tuple[float, list[list[list[str]]], float]:
-    run = start(config, tower(), bucket_cap_mb=SMALL_BUCKETS_MB)
-    for step in range(steps):
+def _conserve() -> tuple[float, list[list[list[str]]], float]:
+    run = start(lh.GTC(density=0.1, dense_below=0), tower(), bucket_cap_mb=SMALL_BUCKETS_MB)
+    for step in range(12):
         run.step(inputs(step))
     left = sum(float(run.residual(name).abs().sum()) for name in run.had)
     return max(run.loss_of_gradient().values()), run.buckets, left
 
 
-def _check_conservation(config: lh.GTC) -> None:
-    for error, buckets, left in run_ranks(_conserve, 2, config, 12):
+def test_conservation_over_buckets_and_their_rebuild_with_automatic_threshold() -> None:
+    for error, buckets, left in run_ranks(_conserve, 2):
         assert error < 1e-12
         assert left > 0.0  # otherwise, nothing was compressed
         first, second, *others = [[name for bucket in step for name in bucket] for step in buckets]
@@ -34,10 +34,6 @@ def _check_conservation(config: lh.GTC) -> None:
         assert sorted(first) == sorted(second)
         assert all(other == second for other in others)
         assert len(buckets[1]) == 4
-
-
-def test_conservation_over_buckets_and_their_rebuild_with_automatic_threshold() -> None:
-    _check_conservation(lh.GTC(density=0.1, dense_below=0))
 
 
 def _small_and_first() -> None:
@@ -78,16 +74,17 @@ def _one_tensor(threshold: float) -> tuple[int, int, int]:
     )
 
 
+def _one_tensor_each() -> list[tuple[int, int, int]]:
+    return [_one_tensor(threshold) for threshold in (8.0, 1e-3, 1e9)]
+
+
 def test_bytes_are_those_of_the_cheapest_coding_and_the_hook_ran_on_cpu() -> None:
-    for sent, words, across in run_ranks(_one_tensor, 4, 8.0):
-        assert 0 < words < 25
-        assert sent == (4 - 1) * 4 * words
-        assert across == 0
-    for sent, words, _ in run_ranks(_one_tensor, 4, 1e-3):
-        assert words > 300
-        assert sent == (4 - 1) * 4 * 25  # bitmap: 16 elements a word
-    for sent, words, _ in run_ranks(_one_tensor, 4, 1e9):
-        assert (sent, words) == (0, 0)
+    for (sent, few, across), (as_bitmap, many, _), nothing in run_ranks(_one_tensor_each, 4):
+        assert 0 < few < 25
+        assert sent == (4 - 1) * 4 * few
+        assert many > 300
+        assert as_bitmap == (4 - 1) * 4 * 25  # 16 elements a word
+        assert nothing == (0, 0, across) == (0, 0, 0)
 
 
 def _unused_branches() -> float:
@@ -113,7 +110,7 @@ def test_parameters_that_some_or_all_ranks_leave_unused_lose_nothing() -> None:
 
 def _many_buckets() -> tuple[float, int]:
     run = start(lh.GTC(density=0.1, dense_below=7), tower(8), bucket_cap_mb=SMALL_BUCKETS_MB)
-    for step in range(30):
+    for step in range(15):
         time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # the slowest rank changes
         run.step(inputs(step))
     return max(run.loss_of_gradient().values()), len(run.buckets[-1])
@@ -152,11 +149,13 @@ def _run(scales: list[float]) -> tuple[list[Tensor], list[Tensor], list[float | 
     return gradients, [m.residual for m in memory], [m.threshold for m in memory]
 
 
+def _runs() -> list[tuple[list[Tensor], list[Tensor], list[float | None]]]:
+    return [_run([1.0] * 10), _run([65536.0] * 3 + [131072.0] * 3 + [1024.0] * 4)]
+
+
 def test_residuals_and_thresholds_are_independent_of_the_scale() -> None:
     """The scales are powers of two, so that the numbers must be bit-equal."""
-    unscaled = run_ranks(_run, 2, [1.0] * 10)
-    scaled = run_ranks(_run, 2, [65536.0] * 3 + [131072.0] * 3 + [1024.0] * 4)
-    for plain, other in zip(unscaled, scaled, strict=True):
+    for plain, other in run_ranks(_runs, 2):
         assert all(torch.equal(a, b) for a, b in zip(plain[0], other[0], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(plain[1], other[1], strict=True))
         assert plain[2] == other[2]

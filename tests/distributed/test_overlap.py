@@ -57,14 +57,14 @@ def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Te
 def _orders(late_rank: int) -> list[tuple[Order, Tensor]]:
     late = int(os.environ["RANK"]) == late_rank
     return [
-        _order(size, dtype, late=late) for size in (1, 2) for dtype in ("same", "int8", "sparse")
+        _order(size, dtype, late=late) for size, dtype in ((1, "sparse"), (2, "same"), (2, "int8"))
     ]
 
 
 def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> None:
     """Models and gradients on two hosts. On one rank, no collective is complete before a wait."""
     late, prompt = (run_ranks(_orders, 4, rank, ranks_per_node=2) for rank in (SLOW, -1))
-    for number in range(6):
+    for number in range(3):
         for rank in range(4):
             order, model = late[rank][number]
             assert sum(kind.startswith("models") for _, kind in order) > 20
@@ -72,4 +72,4 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
             for own in (prompt[rank], late[(rank + 2) % 4]):
                 assert own[number][0] == order
                 assert torch.equal(own[number][1], model)
-            assert ("group", "gradients") in order or number < 3
+            assert ("group", "gradients") in order or number < 1

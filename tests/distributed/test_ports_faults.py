@@ -21,8 +21,8 @@ from tests.ranks import rank_outcomes, run_ranks
 from tests.waiting import wait_until
 
 
-def _killed_rank(tcp: bool) -> dict[str, Any]:
-    ports, _ = open_rank(tcp=tcp)
+def _killed_rank() -> dict[str, Any]:
+    ports, _ = open_rank(tcp=True)
     rank = dist.get_rank()
     client = ports.clients["main"]
     payload = torch.zeros(1_000_000)
@@ -44,9 +44,8 @@ def _killed_rank(tcp: bool) -> dict[str, Any]:
     return {"lost": lost, "sends": sends}
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
-def test_killed_rank_is_lost_and_nobody_blocks(tcp: bool) -> None:
-    outcomes = rank_outcomes(_killed_rank, 3, tcp)
+def test_killed_rank_is_lost_and_nobody_blocks() -> None:
+    outcomes = rank_outcomes(_killed_rank, 3)
     assert outcomes[1].exit_code == -signal.SIGKILL
     for survivor in (outcomes[0], outcomes[2]):
         assert survivor.error is None, survivor.traceback

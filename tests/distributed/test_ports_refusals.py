@@ -60,34 +60,18 @@ def _still_serves(ports: Ports, serving: Serving) -> None:
     assert [r.message.kind for r in serving.received] == [Kind.ARRIVE]
 
 
-def test_key_that_is_no_rank_s_is_refused() -> None:
-    with opened(2, tcp=True) as [ports, other], Serving(ports) as serving:
-        own = ports._register.own
-        name = routing_id(other._register.own, "false")
-        with _stranger(own.tcp, name, Credentials.make(), own.public_key) as dealer:
-            dealer.send_multipart(_PUSH)
-            counted(ports, "unknown_key")
-        _still_serves(other, serving)
-
-
-def test_one_rank_s_key_with_another_s_name_is_refused() -> None:
+@pytest.mark.parametrize("reason", ["unknown_key", "impostor", "handshake"])
+def test_strangers_are_refused_between_hosts(reason: str) -> None:
+    """A key that is no rank's, one rank's key with another's name, and no encryption."""
     with opened(3, tcp=True) as [ports, other, third], Serving(ports) as serving:
         own = ports._register.own
+        keys = {"unknown_key": Credentials.make(), "impostor": third._transport.credentials}
         name = routing_id(other._register.own, "false")
-        with _stranger(own.tcp, name, third._transport.credentials, own.public_key) as dealer:
+        with _stranger(own.tcp, name, keys.get(reason), own.public_key) as dealer:
             dealer.send_multipart(_PUSH)
-            counted(ports, "impostor")
+            counted(ports, reason)
         _still_serves(other, serving)
-        assert ports.refusals() == {"impostor": 1}
-
-
-def test_no_encryption_is_refused_between_hosts() -> None:
-    with opened(2, tcp=True) as [ports, other], Serving(ports) as serving:
-        name = routing_id(other._register.own, "false")
-        with _stranger(ports._register.own.tcp, name) as dealer:
-            dealer.send_multipart(_PUSH)
-            counted(ports, "handshake")
-        _still_serves(other, serving)
+        assert ports.refusals().keys() == {reason}
 
 
 def test_no_token_is_refused_inside_a_host() -> None:
