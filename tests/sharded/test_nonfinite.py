@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 import lightning_hier as lh
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches
+from tests.sharded.nets import Divided, batches, in_turn
 from tests.trainer.fitting import make_trainer
 
 _STEPS = 4
@@ -36,14 +37,22 @@ class OneShard(Divided):
         return optimizer
 
 
-def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, int, bool]:
+# Settings of a run that ends at a block, a validation, its end, or a save.
+_RUNS: list[dict[str, Any]] = [
+    {"block_size": _STEPS},
+    {"block_size": 100, "val_check_interval": _STEPS, "num_sanity_val_steps": 0},
+    {"block_size": 100, "max_steps": _STEPS},
+    {"block_size": 100, "enable_checkpointing": True},
+]
+
+
+def _error(folder: Path, block_size: int, **settings: Any) -> tuple[str, int, bool]:
     """The error, the bytes of models sent across groups, and whether a validation has started."""
     strategy = lh.HierarchicalModelParallelStrategy(
         group_size=2, block_sync=lh.DiLoCo(block_size=block_size)
     )
-    if path is not None:
-        saves = ModelCheckpoint(path.parent, path.stem, every_n_train_steps=_STEPS)
-        settings = {"callbacks": [saves], "enable_checkpointing": True}
+    if "enable_checkpointing" in settings:
+        settings["callbacks"] = [ModelCheckpoint(folder, every_n_train_steps=_STEPS)]
     module = OneShard("AdamW")
     with pytest.raises(NonFiniteModelError) as caught:
         validation = batches(1, 1) if "val_check_interval" in settings else None
@@ -52,23 +61,10 @@ def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, in
     return str(caught.value), sent, bool(module.validated)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"block_size": _STEPS},
-        {"block_size": 100, "val_check_interval": _STEPS, "num_sanity_val_steps": 0},
-        {"block_size": 100, "max_steps": _STEPS},
-    ],
-    ids=["block", "validation", "end"],
-)
-def test_error_on_every_rank_before_a_model_is_sent(settings: dict[str, Any]) -> None:
-    for error, sent, validated in run_ranks(_error, 4, path=None, **settings):
-        assert "NaN or inf after 4 steps in parameters of rank 3 (group 1)" in error
-        assert not sent and not validated
-
-
-def test_no_checkpoint_is_written(tmp_path: Path) -> None:
-    for error, sent, _ in run_ranks(_error, 4, 100, tmp_path / "run.ckpt"):
-        assert "NaN or inf after 4 steps in parameters of rank 3 (group 1)" in error
-        assert not sent
+def test_error_on_every_rank_before_a_model_is_sent_or_saved(tmp_path: Path) -> None:
+    jobs = [partial(_error, tmp_path, **settings) for settings in _RUNS]
+    for results in run_ranks(in_turn, 4, jobs):
+        for error, sent, validated in results:
+            assert "NaN or inf after 4 steps in parameters of rank 3 (group 1)" in error
+            assert not sent and not validated
     assert not list(tmp_path.iterdir())

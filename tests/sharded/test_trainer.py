@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered, trained
+from tests.sharded.nets import Divided, batches, gathered, in_turn, trained
 from tests.trainer.fitting import make_trainer
 from tests.trainer.mistakes import Mistakes, errors_by_rank
 
@@ -58,21 +57,14 @@ def _strategy(kind: str, **settings: Any) -> Any:
     return kinds[kind](group_size=size, block_sync=sync, **settings)
 
 
-def _buffers(kind: str) -> tuple[Tensor, list[Tensor], dict[str, float]]:
+def _rich(kind: str) -> list[Tensor]:
+    """Parameters, buffers and norms."""
     module = Rich()
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
     trainer = make_trainer(_strategy(kind), **settings)
     trainer.fit(module, batches(4, 14))
-    return gathered(module), [buffer.double() for buffer in module.buffers()], module.norms
-
-
-def test_accumulation_clipping_and_unusual_tensors() -> None:
-    whole, divided = (run_ranks(_buffers, 4, kind) for kind in ("whole", "divided"))
-    for (one, buffers, norms), (other, others, own) in zip(whole, divided, strict=True):
-        assert own == pytest.approx(norms, rel=1e-12, abs=1e-12)
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-        for mine, theirs in zip(buffers, others, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    norms = torch.tensor([module.norms[name] for name in sorted(module.norms)], dtype=torch.float64)
+    return [gathered(module), *(buffer.double() for buffer in module.buffers()), norms]
 
 
 class ByHand(Divided):
@@ -90,13 +82,16 @@ class ByHand(Divided):
             optimizer.zero_grad()
 
 
-def test_manual_optimization_with_a_warm_up() -> None:
-    whole, divided = (
-        run_ranks(trained, 4, partial(_strategy, kind, warmup_steps=3), 12, ByHand)
-        for kind in ("whole", "divided")
-    )
-    for one, other in zip(whole, divided, strict=True):
-        torch.testing.assert_close(one["weights"], other["weights"], rtol=1e-12, atol=1e-12)
+def _by_hand(kind: str) -> list[Tensor]:
+    return [trained(partial(_strategy, kind, warmup_steps=3), 12, ByHand)["weights"]]
+
+
+def test_unusual_tensors_and_manual_optimization() -> None:
+    """With accumulation and clipping, or by hand and with a warm-up."""
+    jobs = [partial(fit, kind) for fit in (_rich, _by_hand) for kind in ("whole", "divided")]
+    for rich, divided, by_hand, divided_by_hand in run_ranks(in_turn, 4, jobs):
+        for one, other in zip(rich + by_hand, divided + divided_by_hand, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def _crossing() -> list[int]:
