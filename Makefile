@@ -63,7 +63,7 @@ test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow'
 test-foreign: $(ENVIRONMENT)  ## train models of other packages, which pip installs in .venv-foreign (ARGS='lightly chemprop')
 	$(BIN)/python -m tests.foreign $(ARGS)
 
-bench: $(ENVIRONMENT)  ## measure all strategies and alternatives over rate-limited links (ARGS='--runs 5', ARGS=--growth)
+bench: $(ENVIRONMENT)  ## measure all strategies and alternatives over rate-limited links (ARGS='--runs 5')
 	$(BIN)/python -m benchmarks.performance $(ARGS)
 
 bench-short: $(ENVIRONMENT)  ## compare a few ratios with the committed ones; fail if one has become worse

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.performance.figures import spread
-from examples.tables import markdown
+from examples.tables import markdown, spread
 from lightning_hier.algorithms.kernels import gtc
 from lightning_hier.comm.worker import TensorMemory
 

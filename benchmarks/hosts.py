@@ -104,6 +104,18 @@ def loopback_hosts(number: int) -> list[Host]:
 
 
 @contextmanager
+def hosts_or_loopback(
+    number: int, rate: str | None = None, *, loopback: bool
+) -> Iterator[list[Host]]:
+    """Create emulated hosts as :func:`hosts`, or use the loopback."""
+    if loopback:
+        yield loopback_hosts(number)
+        return
+    with hosts(number, rate) as emulated:
+        yield emulated
+
+
+@contextmanager
 def hosts(number: int, rate: str | None = None) -> Iterator[list[Host]]:
     """Create emulated hosts, and remove them at the end, also after an error or a signal.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from typing import Any
+
+from examples.tables import markdown, spread
 
 # In one process, in the order in which a user's script imports the packages.
 CODE = """
@@ -21,16 +22,10 @@ after = clocks()
 print(json.dumps([b - a for start, end in ((begin, before), (before, after))
                   for a, b in zip(start, end)]))
 """
-COLUMNS = (
-    "torch and Lightning, s",
-    "of the processor, s",
-    "lightning_hier beyond, s",
-    "of the processor, s",
-)
 
 
 def measure(runs: int) -> list[list[float]]:
-    """Measure the times of ``COLUMNS``, in a new process for each run."""
+    """Return elapsed and processor times of both imports, in a new process for each run."""
     command: list[Any] = [sys.executable, "-c", CODE]
     # Write byte code and fill the disk cache.
     subprocess.run(command, check=True, capture_output=True)
@@ -42,13 +37,16 @@ def measure(runs: int) -> list[list[float]]:
 
 
 def main() -> None:
-    """Print the median and the range of each column."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=7)
-    columns = zip(*measure(parser.parse_args().runs), strict=True)
-    for name, values in zip(COLUMNS, columns, strict=True):
-        middle = statistics.median(values)
-        print(f"{name:>26}: {middle:.3f} ({min(values):.3f} to {max(values):.3f})")
+    before, of_before, added, of_added = zip(*measure(parser.parse_args().runs), strict=True)
+    rows = [
+        ("torch and Lightning", spread(of_before), spread(before)),
+        ("lightning_hier in addition", spread(of_added), spread(added)),
+    ]
+    header = ("", "processor time in seconds, median (range)", "elapsed time in seconds")
+    print(markdown(header, rows))
 
 
 if __name__ == "__main__":

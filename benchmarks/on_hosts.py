@@ -10,13 +10,12 @@ created, a message is printed, and ranks share the loopback.
 from __future__ import annotations
 
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from argparse import REMAINDER, ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.hosts import Host, hosts, loopback_hosts, missing_requirement
+from benchmarks.hosts import hosts_or_loopback, missing_requirement
 from benchmarks.launch import run_module
 
 
@@ -29,7 +28,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
     """
     options = _parser().parse_args(args)
-    with TemporaryDirectory() as folder, _emulated(options) as emulated:
+    missing = missing_requirement()
+    if missing is not None:
+        print(f"no emulated hosts: {missing}; ranks share the loopback", file=sys.stderr)
+    created = hosts_or_loopback(options.hosts, options.rate, loopback=missing is not None)
+    with TemporaryDirectory() as folder, created as emulated:
         run_module(
             emulated,
             options.devices,
@@ -39,17 +42,6 @@ def main(args: Sequence[str] | None = None) -> None:
             limit_s=options.limit_s,
         )
         print((Path(folder) / "host0.log").read_text(), end="")
-
-
-@contextmanager
-def _emulated(options: Namespace) -> Iterator[list[Host]]:
-    missing = missing_requirement()
-    if missing is None:
-        with hosts(options.hosts, options.rate) as emulated:
-            yield emulated
-    else:
-        print(f"no emulated hosts: {missing}; ranks share the loopback", file=sys.stderr)
-        yield loopback_hosts(options.hosts)
 
 
 def _parser() -> ArgumentParser:

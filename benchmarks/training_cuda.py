@@ -43,7 +43,7 @@ from benchmarks.hosts import loopback_hosts
 from benchmarks.joined import joined
 from benchmarks.launch import run_module
 from examples.quiet import quiet_trainer, silence_lightning
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 _LIMIT_S = 1800.0
 
@@ -130,8 +130,8 @@ def table(by_system: dict[str, list[float]], work: Work, peak: float | None) -> 
         step_s = statistics.median(seconds)
         row = [
             name,
-            f"{1e3 * step_s:.2f} ({1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f})",
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            spread([1e3 * one for one in seconds]),
+            spread(ratios, 3),
         ]
         if work.tokens:
             row.append(f"{work.tokens / step_s:,.0f}")

@@ -28,7 +28,7 @@ import lightning.pytorch as pl
 import psutil
 
 import lightning_hier as lh
-from benchmarks.hosts import Host, hosts, loopback_hosts, needs_loopback
+from benchmarks.hosts import Host, hosts_or_loopback, needs_loopback
 from benchmarks.launch import run_module
 from benchmarks.reliability.records import versions
 from examples.quiet import quiet_trainer
@@ -88,11 +88,8 @@ def _two_hosts() -> Iterator[Sequence[Host]]:
     busy = subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True)
     os.sched_setaffinity(busy.pid, {1})
     try:
-        if needs_loopback():
-            yield loopback_hosts(2)
-        else:
-            with hosts(2, _RATE) as pair:
-                yield pair
+        with hosts_or_loopback(2, _RATE, loopback=needs_loopback()) as pair:
+            yield pair
     finally:
         busy.kill()
         busy.wait()

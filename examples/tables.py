@@ -28,6 +28,14 @@ def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return the median, with the smallest and the largest value if there are several."""
+    middle = f"{statistics.median(values):,.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
 def megabytes(number: int) -> str:
     """Return a number of bytes in megabytes (10**6) with one decimal."""
     return f"{number / 1e6:.1f}"

@@ -24,6 +24,7 @@ import lightning_hier as lh
 from benchmarks.elastic.task import Student, ValidLoss, rows
 from examples.elastic.step_log import StepLog
 from examples.image.step_pause import Pace
+from examples.quiet import quiet_trainer
 
 _LIMIT = timedelta(minutes=2)
 
@@ -38,17 +39,14 @@ def main() -> None:
     group = options.group if options.lighthouse else int(os.environ["RANK"])
     log = StepLog(log_file(folder, group), block_size=options.block_size, validate=ValidLoss(valid))
     checkpoints = ModelCheckpoint(folder, every_n_train_steps=options.block_size)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        _strategy(options),
         devices=1 if options.lighthouse else int(os.environ["LOCAL_WORLD_SIZE"]),
-        strategy=_strategy(options),
         callbacks=[Pace(options.step_s), log, *([] if options.lighthouse else [checkpoints])],
         max_steps=options.steps,
         max_epochs=-1,
-        logger=False,
         enable_checkpointing=not options.lighthouse,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        use_distributed_sampler=True,
     )
     newest = None if options.lighthouse else lh.newest_checkpoint(folder)
     trainer.fit(Student(), DataLoader(train, batch_size=16, shuffle=True), ckpt_path=newest)

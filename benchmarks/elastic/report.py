@@ -6,14 +6,13 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from statistics import median
 from typing import Any
 
 import psutil
 
 from benchmarks.elastic.measures import Measures
 from benchmarks.reliability.records import versions
-from examples.tables import markdown, mean_and_deviation, percent
+from examples.tables import markdown, mean_and_deviation, percent, spread
 
 # Smallest allowed number of synchronisations, relative to the run without kills.
 GOAL = 0.95
@@ -31,7 +30,7 @@ def table(runs: Mapping[str, Measures]) -> str:
         ("groups in a synchronisation, mean", lambda run: f"{run.groups:.2f}"),
         ("longest pause of a group that was not killed, s", _pause),
         ("longest time without a step of any group, s", lambda run: f"{run.longest_stop_s:.1f}"),
-        ("s from a kill until the group trains, median (largest)", _back),
+        ("s from a kill until the group trains, median (range)", _back),
         ("groups that were not back at the end", lambda run: str(run.not_back)),
         ("processes that ended without a kill", lambda run: str(len(run.exits))),
         ("synchronisations after which models differ", _different),
@@ -102,4 +101,4 @@ def _different(run: Measures) -> str:
 
 
 def _back(run: Measures) -> str:
-    return f"{median(run.back_s):.1f} ({max(run.back_s):.1f})" if run.back_s else "-"
+    return spread(run.back_s, 1) if run.back_s else "-"

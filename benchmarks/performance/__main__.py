@@ -3,7 +3,6 @@
     python -m benchmarks.performance            everything once: takes more than an hour
     python -m benchmarks.performance --runs 5   everything five times, interleaved
     python -m benchmarks.performance --short    compare a few ratios with the committed ones
-    python -m benchmarks.performance --growth   cost as a function of elements, ranks and density
     python -m benchmarks.performance --publish  copy results from the output folder to docs/reports
 
 Results are saved in the output folder after each launch of the ranks. An interrupted command
@@ -20,7 +19,7 @@ from typing import Any
 
 from benchmarks import encoding
 from benchmarks.hosts import needs_loopback
-from benchmarks.performance import growth, page, plots, sections, short
+from benchmarks.performance import page, plots, sections, short
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
 from benchmarks.performance.rows import measure_rows
@@ -28,7 +27,6 @@ from benchmarks.performance.store import Store
 from benchmarks.performance.synchronisation import variants
 from benchmarks.performance.systems import SYSTEMS, named
 from benchmarks.performance.table import report
-from benchmarks.performance.targets import synchronisation_name
 from benchmarks.performance.work import Work
 
 _LAYOUTS, _RATES, _WORKS = ("2x2", "4x1"), ("1gbit", "100mbit"), ("emulated", "computed")
@@ -56,7 +54,6 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--short", action="store_true", help="compare with the committed ratios")
     parser.add_argument("--rewrite", action="store_true", help="with --short: save new ratios")
-    parser.add_argument("--growth", action="store_true", help="measure how cost grows")
     parser.add_argument("--publish", action="store_true", help="only write the page of the docs")
     return parser.parse_args()
 
@@ -84,7 +81,7 @@ def _measure_network(options: argparse.Namespace, store: Store, run: int, networ
             measure_rows(options.systems, work, network, store, run=run, blocks=options.blocks)
     if "synchronisation" in options.parts:
         chosen = variants(network.ranks_per_host)
-        name = synchronisation_name(network)
+        name = sections.synchronisation_name(network)
         _keep(store, name, run, lambda: sections.synchronisations(network, Work(), chosen))
 
 
@@ -104,9 +101,6 @@ def main() -> None:
     loopback = needs_loopback()
     if options.short:
         sys.exit(short.check(loopback=loopback, rewrite=options.rewrite))
-    if options.growth:
-        growth.measure(Store(options.out / "growth.jsonl"), options.out)
-        return
     store = Store(options.out / "results.jsonl")
     for run in range(1, options.runs + 1):
         measure_run(options, store, run, loopback=loopback)

@@ -50,29 +50,14 @@ class Figures:
         return self.step_s / self.control_s
 
     @property
-    def communication_s(self) -> float:
-        """Seconds that communication adds to a step."""
-        return self.step_s - self.control_s
-
-    @property
     def link_s(self) -> float:
         """Seconds that the link needs for the bytes that a host sends in a step."""
         return self.host_bytes / self.goodput if self.goodput else 0.0
 
-    def least_ratio(self, *, overlap: bool) -> float:
-        """Return the smallest possible ratio, if only computation and the link take time.
-
-        Args:
-            overlap: whether communication overlaps with the computation of steps.
-
-        """
-        waited = self.link_s / self.control_s
-        return max(1.0, waited) if overlap else 1.0 + waited
-
     @property
     def communication_share(self) -> float:
         """Share of the time of a step that communication takes."""
-        return self.communication_s / self.step_s
+        return 1 - self.control_s / self.step_s
 
 
 def figures(readings: Sequence[Reading], block: int) -> Figures:
@@ -114,11 +99,3 @@ def _between(steps_s: Sequence[float], block: int) -> list[float]:
     if block == 1:
         return list(steps_s)
     return [seconds for number, seconds in enumerate(steps_s, start=1) if number % block]
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Format the median of ``values``, with the range if there are several."""
-    middle = f"{statistics.median(values):,.{digits}f}"
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"

@@ -6,7 +6,6 @@ import gc
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 
 _PROCESS = Path("/proc/self")
 
@@ -32,9 +31,6 @@ def tensor_bytes() -> int:
     gc.collect()
     storages = {}
     for item in gc.get_objects():
-        # The local tensor of a DTensor is another object of this list.
-        if isinstance(item, DTensor):
-            continue
         if isinstance(item, torch.Tensor) and item.device.type == "cpu":
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.performance.growth import curves, growth_table
 from benchmarks.performance.results import REPORTED, Results
-from benchmarks.performance.store import Store
 from benchmarks.performance.table import tables
 
 PAGE = REPORTED.with_suffix(".md")
@@ -49,8 +47,7 @@ def publish(out: Path) -> None:
 
 def measured_tables(folder: Path) -> dict[str, str]:
     """Return the tables of the results in ``folder``, by their names on the page."""
-    growth, _ = growth_table(curves(Store(folder / "growth.jsonl").lines()))
-    return tables(Results.of(folder)) | {"growth": growth}
+    return tables(Results.of(folder))
 
 
 def replace_tables(page: str, new_tables: Mapping[str, str]) -> str:

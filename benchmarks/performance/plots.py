@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from benchmarks.performance.results import Results
 from benchmarks.performance.systems import SYSTEMS
-
-Points = Sequence[tuple[float, float]]
 
 # Less is not shown, because links also carry packets of the system, such as ARP.
 _LEAST_MB = 0.01
@@ -22,7 +18,8 @@ _COLOURS = {"limit": "#7f7f7f", "peer": "#4c78a8", "ours": "#e45756"}
 
 def draw(results: Results, folder: Path) -> None:
     """Plot the time and the bytes of a step, one picture for each network and work."""
-    if not _can_draw():
+    if find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed (pip install -c constraints.txt '.[bench]')")
         return
     for kind in results.kinds:
         path = folder / f"steps_{_file_name(kind)}.png"
@@ -30,32 +27,13 @@ def draw(results: Results, folder: Path) -> None:
         print(f"wrote {path}")
 
 
-def draw_growth(curves: Mapping[str, Mapping[str, Points]], folder: Path) -> None:
-    """Plot cost on logarithmic axes, one picture for each quantity that grows.
-
-    Args:
-        curves: points of each curve, by the quantity that grows and the cost.
-        folder: output folder.
-
-    """
-    if not _can_draw():
-        return
-    plt = _pyplot()
-    for cause, named in curves.items():
-        figure, axes = plt.subplots(figsize=(7, 5))
-        for name, points in named.items():
-            axes.plot(*zip(*points, strict=True), marker="o", label=name)
-        axes.set(xscale="log", yscale="log", xlabel=cause)
-        axes.grid(alpha=0.3)
-        axes.legend()
-        path = folder / f"growth_{_file_name(cause)}.png"
-        figure.savefig(path, dpi=120, bbox_inches="tight")
-        plt.close(figure)
-        print(f"wrote {path}")
-
-
 def _draw_kind(results: Results, kind: str, path: Path) -> None:
-    plt = _pyplot()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
     measured = {
         system: list(by_run.values())
         for system in SYSTEMS
@@ -86,27 +64,11 @@ def _draw_kind(results: Results, kind: str, path: Path) -> None:
         axes.grid(axis="x", alpha=0.3)
     both[0].invert_yaxis()
     names = {"limit": "no communication", "peer": "peers", "ours": "lightning_hier"}
-    bars = [plt.Rectangle((0, 0), 1, 1, color=_COLOURS[family]) for family in names]
+    bars = [Rectangle((0, 0), 1, 1, color=_COLOURS[family]) for family in names]
     both[1].legend(bars, names.values())
     figure.suptitle(kind, y=0.93)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
-
-
-def _can_draw() -> bool:
-    if find_spec("matplotlib") is None:
-        print("no plots: matplotlib is not installed (pip install -c constraints.txt '.[bench]')")
-        return False
-    return True
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
 
 
 def _file_name(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,6 @@ class Results:
         """Return the results of a section other than the systems, by run."""
         lines = (line for line in self._lines if line.get("section") == name)
         return {line["run"]: line["found"] for line in lines}
-
-    def against(
-        self, kind: str, system: str, other: str, value: Callable[[Figures], float]
-    ) -> list[float]:
-        """Return a value of a system relative to another one, in each run that has both."""
-        these, others = self.figures(kind, system), self.figures(kind, other)
-        return [value(these[run]) / value(others[run]) for run in sorted(set(these) & set(others))]
 
     def to_limit(self, kind: str, system: str) -> list[float]:
         """Return the time of a step relative to one without communication, in each run."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import Host, hosts, loopback_hosts
+from benchmarks.hosts import hosts_or_loopback
 from benchmarks.launch import run_module
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Job, Network, goodput_bytes, key_of
@@ -26,16 +25,6 @@ _LIMIT_S = 900.0
 # Limit for a system that is expected to fail, because it may hang.
 _FAILURE_LIMIT_S = 180.0
 _LONGEST_MESSAGE = 400
-
-
-@contextmanager
-def network_up(network: Network) -> Iterator[list[Host]]:
-    """Create the hosts of a network, and remove them at the end."""
-    if network.loopback:
-        yield loopback_hosts(network.hosts)
-        return
-    with hosts(network.hosts, network.rate) as emulated:
-        yield emulated
 
 
 def run_ranks(
@@ -59,7 +48,8 @@ def run_ranks(
         TimeoutError: the run was not complete within the limit.
 
     """
-    with tempfile.TemporaryDirectory() as name, network_up(network) as emulated:
+    created = hosts_or_loopback(network.hosts, network.rate, loopback=network.loopback)
+    with tempfile.TemporaryDirectory() as name, created as emulated:
         folder = Path(name)
         arguments = (argument(name), *further)
         run_module(

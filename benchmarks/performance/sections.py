@@ -18,6 +18,11 @@ from benchmarks.performance.synchronisation import Synchronisations, Variant
 from benchmarks.performance.work import Work
 
 
+def synchronisation_name(network: Network) -> str:
+    """Return the name of the section with the synchronisations on a network."""
+    return f"synchronisation, {network}"
+
+
 def synchronisations(
     network: Network, work: Work, chosen: Sequence[Variant], *, repetitions: int = 5
 ) -> dict[str, dict[str, float]]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import encoding, step_overhead
+from benchmarks import encoding
+from benchmarks.performance.added_calls import calls_added
 from benchmarks.performance.between import Pair, processor_ratio
 from benchmarks.performance.job import Job, Network, goodput_bytes
 from benchmarks.performance.rows import run_ranks
@@ -49,7 +50,7 @@ def measure(*, loopback: bool) -> dict[str, float]:
     pairs = [Pair(**pair) for reading in readings for pair in reading["between"]]
     ratios = {
         "a step between synchronisations to the bare step": processor_ratio(pairs, SMALL.step_s),
-        "Python calls that a step of one rank adds, to Lightning's": step_overhead.calls_added(),
+        "Python calls that a step of one rank adds, to Lightning's": calls_added(),
         "encoding 1% of 10 million elements, not compiled, to a copy": _encoding_ratio(),
     }
     if not loopback:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -167,18 +167,7 @@ def named(name: str) -> System:
         ValueError: there is no such system.
 
     """
-    system: System = by_name(name, SYSTEMS)
-    return system
-
-
-def by_name(name: str, systems: Sequence[Any]) -> Any:
-    """Return the element of ``systems`` with this name.
-
-    Raises:
-        ValueError: there is no such system.
-
-    """
-    known = {system.name: system for system in systems}
+    known = {system.name: system for system in SYSTEMS}
     if name not in known:
         raise ValueError(f"unknown system {name!r}: choose from {', '.join(known)}")
     return known[name]

@@ -13,13 +13,13 @@ import torch
 
 from benchmarks.encoding import Encoding
 from benchmarks.encoding import table as encoding_table
-from benchmarks.performance.figures import Figures, spread
+from benchmarks.performance.figures import Figures
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
+from benchmarks.performance.sections import synchronisation_name
 from benchmarks.performance.systems import SYSTEMS
-from benchmarks.performance.targets import synchronisation_name, targets_table
 from benchmarks.performance.work import Work
-from examples.tables import markdown
+from examples.tables import markdown, spread
 from lightning_hier import __version__
 
 _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
@@ -53,9 +53,8 @@ def report(results: Results) -> str:
 
 
 def tables(results: Results) -> dict[str, str]:
-    """Return all tables by name: targets, systems on each network and work, other sections."""
-    named = {"targets": targets_table(results)}
-    named |= {kind: systems_table(results, kind) for kind in results.kinds}
+    """Return all tables by name: systems on each network and work, other sections."""
+    named = {kind: systems_table(results, kind) for kind in results.kinds}
     named |= _synchronisations(results)
     between = list(results.section("between").values())
     if between:

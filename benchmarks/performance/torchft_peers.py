@@ -1,7 +1,6 @@
 """torchft's LocalSGD and DiLoCo in a Trainer. Needs the extra `peers`.
 
-A replica group is one rank, like a group of one rank of BMUF, or the ranks of one host that shard a
-module. The lighthouse runs in rank 0.
+A replica group is one rank, like a group of one rank of BMUF. The lighthouse runs in rank 0.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class TorchftAverager(pl.Callback):
         block: steps between two synchronisations.
         fragments: number of fragments of the model, with DiLoCo.
         delay: steps between sending a fragment and applying it.
-        ranks: number of consecutive ranks in a replica group, which shard one model.
 
     """
 
@@ -66,38 +64,33 @@ class TorchftAverager(pl.Callback):
         *,
         fragments: int = 1,
         delay: int = 0,
-        ranks: int = 1,
     ) -> None:
         self._kind, self._block = kind, block
         self._fragments, self._delay = fragments, delay
         self._close = ExitStack()
-        replica, rank_in_replica = divmod(dist.get_rank(), ranks)
-        replicas = dist.get_world_size() // ranks
         address = interface_address(os.environ["GLOO_SOCKET_IFNAME"])
         port = 0
         if dist.get_rank() == 0:
-            lighthouse = LighthouseServer(bind="[::]:0", min_replicas=replicas)
+            lighthouse = LighthouseServer(bind="[::]:0", min_replicas=dist.get_world_size())
             self._close.callback(lighthouse.shutdown)
             # Only the port, because other hosts may not resolve the name in this address.
             port = int(lighthouse.address().rsplit(":", 1)[1])
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        endpoints = gathered([address, port, self._store.port])
-        lighthouse_address, lighthouse_port, _ = endpoints[0]
-        store_address, _, store_port = endpoints[replica * ranks]
+        lighthouse_address, lighthouse_port = gathered([address, port])[0]
         self._manager = Manager(
             pg=_AddressedGloo(address),
             load_state_dict=None,
             state_dict=None,
-            min_replica_size=replicas,
+            min_replica_size=dist.get_world_size(),
             use_async_quorum=kind == "local_sgd",  # DiLoCo requires False
             timeout=_LIMIT,
             quorum_timeout=_LIMIT,
-            rank=rank_in_replica,
-            world_size=ranks,
-            store_addr=store_address,
-            store_port=store_port,
+            rank=0,
+            world_size=1,
+            store_addr=address,
+            store_port=self._store.port,
             lighthouse_addr=f"http://{lighthouse_address}:{lighthouse_port}",
-            replica_id=f"replica_{replica}",
+            replica_id=f"replica_{dist.get_rank()}",
             hostname=address,
             init_sync=False,
         )

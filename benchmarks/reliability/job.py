@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 import lightning_hier as lh
 from benchmarks.reliability.event_log import EventLog
 from benchmarks.reliability.random_kill import RandomKill
+from examples.quiet import quiet_trainer
 
 ROWS = 2
 BATCHES = 10
@@ -96,20 +97,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         width=options.width,
         pause_s=options.pause_ms / 1000,
     )
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STRATEGIES[options.strategy](timeout=timedelta(seconds=LIMIT_S)),
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-        strategy=STRATEGIES[options.strategy](timeout=timedelta(seconds=LIMIT_S)),
         callbacks=[
             ModelCheckpoint(folder, every_n_train_steps=options.save_every, save_last=True),
             EventLog(folder),
             *([] if options.kills is None else [RandomKill(folder, *options.kills)]),
         ],
         max_epochs=options.epochs,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_checkpointing=True,
+        use_distributed_sampler=True,
     )
     torch.manual_seed(1 + int(os.environ["RANK"]))
     rows = ROWS * BATCHES * world

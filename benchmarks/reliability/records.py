@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TypeVar
 
 import lightning
 import torch
 
 import lightning_hier as lh
+from examples.tables import markdown, spread
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -109,32 +112,42 @@ def versions() -> dict[str, str]:
 
 def table(records: Records) -> str:
     """Return tables of faults by kind, and of runs by strategy, as Markdown."""
-    lines = [
-        "| fault | injected | recovered | steps lost, median (maximum) "
-        "| seconds, median (maximum) |",
-        "| --- | --- | --- | --- | --- |",
+    faults = _by(records.faults, lambda fault: fault.kind)
+    of_kinds = [
+        (
+            kind,
+            str(len(own)),
+            spread([fault.lost_steps for fault in own], 0),
+            spread([fault.recovery_s for fault in own], 1),
+        )
+        for kind, own in faults.items()
     ]
-    for kind in sorted({fault.kind for fault in records.faults}):
-        faults = [fault for fault in records.faults if fault.kind == kind]
-        lost = _median_and_maximum([fault.lost_steps for fault in faults], 0)
-        seconds = _median_and_maximum([fault.recovery_s for fault in faults], 1)
-        lines.append(f"| {kind} | {len(faults)} | {len(faults)} | {lost} | {seconds} |")
-    lines += [
-        "",
-        "| strategy | runs | faults | same world: bit for bit equal | world changed: ranks agree |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for strategy in sorted({run.strategy for run in records.runs}):
-        runs = [run for run in records.runs if run.strategy == strategy]
+    of_strategies = []
+    for strategy, runs in _by(records.runs, lambda run: run.strategy).items():
         same = [run for run in runs if run.differences is not None]
         changed = [run for run in runs if run.differences is None]
-        lines.append(
-            f"| {strategy} | {len(runs)} | {sum(run.faults for run in runs)} "
-            f"| {sum(not run.differences for run in same)} of {len(same)} "
-            f"| {sum(run.agree for run in changed)} of {len(changed)} |"
+        of_strategies.append(
+            (
+                strategy,
+                str(len(runs)),
+                str(sum(run.faults for run in runs)),
+                f"{sum(not run.differences for run in same)} of {len(same)}",
+                f"{sum(run.agree for run in changed)} of {len(changed)}",
+            )
         )
-    return "\n".join(lines)
+    tables = [
+        markdown(
+            ("fault", "injected and recovered", "steps lost, median (range)", "seconds"), of_kinds
+        ),
+        markdown(
+            ("strategy", "runs", "faults", "same world: bit for bit equal",
+             "world changed: ranks agree"),
+            of_strategies,
+        ),
+    ]  # fmt: skip
+    return "\n\n".join(tables)
 
 
-def _median_and_maximum(values: list[Any], digits: int) -> str:
-    return f"{median(values):.{digits}f} ({max(values):.{digits}f})"
+def _by(records: Sequence[Record], name: Callable[[Record], str]) -> dict[str, list[Record]]:
+    names = sorted(set(map(name, records)))
+    return {own: [record for record in records if name(record) == own] for own in names}

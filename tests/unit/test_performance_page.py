@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.headline import RATES, STEP_SYSTEMS, step_ratios
-from benchmarks.model_parallel import page as model_parallel
 from benchmarks.performance.page import PAGE, measured_tables, replace_tables
 from benchmarks.performance.results import REPORTED, Results
 from tests.conftest import REPOSITORY
@@ -14,11 +13,6 @@ from tests.conftest import REPOSITORY
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
     committed = PAGE.read_text()
     assert replace_tables(committed, measured_tables(REPORTED)) == committed
-
-
-def test_committed_page_of_sharded_modules_has_the_tables_of_its_results() -> None:
-    committed = model_parallel.PAGE.read_text()
-    assert replace_tables(committed, model_parallel.measured_tables()) == committed
 
 
 def test_every_bar_has_been_measured() -> None:

@@ -15,30 +15,29 @@ from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.sharded_tensors import local_tensor
 
-ON_DEVICE = ("parameters", "gradients", "optimizer", "outer state", "transfer buffers")
-"""Kinds of memory on the device. The outer state is the state of block synchronisation."""
-
-KINDS = (*ON_DEVICE, "on the host")
-"""All kinds of memory. The last one is the offloaded part of the outer state."""
+KINDS = (
+    "parameters", "gradients", "optimizer", "outer state", "transfer buffers", "on the host"
+)  # fmt: skip
+"""The outer state is that of block synchronisation. Its offloaded part is on the host."""
 
 _PACKAGE = "lightning_hier."
 
 
 def bytes_by_kind(trainer: pl.Trainer) -> dict[str, int]:
     """Return the bytes of each of ``KINDS`` on this rank, during a fit."""
-    session: Any = trainer.strategy._session  # type: ignore[attr-defined]
+    session: Any = trainer.strategy._session
     parameters = list(trainer.lightning_module.parameters())
     optimizers = trainer.optimizers
     blocks = session.synchroniser.blocks or []
     tensors_by_kind: dict[str, Iterable[Tensor]] = {
         "parameters": parameters,
         "gradients": [p.grad for p in parameters if p.grad is not None],
-        "optimizer": tensors_of([list(optimizer.state.values()) for optimizer in optimizers]),
+        "optimizer": _tensors_of([list(optimizer.state.values()) for optimizer in optimizers]),
         "transfer buffers": [
-            tensor for shard in _shards_of(blocks) for tensor in tensors_of(vars(shard))
+            tensor for shard in _shards_of(blocks) for tensor in _tensors_of(vars(shard))
         ],
         "on the host": _offloaded(blocks),
-        "outer state": tensors_of(blocks),
+        "outer state": _tensors_of(blocks),
     }
     counted: set[int] = set()
     # The outer state is last, because the blocks contain the other kinds, too.
@@ -46,7 +45,7 @@ def bytes_by_kind(trainer: pl.Trainer) -> dict[str, int]:
     return {kind: sizes[kind] for kind in KINDS}
 
 
-def tensors_of(root: Any) -> Iterator[Tensor]:
+def _tensors_of(root: Any) -> Iterator[Tensor]:
     """Return all tensors that are reachable from ``root`` by containers and our objects."""
     return (item for item in _reachable(root) if isinstance(item, Tensor))
 

@@ -1,1 +1,0 @@
-"""Benchmark of modules that FSDP2 shards inside hosts: step times, bytes and memory."""

@@ -1,1 +1,0 @@
-"""Predictions of the planner compared with the papers and with our measurements."""
