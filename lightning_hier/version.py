@@ -1,3 +1,3 @@
 """The version of the package, in the one place that the build and the user read."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

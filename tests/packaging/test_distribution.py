@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -75,12 +77,28 @@ def test_source_archive_holds_what_the_commands_need(built: Path) -> None:
     assert not [name for name in names if name.endswith((".pyc", ".ckpt"))]
 
 
-def test_version_is_in_one_file() -> None:
+def test_workflow_of_a_release_makes_links_absolute(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/release.yml").read_text())
+    steps = workflow["jobs"]["build"]["steps"]
+    (command,) = [step["run"] for step in steps if "sed" in step.get("run", "")]
+    readme = tmp_path / "README.md"
+    readme.write_text((REPOSITORY / "README.md").read_text())
+    github = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "owner/name"}
+    environment = os.environ | github | {"GITHUB_REF_NAME": "v1"}
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=environment, check=True)
+    targets = re.findall(r"\]\(([^)#][^)]*)\)", readme.read_text())
+    assert targets and all(target.startswith("https://") for target in targets)
+    assert "https://host/owner/name/raw/v1/docs/assets/headline.png" in targets
+    assert "https://host/owner/name/blob/v1/docs/choosing.md" in targets
+
+
+def test_version_is_in_one_file_and_in_the_citation() -> None:
     """Two places could differ."""
     assert 'dynamic = ["version"]' in (REPOSITORY / "pyproject.toml").read_text()
     sources = [*(REPOSITORY / "lightning_hier").rglob("*.py"), REPOSITORY / "pyproject.toml"]
     holders = [path.name for path in sources if f'"{VERSION}"' in path.read_text()]
     assert holders == ["version.py"]
+    assert f"\nversion: {VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text()
 
 
 TRAINING = """
