@@ -22,9 +22,7 @@ from tests.waiting import leave_mark, wait_for_marks, wait_until
 TAU = 4
 
 
-@pytest.mark.parametrize(
-    ("place", "delay"), [("exchange", 0), ("send", 0), ("commit", 0), ("send", 2)]
-)
+@pytest.mark.parametrize(("place", "delay"), [("send", 0), ("commit", 0), ("send", 2)])
 def test_a_group_dies_in_a_synchronisation(place: str, delay: int, tmp_path: Path) -> None:
     """If the group dies before the vote, the others repeat the synchronisation without it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ import lightning_hier as lh
 from tests.docs.pages import Page
 from tests.docs.running import run_code
 from tests.ranks import run_ranks
-from tests.sharded.nets import Divided, batches, gathered
+from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
 
@@ -79,9 +80,16 @@ def _tensor_parallel() -> tuple[Tensor, int, Tensor]:
     return torch.stack(module.batches), module.configured, gathered(module)
 
 
-def test_tensor_parallelism_alone() -> None:
+@pytest.fixture(scope="module")
+def results() -> list[Any]:
+    """What four jobs return on all ranks, which start once."""
+    jobs = [_tensor_parallel, _initialised, _stages, partial(_warnings, True, group_size=2)]
+    return [*zip(*run_ranks(in_turn, 4, jobs), strict=True)]
+
+
+def test_tensor_parallelism_alone(results: list[Any]) -> None:
     """Ranks of a group train on the same batches, groups on different ones."""
-    results = run_ranks(_tensor_parallel, 4)
+    results = results[0]
     seen = [own for own, _, _ in results]
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
     assert len(seen[0]) == 4 and not torch.equal(seen[0], seen[2])
@@ -118,9 +126,9 @@ def _initialised() -> tuple[torch.dtype | None, Tensor]:
     return module.dtype_at_start, gathered(module)
 
 
-def test_module_of_an_init_context() -> None:
+def test_module_of_an_init_context(results: list[Any]) -> None:
     """The context uses the meta device. All groups train one model."""
-    results = run_ranks(_initialised, 4)
+    results = results[1]
     assert all(dtype == torch.bfloat16 for dtype, _ in results)
     assert all(torch.equal(own, results[0][1]) for _, own in results)
     assert results[0][1].isfinite().all()
@@ -145,11 +153,11 @@ def _stages() -> tuple[float, float, int]:
     return validated["val_loss"], tested["test_loss"], len(predicted)
 
 
-def test_stages_without_fit() -> None:
+def test_stages_without_fit(results: list[Any]) -> None:
     module = Staged()
     losses = [module.training_step(list(batch), 0) for batch in batches(4, 2)]
     expected = float(torch.stack(losses).mean().detach())
-    for validated, tested, predicted in run_ranks(_stages, 4):
+    for validated, tested, predicted in results[2]:
         assert validated == pytest.approx(expected) and tested == pytest.approx(expected)
         assert predicted == 2
 
@@ -186,8 +194,8 @@ def _warnings(of_group: bool, **settings: Any) -> list[str]:
     return [str(own.message) for own in caught if "DistributedSampler" in str(own.message)]
 
 
-def test_sampler_of_a_group() -> None:
-    messages, *others = run_ranks(_warnings, 4, True, group_size=2)
+def test_sampler_of_a_group(results: list[Any]) -> None:
+    messages, *others = results[3]
     assert len(messages) == 1 and not any(others)
     [message] = messages
     assert message.startswith("4 ranks need different batches, but") and "2 parts" in message
@@ -201,7 +209,9 @@ def test_sampler_that_divides_a_batch_of_tensor_parallel_ranks() -> None:
         assert _NEEDED in error
 
 
-def _trained(code: list[str], model: str) -> list[float]:
+def _trained(model: str) -> list[float]:
+    page = Page.read("docs/model_parallel.md")
+    code = [block.text for block in page.code("tests/sharded/test_setup.py")]
     torch.manual_seed(0)
     namespace = run_code(code, {})
     module = namespace[model]()
@@ -217,9 +227,7 @@ def _trained(code: list[str], model: str) -> list[float]:
     return whole.tolist()
 
 
-@pytest.mark.parametrize("model", ["Model", "OwnSampler"])
-def test_examples_train(model: str) -> None:
-    page = Page.read("docs/model_parallel.md")
-    code = [block.text for block in page.code("tests/sharded/test_setup.py")]
-    weights = run_ranks(_trained, 4, code, model, ranks_per_node=2)
+def test_examples_train() -> None:
+    jobs = [partial(_trained, model) for model in ("Model", "OwnSampler")]
+    weights = run_ranks(in_turn, 4, jobs, ranks_per_node=2)
     assert all(own == weights[0] for own in weights)

@@ -16,7 +16,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -25,30 +24,23 @@ from tests.trainer.fitting import make_trainer
 
 
 class Layer(nn.Module):
-    """A linear layer and tanh, which may recompute its activations."""
+    """A linear layer and tanh."""
 
-    def __init__(self, recompute: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(5, 6).double()
-        self.recompute = recompute
-
-    def _apply_both(self, batch: Tensor) -> Tensor:
-        return torch.tanh(self.linear(batch))
 
     def forward(self, batch: Tensor) -> Tensor:
-        if not self.recompute:
-            return self._apply_both(batch)
-        result: Tensor = checkpoint(self._apply_both, batch, use_reentrant=False)
-        return result
+        return torch.tanh(self.linear(batch))
 
 
 class Wrapped(Divided):
-    """A module whose first layer is wrapped in one of several ways before it is divided."""
+    """A module whose first layer may be wrapped before it is divided."""
 
     def __init__(self, way: str) -> None:
         super().__init__("AdamW", lr=0.02)
         self.way = way
-        self.first = Layer(way == "recompute")  # type: ignore[assignment]
+        self.first = Layer()  # type: ignore[assignment]
 
     def configure_model(self) -> None:
         mesh: Any = self.device_mesh
@@ -57,8 +49,6 @@ class Wrapped(Divided):
         if self.way == "wrapper":
             apply_activation_checkpointing(self, check_fn=lambda own: own is self.first)
         elif self.way == "compile":
-            self.first.compile(backend="aot_eager")
-        elif self.way == "compiled_module":
             self.first = torch.compile(self.first, backend="aot_eager")  # type: ignore[assignment]
         fully_shard(self.first, mesh=mesh["data_parallel"])
         fully_shard(self, mesh=mesh["data_parallel"])
@@ -69,7 +59,7 @@ class Wrapped(Divided):
 
 
 # Ways to wrap a layer, and whether the checkpoint of the run is a folder.
-WAYS = {"recompute": True, "wrapper": False, "compile": True, "compiled_module": True}
+WAYS = {"wrapper": False, "compile": True}
 
 
 def _fit(way: str, folder: bool, save: Path | None = None, load: Path | None = None) -> Any:
@@ -113,7 +103,7 @@ def test_training_and_resume(above: Path, saved: list[list[Any]]) -> None:
             for weights, own, graphs in runs:
                 assert torch.equal(expected, weights), way
                 assert own == names
-                assert bool(graphs) == way.startswith("compile")
+                assert bool(graphs) == (way == "compile")
 
 
 @pytest.mark.usefixtures("saved")
