@@ -25,32 +25,23 @@ PAGES = tuple(f"docs/migration/{name}.md" for name in NAMES)
 THIS = "tests/docs/test_migration_block_momentum.py::test_pages_train"
 WORKERS, BLOCKS = 4, 6
 
-Updates = list[list[Tensor]]
 
-
-def _updates() -> Updates:
-    """Local update of each worker in each block, whatever the block-start weights."""
+def _updates() -> list[Tensor]:
+    """Mean local update of each block, whatever the block-start weights."""
     generator = torch.Generator().manual_seed(3)
-    return [
-        [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(WORKERS)]
-        for _ in range(BLOCKS)
-    ]
+    return [*torch.randn(BLOCKS, 5, generator=generator, dtype=torch.float64)]
 
 
 def _nothing() -> Tensor:
     return torch.zeros(5, dtype=torch.float64)
 
 
-def _mean(updates: list[Tensor]) -> Tensor:
-    return torch.stack(updates).mean(dim=0)
-
-
 def _start_models(sync: BMUF) -> list[Tensor]:
     """Start model after every block (W_g), by `BlockMomentum`."""
     parameter = torch.nn.Parameter(_nothing())
     outer, models = sync.outer_of(WORKERS)([parameter]), []
-    for updates in _updates():
-        parameter.grad = -_mean(updates)
+    for update in _updates():
+        parameter.grad = -update
         outer.step()
         models += outer.start_models()
     return models
@@ -58,51 +49,40 @@ def _start_models(sync: BMUF) -> list[Tensor]:
 
 def _torchft(nesterov: bool) -> list[Tensor]:
     """Start models by torch's SGD as outer optimizer, on the mean local update."""
-    parameter = torch.nn.Parameter(_nothing())
+    parameter, starts = torch.nn.Parameter(_nothing()), []
     outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
-    starts = []
-    for updates in _updates():
-        parameter.grad = -_mean(updates)
+    for update in _updates():
+        parameter.grad = -update
         outer.step()
         starts.append(parameter.detach().clone())
     return starts
 
 
-def _fairseq(nesterov: bool) -> list[Tensor]:
+def _fairseq(nesterov: bool, rate: float = 1.0) -> list[Tensor]:
     """Start models of fairseq: momentum on the mean difference. The result is the next base."""
     base, smooth, bases = _nothing(), _nothing(), []
-    for updates in _updates():
-        smooth = 0.875 * smooth - 1.0 * _mean(updates)
+    for update in _updates():
+        smooth = 0.875 * smooth - rate * update
         base = base - smooth - (0.875 * smooth if nesterov else 0.0)
         bases.append(base.clone())
     return bases
 
 
-def _slowmo() -> list[Tensor]:
-    """Models of SlowMo's Algorithm 1 with a constant learning rate, in which u is a gradient."""
-    model, slow, models = _nothing(), _nothing(), []
-    rate, alpha, beta = 0.05, 1.0, 0.5
-    for updates in _updates():
-        slow = beta * slow - _mean(updates) / rate
-        model = model - alpha * rate * slow
-        models.append(model.clone())
-    return models
+def _cntk(nesterov: bool) -> list[Tensor]:
+    """Start models of CNTK: as fairseq, at 0.5 times 1 - eta, on the sum of differences."""
+    return _fairseq(nesterov, rate=(1 - 0.875) * 0.5 * WORKERS)
 
 
 def test_slowmo_is_classical_block_momentum() -> None:
-    expected = torch.stack(_slowmo())
+    """SlowMo's Algorithm 1 with a constant learning rate, in which u is a gradient."""
+    model, slow, models = _nothing(), _nothing(), []
+    rate, alpha, beta = 0.05, 1.0, 0.5
+    for update in _updates():
+        slow = beta * slow - update / rate
+        model = model - alpha * rate * slow
+        models.append(model.clone())
     ours = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
-
-
-def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
-    """Start models of CNTK: as fairseq, but on the sum of differences, times 1 - eta."""
-    base, smooth, bases = _nothing(), _nothing(), []
-    for updates in _updates():
-        smooth = eta * smooth - (1 - eta) * rate * WORKERS * _mean(updates)
-        base = base - smooth - (eta * smooth if nesterov else 0.0)
-        bases.append(base.clone())
-    return bases
+    torch.testing.assert_close(ours, torch.stack(models), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -52,10 +52,10 @@ def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
     assert len(decayed["params"]) + len(others["params"]) == len(names)
 
 
-def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[float]:
+def scores_on_this_rank(folder: str, world_size: int) -> list[float]:
     """Scores by the Trainer, then scores of the whole stream in float64."""
     pl.seed_everything(0, verbose=False)
-    data = small_data(Path(folder), tokenizer=tokenizer, vocabulary_size=300, eval_batch_windows=3)
+    data = small_data(Path(folder), tokenizer="bpe", vocabulary_size=300, eval_batch_windows=3)
     model = small_model()
     trainer = quiet_trainer("ddp" if world_size > 1 else "auto", devices=world_size)
     logged = trainer.validate(model, data, verbose=False)[0]
@@ -80,16 +80,13 @@ def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[fl
     ]
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
-def test_bits_per_byte_are_those_of_float64_on_any_number_of_ranks(
-    tokenizer: str, tmp_path: Path
-) -> None:
+def test_bits_per_byte_are_those_of_float64_on_any_number_of_ranks(tmp_path: Path) -> None:
     folder = write_texts(tmp_path / "texts")
-    (alone,) = run_ranks(scores_on_this_rank, 1, str(folder), tokenizer, 1)
+    (alone,) = run_ranks(scores_on_this_rank, 1, str(folder), 1)
     bits, loss, wanted_bits, wanted_loss, written = alone
     assert bits == pytest.approx(wanted_bits, rel=1e-6)
     assert loss == pytest.approx(wanted_loss, rel=1e-6)
     files = [file for file in folder.iterdir() if split_of(file.name) == "valid"]
     assert written == sum(file.stat().st_size for file in files) > 0
-    for both in run_ranks(scores_on_this_rank, 2, str(folder), tokenizer, 2):
+    for both in run_ranks(scores_on_this_rank, 2, str(folder), 2):
         assert both == pytest.approx(alone, rel=1e-6)
