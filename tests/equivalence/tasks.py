@@ -126,7 +126,7 @@ class PartlyUsed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.frozen(x))
         out = self.trunk(hidden)
-        return out + self.sometimes(hidden) if float(x[0, 0]) > 0.5 else out
+        return out + self.sometimes(hidden) if float(x[0, 0]) > 1.0 else out
 
 
 class Pair(nn.Module):

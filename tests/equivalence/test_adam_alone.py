@@ -13,7 +13,7 @@ from tests.equivalence.cases import Case, identical
 from tests.equivalence.watching import Seen, watch
 from tests.ranks import run_ranks
 
-KINDS = ("Adam", "AdamW", "NAdam", "RAdam")
+KINDS = ("AdamW", "NAdam", "RAdam")
 ONE_GROUP = partial(
     HierarchicalStrategy,
     group_size="world",
@@ -71,8 +71,8 @@ def test_mean_of_equal_workers_at_every_step_is_plain_adam() -> None:
 
     NAdam's weights are therefore only close.
     """
-    for own in run_ranks(_pairs, 4, EVERY_STEP, "ddp", 0):
-        for kind in ("Adam", "AdamW", "RAdam"):
+    for own in run_ranks(_pairs, 2, EVERY_STEP, "ddp", 0):
+        for kind in ("AdamW", "RAdam"):
             _assert_same(*own[kind])
         ours, plain = own["NAdam"]
         _assert_same_counts(ours, plain)

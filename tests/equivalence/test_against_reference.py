@@ -34,11 +34,11 @@ def _ma(tau: int, **more: Any) -> Case:
     return case(f"MA tau={tau}", ModelAveragingStrategy, block_size=tau, **more)
 
 
-def _bmuf(kind: str, tau: int, **more: Any) -> Case:
+def _bmuf(kind: str, **more: Any) -> Case:
     return case(
-        f"BMUF {kind} tau={tau}",
+        f"BMUF {kind}",
         BMUFStrategy,
-        block_size=tau,
+        block_size=3,
         block_momentum=0.6,
         block_lr=0.9,
         nesterov=kind != "CBM",
@@ -53,11 +53,6 @@ def _two_tiers(group: int, **more: Any) -> Case:
     return case(f"BMUF_GTC P={group}", BMUFGTCStrategy, **settings, **more)
 
 
-def _gtc(exact_below: int) -> Case:
-    settings = {"threshold": THRESHOLD, "dense_below": exact_below, "batches": 12}
-    return case(f"GTC dense_below={exact_below}", GTCStrategy, **settings)
-
-
 def _tiers(name: str, group: int, **settings: Any) -> Case:
     """A run in groups, with GTC if a threshold is given."""
     return case(name, group_size=group, **{"block_size": 3, "block_momentum": 0.5, **settings})
@@ -68,39 +63,29 @@ def _exact_groups(across: str) -> Case:
     return _tiers(name, 2, block_size=2, across=across, **MOMENTUM)
 
 
-def _with_local_momentum(kind: str, group: int) -> Case:
+def _with_local_momentum(kind: str) -> Case:
     settings = {"threshold": THRESHOLD, "dense_below": 0, "batches": 11, **MOMENTUM}
     # With GTC of updates, the workers of a group have momentum of their own.
     of = "gradient" if kind == "average" else "auto"
-    return _tiers(f"local_momentum={kind} P={group}", group, local_momentum=kind, of=of, **settings)
+    return _tiers(f"local_momentum={kind}", 2, local_momentum=kind, of=of, **settings)
 
 
-def _of(kind: str, group: int, **run: Any) -> Case:
-    """GTC of gradients or updates in groups, by AdamW or SGD with momentum."""
+def _of(group: int, **run: Any) -> Case:
+    """GTC of updates in groups, by AdamW or SGD with momentum."""
     settings = {"threshold": 0.004, "dense_below": 20, "batches": 12, "local_momentum": "keep"}
-    return _tiers(f"GTC of={kind} P={group} {run}", group, of=kind, **settings, **run)
+    return _tiers(f"GTC of updates P={group} {run}", group, of="update", **settings, **run)
 
 
-def _accumulating(base: Case, batches: int) -> Case:
-    name = f"{base.name}, accumulating, {batches} batches"
-    return replace(base, name=name, accumulate=2, batches=batches, epochs=2)
-
-
-def _pair(group: int, across: str) -> Case:
+def _pair(across: str) -> Case:
     """Two optimizers with blocks of their own. Optimizer b takes a third of the steps of a."""
     settings = {"threshold": THRESHOLD, "dense_below": 10, "find_unused_parameters": True}
     run = {"block_size": 2, "net": "pair", "batches": 16, **MOMENTUM}
-    return _tiers(f"two optimizers P={group} {across}", group, across=across, **settings, **run)
+    return _tiers(f"two optimizers {across}", 2, across=across, **settings, **run)
 
 
-def _batch_norm(group: int, across: str) -> Case:
-    settings = {"block_momentum": 0.6, "across": across, "net": "batch_norm", "batches": 8}
-    return _tiers(f"BatchNorm P={group} {across}", group, **settings)
-
-
-def _rebinding(group: int, across: str) -> Case:
-    name = f"rebound buffers P={group} {across}"
-    return replace(_batch_norm(group, across), name=name, net="rebinding")
+def _buffers(net: str, across: str) -> Case:
+    settings = {"block_momentum": 0.6, "across": across, "net": net, "batches": 8}
+    return _tiers(f"{net} {across}", 2, **settings)
 
 
 def _partly_used(group: int, local_momentum: str) -> Case:
@@ -118,56 +103,39 @@ def _warming(base: Case, warmup: int) -> Case:
     return changed(base, f"{base.name}, warm-up {warmup}", warmup_steps=warmup)
 
 
-# Group size and shard placement. In a group of one rank, this rank is the leader.
-PLACES = ((1, "leader"), (2, "sharded"), (4, "sharded"))
+_ACROSS_EPOCHS = replace(_bmuf("NBM"), name="BMUF NBM, blocks across epochs", batches=4, epochs=3)
+_WARMED = _warming(_two_tiers(2, batches=11, **MOMENTUM), 4)
 CASES = [
-    *(_ma(tau) for tau in (1, 3, 50)),
-    _bmuf("NBM", 1),
-    *(_bmuf(kind, 3) for kind in ("CBM", "NBM", "start")),
-    replace(_bmuf("NBM", 3), name="BMUF NBM, blocks across epochs", batches=4, epochs=3),
-    *(_two_tiers(group, batches=11) for group in (1, 2, 4)),
-    _gtc(0),
-    _gtc(20),
-    *(_exact_groups(across) for across in ("leader", "sharded")),
-    *(_with_local_momentum(kind, 2) for kind in ("reset", "keep", "average")),
-    _with_local_momentum("average", 1),
-    *(_of("update", group, **MOMENTUM) for group in (1, 2, 4)),
-    *(_of("update", group, rule=_ADAMW) for group in (2, 4)),
-    _of("gradient", 2, **MOMENTUM),
-    _of("update", 2),
-    _accumulating(_ma(2), 8),
-    _accumulating(_two_tiers(2), 7),
-    *(_pair(group, across) for group, across in PLACES),
-    *(_batch_norm(group, across) for group, across in PLACES),
-    *(_rebinding(group, across) for group, across in ((1, "leader"), (2, "sharded"))),
-    _warming(_rebinding(2, "leader"), 3),
-    _overlapping(_rebinding(2, "leader")),
+    *(_ma(tau) for tau in (3, 50)),
+    *(_bmuf(kind) for kind in ("CBM", "start")),
+    _ACROSS_EPOCHS,
+    _two_tiers(2, batches=11),
+    case("GTC", GTCStrategy, threshold=THRESHOLD, dense_below=20, batches=12),
+    *(_with_local_momentum(kind) for kind in ("reset", "average")),
+    *(_of(group, **run) for group, run in ((2, MOMENTUM), (2, {}), (4, {"rule": _ADAMW}))),
+    replace(_two_tiers(2), name="accumulating", accumulate=2, epochs=2),
+    _pair("sharded"),
+    _warming(_buffers("rebinding", "leader"), 3),
     _partly_used(1, "average"),
-    _partly_used(2, "reset"),
     replace(_two_tiers(2), name="tied weights", net="tied"),
-    _warming(_ma(2, **MOMENTUM), 3),
-    _warming(_two_tiers(2, batches=11, **MOMENTUM), 4),
-    _warming(_batch_norm(2, "leader"), 3),
-    _warming(_pair(2, "leader"), 2),
-    replace(_warming(_batch_norm(1, "leader"), 20), name="warm-up longer than the run"),
+    _WARMED,
+    replace(_warming(_buffers("batch_norm", "leader"), 20), name="warm-up longer than the run"),
     replace(_two_tiers(2), name="compiled", compiled=True),
-    _overlapping(_ma(3, **MOMENTUM)),
-    *(_overlapping(_bmuf(kind, 2)) for kind in ("CBM", "NBM", "start")),
-    _overlapping(replace(_bmuf("NBM", 3), name="blocks across epochs", batches=4, epochs=3)),
-    *(_overlapping(_two_tiers(group, batches=11)) for group in (2, 4)),
-    _overlapping(_batch_norm(2, "sharded")),
-    _overlapping(_pair(2, "sharded")),
+    _overlapping(_bmuf("start")),
+    _overlapping(_ACROSS_EPOCHS),
+    _overlapping(_WARMED),
+    _overlapping(_buffers("rebinding", "sharded")),
+    _overlapping(_warming(_pair("leader"), 2)),
     _overlapping(_partly_used(2, "reset")),
-    _overlapping(_warming(_two_tiers(2, batches=11, **MOMENTUM), 4)),
 ]
-
-
-_WHOLE = [
+CUT = [
     _two_tiers(1, batches=11),
-    *(_exact_groups(across) for across in ("leader", "sharded")),
-    *(_batch_norm(2, across) for across in ("leader", "sharded")),
+    _exact_groups("leader"),
+    _overlapping(_exact_groups("sharded")),
+    _buffers("batch_norm", "sharded"),
+    _overlapping(_buffers("batch_norm", "leader")),
+    _with_local_momentum("average"),
 ]
-CUT = [*_WHOLE, *map(_overlapping, _WHOLE), _with_local_momentum("average", 2)]
 
 
 @pytest.fixture(scope="module")
@@ -200,11 +168,11 @@ def test_final_model_is_that_of_the_reference(case: Case, states: list[dict[str,
 def test_settings_of_the_reference() -> None:
     """They are written out here, because all others are computed from those of the strategy."""
     own = {each.name: each.method for each in CASES}
-    plain, start = own["MA tau=3"], own["BMUF start tau=3"]
+    plain, start = own["MA tau=3"], own["BMUF start"]
     assert plain == Method(tau=3, momentum="keep", outer=plain.outer)
     assert plain.outer.keywords == {"eta": 0.0}
     classical = {"eta": 0.6, "zeta": 0.9, "c": 1.0, "nesterov": False, "literal": False}
-    assert own["BMUF CBM tau=3"].outer.keywords == classical
+    assert own["BMUF CBM"].outer.keywords == classical
     assert start.outer.keywords == {**classical, "nesterov": True, "literal": True}
     gtc = own["BMUF_GTC P=2"]
     expected = Method(

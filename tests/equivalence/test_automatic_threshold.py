@@ -26,10 +26,10 @@ class DensityAfter(Callback):
             self.density = trainer.strategy.metrics()["hier/gtc/density"]
 
 
-_RUN = {"dense_below": 200, "net": "wide", "batches": STEPS}
+_RUN = {"dense_below": 200, "net": "wide"}
 CASES = [
-    case("GTC", GTCStrategy, density=0.02, **_RUN),
-    case("BMUF_GTC", BMUFGTCStrategy, group_size=2, density=0.1, block_size=7, **_RUN),
+    case("GTC", GTCStrategy, density=0.02, batches=STEPS, **_RUN),
+    case("BMUF_GTC", BMUFGTCStrategy, group_size=2, density=0.1, batches=17, **_RUN),
 ]
 
 

@@ -67,7 +67,7 @@ def _runs(syncs: list[Any], rates: list[float]) -> list[tuple[list[tuple[int, in
 
 
 def test_blocks_have_the_length_of_the_rule_on_all_ranks() -> None:
-    settings: list[Any] = [{}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}]
+    settings: list[Any] = [{}, {"fragments": 2, "overlap": True, "merge": 0.5}]
     rule = QSR(coefficient=0.4, max_block_size=5)
     syncs = [lh.DiLoCo(block_size=2, block_rule=rule, **own) for own in settings]
     for first, second in zip(*run_ranks(_runs, 2, syncs, RATES), strict=True):

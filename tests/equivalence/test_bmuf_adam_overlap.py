@@ -32,28 +32,22 @@ NADAM = partial(NAdam, lr=0.02, betas=(0.8, 0.999), momentum_decay=0.05)
 
 
 def _case(name: str, rule: Any, *, group: int = 1, **settings: Any) -> Case:
-    own = {"block_size": 4, "block_momentum": 0.6, "local_beta1": "keep", "batches": 19}
+    own = {"block_size": 4, "block_momentum": 0.6, "local_beta1": "keep", "batches": 14}
     more = {"find_unused_parameters": True, "sync": BMUFAdam, "group_size": group}
     return case(name, rule=rule, **{**own, **more, **settings})
 
 
 _SHARDED = {"group": 2, "across": "sharded"}
 CASES = [
-    _case("two fragments", FAST, fragments=2),
     _case("three fragments of NAdam", NADAM, fragments=3, block_size=5),
-    _case("moments every second block", FAST, moments_every=2),
-    _case("every third block of NAdam", NADAM, moments_every=3, block_size=2),
     _case("groups, moments every second block", FAST, moments_every=2, **_SHARDED),
-    _case("fragments, moments every second block", FAST, fragments=2, moments_every=2),
-    _case("a step", ADAMW, overlap=1),
     _case("a block", ADAMW, overlap=True),
     _case("three fragments, a block, merged", ADAM, overlap=4, fragments=3, merge=0.5),
-    _case("three fragments, sharded", ADAM, group=2, fragments=3, overlap=3, across="sharded"),
+    _case("three fragments, sharded", ADAM, fragments=3, overlap=3, **_SHARDED),
     _case("given up", ADAM, overlap=2, merge=0.0),
-    _case("merged without a delay", ADAM, fragments=2, merge=0.3),
     _case("NAdam, every second block", NADAM, fragments=2, overlap=4, moments_every=2),
-    _case("averages", NADAM, overlap=3, moments="average"),
-    _case("partly used", NADAM, overlap=3, net="partly_used", batches=27),
+    _case("averages", NADAM, overlap=1, moments="average"),
+    _case("partly used", NADAM, overlap=3, net="partly_used", batches=19),
     # A rounding error of int8 is up to 1/254 of the largest element, and one of bfloat16 up to
     # 1/512 of each element. The following steps amplify them.
     _case("int8", ADAM, fragments=2, overlap=3, across_dtype="int8", tolerance=0.02),
@@ -87,7 +81,7 @@ def test_weights_moments_and_counts_are_those_of_the_reference(
 
 def _is_unchanged() -> bool:
     own = _case("seen", NADAM, fragments=2, overlap=3, trainer={"val_check_interval": 1})
-    evaluated, plain = watch(own, looking=True, save_after=range(1, 19)), watch(own)
+    evaluated, plain = watch(own, looking=True, save_after=range(1, 14)), watch(own)
     moments = [
         identical(own, plain.moments[batch][kind])
         for batch, kinds in evaluated.moments.items()

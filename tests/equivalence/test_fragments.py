@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,7 +17,6 @@ from lightning_hier.reference import DiLoCo, Method, Training, Worker
 from tests.equivalence.cases import (
     Values,
     check_final,
-    difference,
     fit_in_chunks,
     fragment_case,
     run_reference,
@@ -36,45 +34,23 @@ _SEEN: dict[str, Any] = {"trainer": {"val_check_interval": 1}}
 _TORCHFT = {
     (0, 0.0): ((-11.0, -35.0, -59.0), (-23.0, -47.0)),
     (0, 0.5): ((-8.0, -24.5, -40.25), (-17.0, -32.0)),
-    (0, 1.0): ((-5.0, -17.0, -29.0), (-11.0, -23.0)),
-    (1, 0.0): ((-7.0, -27.0, -47.0), (-19.0, -39.0)),
     (1, 0.5): ((-6.0, -21.5, -35.75), (-15.0, -29.0)),
     (1, 1.0): ((-5.0, -17.0, -29.0), (-11.0, -23.0)),
 }
 
 CASES: list[Any] = [
-    fragment_case("two fragments", fragments=2),
-    fragment_case("a fragment each step", fragments=4),
-    fragment_case("a block that they don't divide", block_size=5, fragments=3),
+    fragment_case("a block that they don't divide", block_size=5, fragments=3, **_SEEN),
     fragment_case("more fragments than tensors", block_size=7, fragments=7),
-    fragment_case("of BMUF", BMUF, fragments=2),
     fragment_case("of averages, sharded", ModelAveraging, group=2, fragments=2, across="sharded"),
-    fragment_case("seen at every batch", fragments=3, **_SEEN),
-    fragment_case("BatchNorm", BMUF, group=2, fragments=2, net="batch_norm"),
-    fragment_case("a delay of a step", overlap=1),
-    fragment_case("half a block", BMUF, overlap=2, **_SEEN),
-    fragment_case("a block", overlap=4, **_SEEN),
-    fragment_case("a block, which is True", BMUF, overlap=True),
     fragment_case("half a block, groups, leaders", group=2, overlap=2, across="leader"),
-    fragment_case("fragments and a step", fragments=2, overlap=1, **_SEEN),
-    fragment_case("fragments and half a block", BMUF, fragments=2, overlap=2, **_SEEN),
     fragment_case("one group, which is not averaged", group=4, fragments=2, overlap=3),
-    fragment_case("fragments and more", group=2, fragments=4, overlap=3, across="sharded"),
+    fragment_case("two in flight", group=2, fragments=4, overlap=3, across="sharded"),
     fragment_case("fragments and a block", fragments=2, overlap=True, **_SEEN),
-    fragment_case("BatchNorm and a delay", BMUF, fragments=2, overlap=3, net="batch_norm"),
-    *(
-        fragment_case(f"merge {merge}, delay {delay}", overlap=delay, merge=merge, **_SEEN)
-        for merge in (0.0, 0.5, 1.0)
-        for delay in (0, 1, 2, 4)
-        if merge or delay < 4
-    ),
-    fragment_case("Streaming DiLoCo", block_size=5, fragments=2, overlap=2, merge=0.5),
-    fragment_case("merge with look-ahead", BMUF, fragments=2, overlap=3, merge=0.3, **_SEEN),
-    fragment_case("a number without a delay", BMUF, group=2, across="sharded", merge=0.3, **_SEEN),
-    fragment_case("a number, BatchNorm", BMUF, fragments=2, merge=0.5, net="batch_norm"),
-    fragment_case("a number in one group", group=4, fragments=2, merge=0.5),
-    fragment_case("blocks across epochs", fragments=2, overlap=3, batches=5, epochs=3),
-    fragment_case("accumulation", fragments=2, overlap=1, accumulate=2, batches=22),
+    *(fragment_case(f"merge {merge}", overlap=2, merge=merge) for merge in (0.0, 1.0)),
+    fragment_case("Streaming", block_size=5, fragments=2, overlap=2, merge=0.5, **_SEEN),
+    fragment_case("look-ahead", BMUF, fragments=2, overlap=3, merge=0.3, net="batch_norm", **_SEEN),
+    fragment_case("a number without a delay", BMUF, group=2, merge=0.3, net="batch_norm"),
+    fragment_case("epochs", fragments=2, overlap=3, accumulate=2, batches=5, epochs=4),
 ]
 
 
@@ -87,13 +63,6 @@ def states() -> list[dict[str, Values]]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_final_model_is_that_of_the_reference(case: Any, states: list[dict[str, Values]]) -> None:
     check_final(case, states, run_reference(case).global_model())
-
-
-def test_merge_matters() -> None:
-    """With different merges, the reference has different final models."""
-    cases = [fragment_case("", overlap=2, merge=own) for own in (0.0, 0.5, 1.0, "progress")]
-    models = [run_reference(own).global_model() for own in cases]
-    assert all(difference(*pair) > 1e-6 for pair in combinations(models, 2))
 
 
 class _Falling(pl.LightningModule):

@@ -26,7 +26,7 @@ BOUNDS = {"bfloat16": 1e-3, "int8": 5e-3, "int4": 5e-3 * 127 / 7}
 def _case(dtype: str, *, overlap: bool) -> Case:
     settings: Any = {"block_size": 3, "across_dtype": dtype, "momentum": 0.5, "batches": 15}
     settings["local_momentum"] = "reset"
-    return case(f"{dtype}, overlap {overlap}", BMUFStrategy, **settings, epochs=4, overlap=overlap)
+    return case(f"{dtype}, overlap {overlap}", BMUFStrategy, **settings, epochs=2, overlap=overlap)
 
 
 CASES = [*(_case(dtype, overlap=False) for dtype in BOUNDS), _case("int8", overlap=True)]

@@ -61,13 +61,10 @@ ACROSS_EPOCHS = case(
     epochs=3,
 )
 RUNS = [
-    Expected(_ma("every step", 1), frozenset(range(1, 8))),
     Expected(_ma("every third", 3), frozenset({3, 6})),
-    Expected(_ma("never within the run", 50), frozenset()),
     Expected(ACROSS_EPOCHS, frozenset({3, 6, 9, 12})),
     Expected(_ma("after the warm-up", 3, warmup_steps=2, batches=9), frozenset({1, 2, 5, 8})),
     Expected(_ma("warm-up of one", 2, warmup_steps=1), frozenset({1, 3, 5, 7})),
-    Expected(_ma("warm-up to the end", 2, warmup_steps=7), frozenset(range(1, 8))),
     # Steps after batches 2, 4, 6, 8. Before the first one, all models are the initial one.
     Expected(_ma("accumulating", 2, batches=8, accumulate=2), frozenset({1, 4, 5, 8})),
     # The last batch of an epoch also makes a step: after 2, 4, 6, 8, 9, 11, 13, 15, 17, 18.
