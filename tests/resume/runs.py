@@ -206,7 +206,7 @@ def stop_each_in_the_middle(runs: Mapping[str, Sequence[Any]], folder: Path) -> 
     for number, (name, (strategy, optimizer)) in enumerate(runs.items()):
         (subfolder := folder / str(number)).mkdir(exist_ok=True)
         stop = (strategy, "on_train_batch_end", AMID_ALL, subfolder)
-        by_name[name] = stop_and_go_on(*stop, optimizer=optimizer)
+        by_name[name] = stop_and_go_on(*stop, optimizer=optimizer, max_epochs=2)
     return by_name
 
 

@@ -19,7 +19,7 @@ from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError
 from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import BMUF, make_trainer, weights
+from tests.trainer.fitting import BMUF, make_trainer
 
 
 def _cut(path: Path) -> None:
@@ -63,28 +63,19 @@ def _fit(strategy: Any, model: Any, folder: Path, path: Any = None, **settings: 
     return trainer, lambda **more: trainer.fit(model, shuffled(5), ckpt_path=path, **more)
 
 
-@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
-def test_numbers_of_numpy_are_saved_as_python_numbers(strategy: str, tmp_path: Path) -> None:
+def test_numbers_of_numpy_are_saved_as_python_numbers(tmp_path: Path) -> None:
     """Otherwise, ``newest_checkpoint`` returns None, and the job starts at step 0."""
-    ends = run_ranks(_cosine, 2, strategy, tmp_path)
-    for whole, resumed, steps in ends:
-        assert steps == 10
-        assert strategy == "psp" or torch.equal(whole, resumed)
+    assert run_ranks(_cosine, 2, tmp_path) == [10, 10]
 
 
-def _cosine(strategy: str, folder: Path) -> Any:
-    ends = []
-    for epochs, resumes in ((2, False), (1, False), (2, True)):
-        torch.manual_seed(int(os.environ["RANK"]))
-        subfolder = folder / f"{epochs}{resumes}"
-        newest = lh.newest_checkpoint(folder / "1False") if resumes else None
-        assert (newest is not None) == resumes
-        model = _Cosine()
-        chosen = BMUF() if strategy == "bmuf" else strategy
-        trainer, fit = _fit(chosen, model, subfolder, newest, max_epochs=epochs)
+def _cosine(folder: Path) -> int:
+    for epochs in (1, 2):
+        newest = lh.newest_checkpoint(folder)
+        assert (newest is not None) == (epochs == 2)
+        trainer, fit = _fit(BMUF(), _Cosine(), folder, newest, max_epochs=epochs)
         fit()
-        ends.append(weights(model))
-    return ends[0], ends[2], trainer.global_step
+    steps: int = trainer.global_step
+    return steps
 
 
 def _with_path(folder: Path) -> Any:
@@ -127,7 +118,6 @@ def _resume(path: Path) -> None:
     ("damage", "name"),
     [
         (_cut, "step=10.ckpt"),
-        (_flip, "step=10.ckpt"),
         (_empty, "rank_00001.pt"),
         (_flip, "rank_00000.pt"),
         (Path.unlink, "rank_00001.pt"),
@@ -142,8 +132,7 @@ def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, copied:
     newest = copied / "step=10.ckpt"
     (path,) = [file for file in copied.rglob(name) if "step=10" in str(file)]
     damage(path)
-    unseen = damage is _flip and path != newest
-    wanted = newest if unseen else copied / "step=5.ckpt"
+    wanted = newest if damage is _flip else copied / "step=5.ckpt"
     assert lh.newest_checkpoint(copied) == wanted
     errors = run_ranks(_resume, 2, newest, expect_failure=True)
     for error in errors:
@@ -174,28 +163,26 @@ def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
     assert detected > len(whole) / 7 / 3
 
 
-def _read_others(folder: Path, others: str | None) -> None:
-    """Resume ranks 0 and 1 from one checkpoint, the others from another one or from none."""
-    name = "step=10.ckpt" if int(os.environ["RANK"]) < 2 else others
-    path = None if name is None else folder / name
-    make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
+def _read_another(folder: Path, other: str) -> None:
+    """Resume rank 0 from one checkpoint, and rank 1 from another one."""
+    name = "step=10.ckpt" if os.environ["RANK"] == "0" else other
+    _resume(folder / name)
 
 
 @pytest.mark.parametrize(
-    ("others", "problem"),
+    ("other", "problem"),
     [
-        (None, "start from the beginning"),
         ("elsewhere.ckpt", "could not read"),
         ("step=5.ckpt", "resume from epoch 0"),
     ],
 )
-def test_ranks_must_read_the_same_save(others: str | None, problem: str, copied: Path) -> None:
+def test_ranks_must_read_the_same_save(other: str, problem: str, copied: Path) -> None:
     """Without the check, ranks wait in different collectives until an error of gloo."""
-    for outcome in rank_outcomes(_read_others, 4, copied, others):
+    for outcome in rank_outcomes(_read_another, 2, copied, other):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
-        assert "ranks 0, 1 resume from" in outcome.error
-        assert f"ranks 2, 3 {problem}" in outcome.error
+        assert "rank 0 resume from" in outcome.error
+        assert f"rank 1 {problem}" in outcome.error
         assert "a directory that all hosts share" in outcome.error
 
 
@@ -224,14 +211,7 @@ def _copy_older(folder: Path) -> str:
     return "must be that of rank 1 of the save .* but is that of rank 1 of the save"
 
 
-def _change(folder: Path) -> str:
-    path = folder / "rank_00001.pt"
-    state = torch.load(path, weights_only=True)
-    torch.save({**state, "buffers": 3}, path)
-    return r"rank_00001.pt.* cannot be loaded: TypeError"
-
-
-@pytest.mark.parametrize("mistake", [_swap, _copy_older, _change])
+@pytest.mark.parametrize("mistake", [_swap, _copy_older])
 def test_file_of_another_rank_or_save_is_one_error_on_every_rank(
     mistake: Any, copied: Path
 ) -> None:

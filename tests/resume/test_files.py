@@ -60,7 +60,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     path = tmp_path / "one.ckpt"
     io = AtomicCheckpointIO()
     fork = get_context("forkserver")
-    for kill in range(3):
+    for kill in range(2):
         writer = fork.Process(target=_write_for_ever, args=(path,), daemon=True)
         writer.start()
         seen: set[int] = set()
@@ -93,23 +93,10 @@ def _without_saves(files: list[str]) -> list[str]:
     return [file if "/" not in file else "/".join(file.split("/")[::2]) for file in files]
 
 
-@pytest.mark.parametrize(
-    ("settings", "left"),
-    [
-        ({"every_n_train_steps": 2}, ["epoch=1-step=10.ckpt"]),
-        (
-            {"every_n_train_steps": 4, "save_top_k": -1},
-            ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt"],
-        ),
-        ({"every_n_epochs": 1, "save_last": True}, ["epoch=1-step=10.ckpt", "last.ckpt"]),
-    ],
-)
-def test_model_checkpoint_keeps_only_the_expected_files(
-    settings: dict[str, Any], left: list[str], tmp_path: Path
-) -> None:
+def test_model_checkpoint_keeps_only_the_expected_files(tmp_path: Path) -> None:
     """The files of ranks are removed with their checkpoint."""
-    for files in run_ranks(_model_checkpoint, 2, tmp_path, **settings):
-        assert sorted(_without_saves(files)) == sorted(_names(*left))
+    for files in run_ranks(_model_checkpoint, 2, tmp_path, every_n_train_steps=2, save_last=True):
+        assert sorted(_without_saves(files)) == sorted(_names("epoch=1-step=10.ckpt", "last.ckpt"))
 
 
 def test_link_to_the_last_one(tmp_path: Path) -> None:

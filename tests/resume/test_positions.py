@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 import warnings
@@ -81,7 +80,7 @@ class Case:
         self.hook, self.number, self.model = hook, number, model
         self.data = data or partial(shuffled, 5)
         self.callbacks, self.first = callbacks, first
-        self.settings = {"max_epochs": 3, **settings}
+        self.settings = {"max_epochs": 2, **settings}
 
     def run(self, folder: Path) -> tuple[list[str], list[str]]:
         """Return the differences of the resumed run to the uninterrupted one, and its lines."""
@@ -159,13 +158,14 @@ def _accumulating() -> list[Callback]:
     return [GradientAccumulationScheduler({0: 1, 1: 2})]
 
 
+_WORKERS: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
 LOOPS = {
-    "steps, at the end of an epoch": Case("on_train_epoch_end", 1, max_steps=15, max_epochs=-1),
-    "steps and epochs": Case("on_train_epoch_end", 2, max_steps=15),
-    "steps, after a validation": Case("on_validation_end", 1, max_steps=15),
-    "steps, after the last batch": Case("on_train_batch_end", 5, max_steps=15),
-    "steps, after fit": Case("on_train_end", 1, max_steps=15, first={"max_steps": 7}),
+    "steps, at the end of an epoch": Case("on_train_epoch_end", 1, max_steps=10, max_epochs=-1),
+    "steps, after fit": Case("on_train_end", 1, max_steps=10, first={"max_steps": 7}),
+    "at the end of a block": Case("on_train_batch_end", 4),
+    "at the end of an epoch without validation": Case("on_train_epoch_end", 1, limit_val_batches=0),
     "within a validation": Case("on_validation_batch_end", 2, val_check_interval=2),
+    "workers that load data": Case("on_train_batch_end", 7, data=partial(shuffled, 5, **_WORKERS)),
     "accumulation of an epoch": Case("on_train_batch_end", 8, callbacks=_accumulating),
     "learning rate at the end of an epoch": Case("on_train_batch_end", 5, model=_StepsAtEpochEnd),
     "the same after a validation": Case("on_validation_end", 1, model=_StepsAtEpochEnd),
@@ -225,9 +225,8 @@ def _wrapped() -> Any:
 def _cases(data: Callable[[], Any]) -> dict[str, Case]:
     return {
         "within an epoch": Case("on_train_batch_end", 7, data=data),
-        "after the last batch": Case("on_train_batch_end", 5, data=data),
         "at the end of an epoch": Case("on_train_epoch_end", 1, data=data),
-        "after fit": Case("on_train_end", 1, data=data, max_steps=15, first={"max_steps": 7}),
+        "after fit": Case("on_train_end", 1, data=data, max_steps=10, first={"max_steps": 7}),
     }
 
 
@@ -269,13 +268,6 @@ class _Buckets(BatchSampler):
         return iter(batches)
 
 
-class _Endless(Sampler[int]):
-    """Has no length."""
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.cycle(range(10))
-
-
 class _NoLength(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return iter([[row, row + 1] for row in range(0, 10, 2)])
@@ -296,7 +288,6 @@ class _Pairs(DropoutNet):
 
 
 _OWN: dict[str, Any] = {"use_distributed_sampler": False}
-_WORKERS: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
 _Step = partial(Case, "on_train_batch_end", 7)
 NOT = {
     "has a generator": _Step(data=lambda: shuffled(5, generator=torch.Generator())),
@@ -312,13 +303,7 @@ NOT = {
     "_Buckets may not follow": _Step(
         data=lambda: DataLoader(NoisyData(10), batch_sampler=_Buckets()), **_OWN
     ),
-    "_Endless may not follow": _Step(
-        data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Endless()),
-        limit_train_batches=5,
-        **_OWN,
-    ),
     "global random state": _Step(data=_drawn, **_OWN),
-    "are reloaded": _Step(reload_dataloaders_every_n_epochs=1),
     "ReduceLROnPlateau": _Step(model=partial(_Plateau, interval="step", monitor="loss")),
 }
 
@@ -348,19 +333,16 @@ class _Growing(pl.LightningDataModule):
 
 
 AT_ENDS = {
-    **{
-        name: Case("on_train_epoch_end", 1, data=case.data, model=case.model, **case.settings)
-        for name, case in NOT.items()
-        if name in ("are iterable", "others have none", "has no length", "global random state")
-    },
+    name: Case("on_train_epoch_end", 1, data=NOT[name].data, model=NOT[name].model, **settings)
+    for name, settings in (("others have none", {}), ("global random state", _OWN))
 }
 if find_spec("torchdata") is not None:
     NOT["Lightning has wrapped the sampler"] = Case("on_train_epoch_end", 1, data=_wrapped)
 NOT["whose state is not saved"] = Case("on_train_epoch_end", 1, data=NOT["has a generator"].data)
 
-_GROW: dict[str, Any] = {"data": _Growing, "reload_dataloaders_every_n_epochs": 1}
-NOT["the data loaders are reloaded"] = Case("on_train_batch_end", 3, **_GROW)
-NOT["data loaders are reloaded"] = Case("on_validation_end", 1, **_GROW)
+NOT["the data loaders are reloaded"] = Case(
+    "on_train_batch_end", 3, data=_Growing, reload_dataloaders_every_n_epochs=1
+)
 
 
 def test_other_data_and_schedules_are_called_not_exact(tmp_path: Path) -> None:
@@ -397,8 +379,7 @@ class _Saves(DropoutNet):
 HOOKS = {
     "on_train_epoch_start": "can't be saved in on_train_epoch_start, here of epoch 1",
     **dict.fromkeys(
-        ("on_train_batch_start", "training_step", "on_before_zero_grad", "on_before_backward")
-        + ("on_after_backward", "on_before_optimizer_step"),
+        ("on_train_batch_start", "on_after_backward", "on_before_optimizer_step"),
         "can't be saved within a step, here that of batch . of epoch 1",
     ),
 }

@@ -27,7 +27,7 @@ PSP = lh.PSPStrategy
 TWO_STAGE = partial(lh.TwoStageASGDStrategy, push_period=1, double_buffering=False)
 
 
-def _whole_and_resumed(strategy: Any, path: Path, model: Any = Net) -> list[Fitted]:
+def _whole_and_resumed(strategy: Any, path: Path, model: Any) -> list[Fitted]:
     """Two epochs in one run, and in two runs with a save after the first ``fit``."""
     runs: list[dict[str, Any]] = [
         {"max_epochs": 2},
@@ -36,20 +36,6 @@ def _whole_and_resumed(strategy: Any, path: Path, model: Any = Net) -> list[Fitt
     ]
     whole, _, resumed = [fitted(strategy, model, weights_only=True, **run) for run in runs]
     return [whole, resumed]
-
-
-@pytest.mark.parametrize("warmup_steps", [3, 8])
-def test_momentum_continues_and_the_warm_up_does_not_restart(
-    warmup_steps: int, tmp_path: Path
-) -> None:
-    """An epoch has six steps, so the warm-up ends before the save or after it.
-
-    These servers wait for all ranks, so the run equals the uninterrupted one.
-    """
-    strategy = partial(PSP, warmup_steps=warmup_steps)
-    for whole, resumed in run_ranks(_whole_and_resumed, 2, strategy, tmp_path / "after.ckpt"):
-        assert torch.isfinite(whole.weights).all()
-        torch.testing.assert_close(resumed.weights, whole.weights, rtol=1e-6, atol=1e-7)
 
 
 class _Scheduled(Net):
@@ -96,6 +82,10 @@ def _pushes_of_resumed(strategy: Any, path: Path) -> list[float]:
 
 
 def test_several_optimizers_resume_as_in_an_uninterrupted_run(tmp_path: Path) -> None:
+    """Momentum continues, and the warm-up does not restart, which the first has ended.
+
+    These servers wait for all ranks, so the run equals the uninterrupted one.
+    """
     model, strategy = partial(_TwoPaces, every=3), partial(PSP, warmup_steps=4)
     for whole, resumed in run_ranks(_whole_and_resumed, 2, strategy, tmp_path / "a.ckpt", model):
         torch.testing.assert_close(resumed.weights, whole.weights, rtol=1e-6, atol=1e-7)
