@@ -2,8 +2,9 @@
 
 python -m examples.recipes.byol bmuf
 
-The module is that of lightly's documentation. Its teacher has frozen weights, which the module
-moves towards its network at every step. They are averaged as the network is.
+The module follows that of lightly's documentation, for pictures of 24 x 24 pixels. Its teacher has
+frozen weights, which the module moves towards its network at every step. They are averaged as the
+network is.
 """
 
 import copy
@@ -71,9 +72,9 @@ def main(strategy="bmuf", seed=0, steps=60):
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=steps)
     trainer.fit(module, loader(0, 1600, shuffle=True, drop_last=True), val)
     trainer.validate(module, val)
-    trainer.save_checkpoint("byol.ckpt")
+    trainer.save_checkpoint("outputs/byol.ckpt")
     return trainer
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])

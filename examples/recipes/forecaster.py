@@ -55,9 +55,9 @@ def main(strategy="bmuf_adam", seed=0, steps=60):
     )
     trainer.fit(module, train, val)
     trainer.validate(module, val)
-    trainer.save_checkpoint("forecaster.ckpt")
+    trainer.save_checkpoint("outputs/forecaster.ckpt")
     return trainer
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])

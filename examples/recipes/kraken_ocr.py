@@ -3,7 +3,8 @@
 python -m examples.recipes.kraken_ocr bmuf_adam
 
 `ketos` itself has no option for a strategy, so that a script takes its place. The lines are drawn:
-digits in Pillow's font, each an image beside its transcription.
+digits in Pillow's font, each an image beside its transcription (`0.png`, `0.gt.txt`), as yours
+would be.
 """
 
 import random
@@ -32,7 +33,7 @@ def lines(folder, first, number, digits=1):
     return paths
 
 
-def main(strategy="bmuf_adam", seed=0, epochs=6, folder="lines"):
+def main(strategy="bmuf_adam", seed=0, epochs=6, folder="outputs/lines"):
     """Train, and convert the checkpoint to a model that `kraken` reads."""
     import lightning_hier  # noqa: F401  # registers the names
 
@@ -51,11 +52,12 @@ def main(strategy="bmuf_adam", seed=0, epochs=6, folder="lines"):
         enable_progress_bar=False, enable_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(VGSLRecognitionModel(config), VGSLRecognitionDataModule(data))
-    trainer.save_checkpoint("last.ckpt")
+    trainer.save_checkpoint("outputs/last.ckpt")
     if trainer.is_global_zero:
-        convert_models(["last.ckpt"], "digits.safetensors")
+        convert_models(["outputs/last.ckpt"], "outputs/digits.safetensors")
+        print(f"characters that are right: {trainer.callback_metrics['val_accuracy']:.1%}")
     return trainer
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])

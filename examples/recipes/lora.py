@@ -45,10 +45,15 @@ class LoRA(pl.LightningModule):
 
     def __init__(self, train_a=True):
         super().__init__()
-        config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=4, lora_alpha=16, target_modules="all-linear", fan_in_fan_out=True,
+            task_type="CAUSAL_LM",
+        )  # fmt: skip
         self.model = get_peft_model(pretrained(), config)
-        for name, weight in self.model.named_parameters():
-            weight.requires_grad &= train_a or "lora_A" not in name
+        if not train_a:
+            for name, weight in self.model.named_parameters():
+                if "lora_A" in name:
+                    weight.requires_grad = False
 
     def training_step(self, batch, batch_idx):
         return self.model(input_ids=batch, labels=batch).loss
@@ -71,10 +76,10 @@ def main(strategy="bmuf_adam", seed=0, steps=60, train_a=True):
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=steps)
     trainer.fit(module, train, val)
     trainer.validate(module, val)
-    if trainer.is_global_zero:
-        module.model.save_pretrained("adapters")
+    if trainer.is_global_zero:  # all ranks hold the global model
+        module.model.save_pretrained("outputs/adapters")
     return trainer
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])
