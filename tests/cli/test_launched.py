@@ -1,4 +1,4 @@
-"""Tests that start the command as users do: by its script, and by torchrun on two hosts."""
+"""Tests that start the command as users do, by its script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from examples.image.model import ResNetClassifier
-from examples.loopback import free_port, loopback_interface
+from examples.loopback import loopback_interface
 from tests.conftest import REPOSITORY
 
 CONFIG = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"
@@ -71,16 +71,4 @@ def test_script_starts_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "lightning-hier"
     script.write_text(SCRIPT)
     wait_for_success(start(str(script), *fit(tmp_path, "--trainer.devices=2")))
-    loads(tmp_path)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_two_hosts(tmp_path: Path) -> None:
-    """Fast variant: as above."""
-    rendezvous = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1")
-    port = f"--master-port={free_port()}"
-    command = ["-m", "lightning_hier", *fit(tmp_path, "--trainer.num_nodes=2")]
-    hosts = (f"--node-rank={number}" for number in range(2))
-    torchrun = ("-m", "torch.distributed.run", *rendezvous, port)
-    wait_for_success(*(start(*torchrun, host, *command) for host in hosts))
     loads(tmp_path)

@@ -40,18 +40,6 @@ def test_steps_are_equally_long_within_one_sample(lines: list[Line], mean: int) 
     assert max(line.seconds(size - 1) for line, size in pairs) < shortest
 
 
-def test_a_host_of_half_the_speed_gets_half_the_samples() -> None:
-    """Closed form: the times of both are ``10 ms + 1 or 2 ms * samples``."""
-    sizes = (8, 16, 32, 64)
-    table = [[0.01 + k * size for size in sizes] for k in (0.001, 0.002)]
-    text = report(sizes, table, equal=48)
-    assert re.findall(r"host \d: (\d+)    ([\d.]+) ms a step", text) == [
-        ("64", "74.0"),
-        ("32", "74.0"),
-    ]
-    assert "Equal batches take 106.0 ms, 1.43 times as long." in text
-
-
 def test_accumulated_batches_count_as_a_mean() -> None:
     """Of two batches, the second one also has the optimizer's step."""
     ends = [0.0]

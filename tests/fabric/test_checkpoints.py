@@ -51,7 +51,6 @@ def continued(path: str, group_size: int, **settings: Any) -> tuple[Tensor, Tens
     [
         (2, 1, ADAM),  # in the middle of a block
         (4, 2, {"block_sync": lh.BMUF(block_size=3), "gradient_sync": GTC, "warmup_steps": 2}),
-        (2, 1, {**ADAM, "warmup_steps": 20}),  # in the warm-up
     ],
 )
 def test_a_loaded_run_continues_bit_for_bit(

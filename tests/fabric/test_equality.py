@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,6 +21,7 @@ from lightning_hier.fabric import HierarchicalStrategy
 from tests.fabric.loops import FabricLoop, launched
 from tests.loop.loops import Loop, adam, batch, flat, network
 from tests.ranks import run_ranks
+from tests.trainer.fitting import fits_on_ranks
 
 STEPS = 11
 GTC = lh.GTC(density=0.2, dense_below=10)
@@ -39,21 +41,22 @@ def both(group_size: int, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
     return [*seen[0], loop.weights()], [*seen[1], fabric.weights()]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "group_size", "settings"),
-    [
-        (1, 1, {"block_sync": lh.BMUFAdam(block_size=4)}),
-        (2, 1, {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 3}),
-        (2, 2, {"gradient_sync": GTC, "warmup_steps": 2}),
-        (4, 2, {"block_sync": lh.BMUF(), "gradient_sync": GTC}),  # with automatic values
-        (4, 2, {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}),
-    ],
-)
-def test_fabric_trains_as_the_loop(ranks: int, group_size: int, settings: dict[str, Any]) -> None:
+def both_of_all() -> list[tuple[list[Tensor], list[Tensor]]]:
+    streaming = lh.DiLoCo(block_size=4, fragments=2, overlap=1)
+    return [
+        both(1, block_sync=lh.BMUFAdam(block_size=3), warmup_steps=3),
+        both(2, block_sync=lh.BMUF(), gradient_sync=GTC),  # with automatic values
+        both(2, block_sync=streaming, warmup_steps=1),
+    ]
+
+
+def test_fabric_trains_as_the_loop() -> None:
     """The loop equals the Trainer (`tests/loop/test_equality.py`)."""
-    for in_loop, in_fabric in run_ranks(both, ranks, group_size, **settings):
-        for step, (expected, found) in enumerate(zip(in_loop, in_fabric, strict=True)):
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=f"step {step}")
+    for runs in run_ranks(both_of_all, 4):
+        for case, (in_loop, in_fabric) in enumerate(runs):
+            for step, (expected, found) in enumerate(zip(in_loop, in_fabric, strict=True)):
+                message = f"case {case}, step {step}"
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=message)
 
 
 def optimizers_of(module: nn.Sequential) -> list[torch.optim.Optimizer]:
@@ -172,13 +175,13 @@ def mixed(precision: str) -> tuple[int, Tensor, Tensor]:
     return strategy.blocks[0].steps, inside, run.weights()
 
 
-@pytest.mark.parametrize(("precision", "steps"), [("bf16-mixed", 7), ("16-mixed", 8)])
-def test_mixed_precision(precision: str, steps: int) -> None:
-    outcomes = run_ranks(mixed, 4, precision)
-    for counted, inside, final in outcomes:
-        assert counted == steps
-        assert torch.equal(inside, outcomes[0][1]) and torch.equal(final, inside)
-        assert torch.isfinite(final).all() and not torch.equal(final, flat(network()))
+def test_mixed_precision() -> None:
+    runs = fits_on_ranks(4, *(partial(mixed, each) for each in ("bf16-mixed", "16-mixed")))
+    for steps, outcomes in zip((7, 8), runs, strict=True):
+        for counted, inside, final in outcomes:
+            assert counted == steps
+            assert torch.equal(inside, outcomes[0][1]) and torch.equal(final, inside)
+            assert torch.isfinite(final).all() and not torch.equal(final, flat(network()))
 
 
 def divided(path: str) -> tuple[Tensor, Tensor, Tensor]:

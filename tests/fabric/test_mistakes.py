@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -16,6 +15,7 @@ from lightning_hier.fabric import HierarchicalStrategy
 from tests.fabric.loops import launched
 from tests.loop.loops import adam, network
 from tests.ranks import run_ranks
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 
 @pytest.mark.parametrize(
@@ -37,44 +37,27 @@ def test_unknown_argument() -> None:
         HierarchicalStrategy(blok_sync=lh.BMUF())
 
 
-def _module_alone(run: Fabric) -> None:
-    run.setup_module(network())
+def _run() -> Fabric:
+    return launched(HierarchicalStrategy(group_size=1))
 
 
-def _optimizer_alone(run: Fabric) -> None:
-    run.setup_optimizers(adam(network()))
-
-
-def _no_block_sync(run: Fabric) -> None:
+def _no_block_sync() -> None:
     module = network()
-    run.setup(module, adam(module))
+    _run().setup(module, adam(module))
 
 
-def _run(mistake: Callable[[Fabric], None]) -> None:
-    mistake(launched(HierarchicalStrategy(group_size=1)))
+_TOGETHER = r"fabric.setup\(model, optimizer\)"
+MISTAKES: Mistakes = {
+    "module_alone": (lambda: _run().setup_module(network()), _TOGETHER),
+    "optimizer_alone": (lambda: _run().setup_optimizers(adam(network())), _TOGETHER),
+    "no_block_sync": (_no_block_sync, "would never be synchronised"),
+}
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
-        (_module_alone, "fabric.setup(model, optimizer)"),
-        (_optimizer_alone, "fabric.setup(model, optimizer)"),
-        (_no_block_sync, "would never be synchronised"),
-    ],
-)
-def test_wrong_set_up(mistake: Callable[[Fabric], None], message: str) -> None:
-    for error in run_ranks(_run, 2, mistake, expect_failure=True):
-        assert error.startswith("ValueError") and message in error
-
-
-def frozen() -> bool:
-    run = launched(HierarchicalStrategy(group_size=1, block_sync=lh.BMUF()))
-    teacher = network().requires_grad_(False)
-    return run.setup_module(teacher).module is teacher
-
-
-def test_a_frozen_module_needs_no_optimizer() -> None:
-    assert run_ranks(frozen, 2) == [True, True]
+def test_wrong_set_up() -> None:
+    by_rank = errors_by_rank(__name__, ranks=2)
+    for name, (_, message) in MISTAKES.items():
+        check_errors([rank[name] for rank in by_rank], message)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +70,21 @@ def test_every_name_is_registered(name: str) -> None:
     assert type(unused.strategy) is type(strategy)
 
 
-def automatic() -> str:
+def _accepted() -> tuple[bool, str]:
+    """Whether a frozen module is taken as it is, and what setting up a module prints."""
     text = io.StringIO()
     with redirect_stderr(text):
         run = launched(HierarchicalStrategy(group_size=1, block_sync=lh.BMUF(), total_steps=90))
-        module = network()
+        teacher, module = network().requires_grad_(False), network()
+        taken = run.setup_module(teacher).module is teacher
         run.setup(module, adam(module))
-    return text.getvalue()
+    return taken, text.getvalue()
 
 
-def test_automatic_values_are_shown_without_configuring_a_log() -> None:
-    first, second = run_ranks(automatic, 2)
-    assert "block_size=" in first and "block_size=" not in second
+def test_frozen_modules_need_no_optimizer_and_automatic_values_are_shown_without_a_log() -> None:
+    first, second = run_ranks(_accepted, 2)
+    assert first[0] and second[0]
+    assert "block_size=" in first[1] and "block_size=" not in second[1]
 
 
 def test_presets_take_their_own_arguments_and_those_of_the_strategy() -> None:

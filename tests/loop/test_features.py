@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lightning_hier as lh
 from tests.loop.loops import Loop, batch, network
 from tests.ranks import run_ranks
+from tests.trainer.fitting import fits_on_ranks
 
 SYNC: dict[str, Any] = {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 0}
 
@@ -76,15 +78,15 @@ def accumulated(passes: int) -> tuple[Tensor, int]:
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
-    whole = run_ranks(accumulated, 4, 1)
-    divided = run_ranks(accumulated, 4, 3)
+    whole, divided = fits_on_ranks(4, partial(accumulated, 1), partial(accumulated, 3))
     torch.testing.assert_close(divided[0][0], whole[0][0])
     assert divided[0][1] == whole[0][1] == 6  # one bucket in every step
 
 
 def divided_updates(optimizers: int) -> Tensor:
     """GTC of updates in a group of 2, in blocks of a step, with one or two optimizers."""
-    dist.init_process_group("gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     module, groups = network(), lh.Groups(2)
     model = DistributedDataParallel(module, process_group=groups.group)
     parts = [module] if optimizers == 1 else [module[0], module[2]]
@@ -93,7 +95,7 @@ def divided_updates(optimizers: int) -> Tensor:
     blocks = lh.attach(
         model, own, groups=groups, gradient_sync=gtc, block_sync=lh.ModelAveraging(block_size=1)
     )
-    for step in range(20):
+    for step in range(8):
         inputs, targets = batch(step, dist.get_rank())
         (model(inputs) - targets).square().mean().backward()
         for optimizer in own:
@@ -105,13 +107,13 @@ def divided_updates(optimizers: int) -> Tensor:
 
 
 def test_the_end_of_a_block_keeps_the_updates_of_other_optimizers() -> None:
-    (one, _), (two, _) = run_ranks(divided_updates, 2, 1), run_ranks(divided_updates, 2, 2)
+    (one, _), (two, _) = fits_on_ranks(2, partial(divided_updates, 1), partial(divided_updates, 2))
     torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-7)
 
 
-def bytes_across(wrap: str, group_size: int) -> list[int]:
+def bytes_across(wrap: str) -> list[int]:
     """Bytes across groups so far, after every step."""
-    loop = Loop(group_size, wrap=wrap, **SYNC)
+    loop = Loop(2, wrap=wrap, **SYNC)
     seen = []
     for _ in range(7):
         loop.train(1)
@@ -119,14 +121,14 @@ def bytes_across(wrap: str, group_size: int) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("wrap", "group_size"), [("group", 2), ("world", 2)])
-def test_nothing_is_sent_across_groups_within_a_block(wrap: str, group_size: int) -> None:
-    for seen in run_ranks(bytes_across, 4, wrap, group_size):
+def test_nothing_is_sent_across_groups_within_a_block() -> None:
+    runs = fits_on_ranks(4, *(partial(bytes_across, wrap) for wrap in ("group", "world")))
+    for seen in chain(*runs):
         assert seen[0] == seen[1] < seen[2] == seen[3] == seen[4] < seen[5] == seen[6]
 
 
-def warmed_up(wrap: str, ranks_of_group: int) -> list[Tensor]:
-    loop = Loop(ranks_of_group, wrap=wrap, block_sync=lh.BMUFAdam(block_size=9), warmup_steps=3)
+def warmed_up(wrap: str) -> list[Tensor]:
+    loop = Loop(1, wrap=wrap, block_sync=lh.BMUFAdam(block_size=9), warmup_steps=3)
     seen = []
     for _ in range(4):
         loop.train(1)
@@ -134,20 +136,19 @@ def warmed_up(wrap: str, ranks_of_group: int) -> list[Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("wrap", ["group", "world"])
-def test_the_warm_up_averages_over_all_ranks_without_wrapping_anew(wrap: str) -> None:
+def test_the_warm_up_averages_over_all_ranks_without_wrapping_anew() -> None:
     """In groups of one rank, the bare module and DDP over the world are the same."""
-    outcomes = run_ranks(warmed_up, 2, wrap, 1)
-    [expected, *_] = run_ranks(synchronous, 2)
-    for step in range(3):
-        torch.testing.assert_close(outcomes[0][step], expected[step])
-        assert torch.equal(outcomes[0][step], outcomes[1][step])
-    assert not torch.equal(outcomes[0][3], outcomes[1][3])
+    wraps = (partial(warmed_up, wrap) for wrap in ("group", "world"))
+    *runs, (expected, _) = fits_on_ranks(2, *wraps, synchronous)
+    for first, second in runs:
+        for step in range(3):
+            torch.testing.assert_close(first[step], expected[step])
+            assert torch.equal(first[step], second[step])
+        assert not torch.equal(first[3], second[3])
 
 
 def synchronous() -> list[Tensor]:
     """Three steps of DDP."""
-    dist.init_process_group("gloo")
     module = network()
     model, seen = DistributedDataParallel(module), []
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.02)
@@ -174,7 +175,8 @@ def looked(often: bool) -> Tensor:
 
 
 def test_looking_at_the_global_model_changes_nothing() -> None:
-    assert torch.equal(run_ranks(looked, 2, False)[0], run_ranks(looked, 2, True)[1])
+    (without, _), (_, often) = fits_on_ranks(2, partial(looked, False), partial(looked, True))
+    assert torch.equal(without, often)
 
 
 def weighted() -> Tensor:

@@ -48,17 +48,18 @@ def _loop(address: str, group: int, sync: Any, group_size: Any = "world", **sett
     )  # fmt: skip
 
 
-def _train(address: str, ports: list[int], ranks: int, sync: Any, wrap: str, folder: str) -> Any:
+def _train(address: str, ports: list[int], folder: str) -> Any:
     """Train in the groups 0, 1, and 1 again, which dies at its first life in its third block."""
     rank = int(os.environ["RANK"])
-    life, number = _job(rank, ranks, ports[rank // ranks])
+    life, number = _job(rank, 2, ports[rank // 2])
     marks, group = Path(folder), min(life, 1)
     if life == 2:
         wait_for_marks(marks, "died")
         if number == 0:
             leave_mark(marks, "returning")
-    loop = _loop(address, group, sync, wrap=wrap)
-    loop.rank = group * ranks + number
+    sync = lh.DiLoCo(block_size=TAU, fragments=2, overlap=1)
+    loop = _loop(address, group, sync, wrap="divided")
+    loop.rank = group * 2 + number
     started = loop.blocks.steps
     if life == 2:  # its old checkpoint is older than what it has taken
         before = loop.weights()
@@ -80,35 +81,19 @@ def _train(address: str, ports: list[int], ranks: int, sync: Any, wrap: str, fol
     return started, loop.blocks.steps, loop.weights().tolist()
 
 
-SYNCS = [
-    pytest.param(lh.BMUF(block_size=TAU), 1, "group", id="bmuf"),
-    pytest.param(
-        lh.DiLoCo(block_size=TAU, fragments=2, overlap=1),
-        2,
-        "divided",
-        id="divided-fragments-overlap",
-    ),
-]
-
-
-@pytest.mark.parametrize(("sync", "ranks", "wrap"), SYNCS)
 def test_a_group_that_died_returns_with_the_state_of_the_other(
-    tmp_path: Path, address: str, sync: Any, ranks: int, wrap: str
+    tmp_path: Path, address: str
 ) -> None:
+    """Groups of two ranks, among which FSDP2 divides the module. Fragments travel for a step."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(3)]
     ports = [store.port for store in stores]
-    outcomes = rank_outcomes(
-        _train, 3 * ranks, address, ports, ranks, sync, wrap, str(tmp_path), timeout_s=100.0
-    )
-    stayed, died, returned = (outcomes[i * ranks : (i + 1) * ranks] for i in range(3))
+    outcomes = rank_outcomes(_train, 6, address, ports, str(tmp_path), timeout_s=100.0)
+    stayed, died, returned = (outcomes[i : i + 2] for i in (0, 2, 4))
     assert all(outcome.died for outcome in died)
-    assert [outcome.error for outcome in [*stayed, *returned]] == [None] * (2 * ranks)
-    for one, other in zip(stayed, returned, strict=True):  # with "divided", the same shards
-        assert one.result[2] == other.result[2]
-    if wrap == "group":
-        assert all(outcome.result[2] == stayed[0].result[2] for outcome in stayed)
-    for outcome in returned:
-        started, ended, _ = outcome.result
+    assert [outcome.error for outcome in [*stayed, *returned]] == [None] * 4
+    for one, other in zip(stayed, returned, strict=True):
+        started, ended, shards = other.result
+        assert one.result[2] == shards
         assert started >= 2 * TAU and ended == STEPS
 
 

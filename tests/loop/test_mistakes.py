@@ -13,37 +13,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lightning_hier as lh
 from tests.loop.loops import Loop, adam, network
-from tests.ranks import rank_outcomes, run_ranks
+from tests.ranks import rank_outcomes
+from tests.trainer.mistakes import Mistakes, errors_by_rank
 
 SYNC = {"block_sync": lh.BMUFAdam(block_size=3), "warmup_steps": 0}
 
 
-def attach_bare() -> None:
-    Loop(2, wrap="", **SYNC)
-
-
-def divide_a_part() -> None:
-    dist.init_process_group("gloo")
-    module, groups = network(), lh.Groups(2)
-    fully_shard(module[0], mesh=groups.mesh["group"])
+def divide(mesh_of: Callable[[lh.Groups], DeviceMesh], group_size: int, part: slice) -> None:
+    module, groups = network(), lh.Groups(group_size)
+    fully_shard(module[part], mesh=mesh_of(groups))
     lh.attach(module, adam(module), groups=groups, **SYNC)
-
-
-def divide_over_all() -> None:
-    dist.init_process_group("gloo")
-    module, groups = network(), lh.Groups(1)
-    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
-    lh.attach(module, adam(module), groups=groups, **SYNC)
-
-
-def wrap_twice() -> None:
-    Loop(2, make_module=lambda: DDP(network()), **SYNC)
 
 
 def attach_twice() -> None:
@@ -51,47 +36,10 @@ def attach_twice() -> None:
     lh.attach(loop.model, loop.optimizer, groups=loop.groups, **SYNC)
 
 
-def buffers_across() -> None:
-    Loop(1, make_module=lambda: nn.BatchNorm1d(4), wrap="world", **SYNC)
-
-
-def unused_across() -> None:
-    Loop(1, wrap="world", ddp={"find_unused_parameters": True}, **SYNC)
-
-
-def no_synchronisation() -> None:
-    Loop(1)
-
-
-def other_optimizers() -> None:
-    Loop(
-        1,
-        make_optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1 + dist.get_rank()),
-        **SYNC,
-    )
-
-
-def other_settings() -> None:
-    Loop(1, block_sync=lh.BMUF(block_size=3 + int(os.environ["RANK"])), warmup_steps=0)
-
-
-def without_process_group() -> None:
-    lh.Groups(1)
-
-
-def too_large() -> None:
-    dist.init_process_group("gloo")
-    lh.Groups(3)
-
-
-def hook_without_ddp() -> None:
-    Loop(1, gradient_sync=lh.GTC(), **SYNC)
-
-
 def replaced() -> None:
     loop = Loop(1, **SYNC)
     loop.train(1)
-    loop.optimizer = sgd(loop.module)
+    loop.optimizer = torch.optim.SGD(loop.module.parameters(), lr=0.1)
     loop.train(1)
 
 
@@ -132,8 +80,8 @@ def counted_twice() -> None:
     loop.blocks.finish()
 
 
-def sgd(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.1)
+def adam_at_another_rate(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=1 + dist.get_rank())
 
 
 def half_frozen() -> nn.Module:
@@ -142,33 +90,71 @@ def half_frozen() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(
-    ("mistake", "text"),
-    [
-        (attach_bare, "nothing averages the gradients of the 2 ranks of a group"),
-        (divide_a_part, "the parameter '2.weight' is divided among the ranks ["),
-        (divide_over_all, "the parameter '0.weight' is divided among the ranks [0, 1]"),
-        (wrap_twice, "wrapped by DistributedDataParallel twice"),
-        (attach_twice, "has a communication hook already"),
-        (buffers_across, "broadcast_buffers=True of a DistributedDataParallel module over all"),
-        (unused_across, "find_unused_parameters=True of a DistributedDataParallel module over all"),
-        (no_synchronisation, "block_sync=None needs one group"),
-        (other_optimizers, "lr=1"),
-        (other_settings, "block_size"),
-        (without_process_group, "call torch.distributed.init_process_group() before"),
-        (too_large, "group_size must divide the number of ranks"),
-        (hook_without_ddp, "needs a module that is wrapped by DistributedDataParallel"),
-        (replaced, "was not passed to attach()"),
-        (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
-        (steps_in_evaluation, "an optimizer steps while the module contains the global model"),
-        (after_the_end, "was called after finish()"),
-        (uncounted, "AdamW steps a second time without blocks.step() in between"),
-        (counted_twice, "OutOfStepError"),
-    ],
-)
-def test_a_mistake_is_one_error_on_every_rank(mistake: Callable[[], None], text: str) -> None:
-    for error in run_ranks(mistake, 2, expect_failure=True):
-        assert text in error
+MISTAKES: Mistakes = {
+    "no_process_group": (
+        lambda: lh.Groups(1),
+        "call torch.distributed.init_process_group() before",
+    ),
+    "bare": (  # starts the process group for those below
+        lambda: Loop(2, wrap="", **SYNC),
+        "nothing averages the gradients of the 2 ranks of a group",
+    ),
+    "too_large": (lambda: lh.Groups(3), "group_size must divide the number of ranks"),
+    "divided_in_part": (
+        lambda: divide(lambda groups: groups.mesh["group"], 2, slice(1)),
+        "the parameter '2.weight' is divided among the ranks [",
+    ),
+    "divided_over_all": (
+        lambda: divide(lambda _: init_device_mesh("cpu", (2,)), 1, slice(None)),
+        "the parameter '0.weight' is divided among the ranks [0, 1]",
+    ),
+    "wrapped_twice": (
+        lambda: Loop(2, make_module=lambda: DDP(network()), **SYNC),
+        "wrapped by DistributedDataParallel twice",
+    ),
+    "attached_twice": (attach_twice, "has a communication hook already"),
+    "buffers_across": (
+        lambda: Loop(1, make_module=lambda: nn.BatchNorm1d(4), wrap="world", **SYNC),
+        "broadcast_buffers=True of a DistributedDataParallel module over all",
+    ),
+    "unused_across": (
+        lambda: Loop(1, wrap="world", ddp={"find_unused_parameters": True}, **SYNC),
+        "find_unused_parameters=True of a DistributedDataParallel module over all",
+    ),
+    "no_synchronisation": (lambda: Loop(1), "block_sync=None needs one group"),
+    "optimizers_differ": (
+        lambda: Loop(1, make_optimizer=adam_at_another_rate, **SYNC),
+        "lr=1",
+    ),
+    "settings_differ": (
+        lambda: Loop(1, block_sync=lh.BMUF(block_size=3 + dist.get_rank()), warmup_steps=0),
+        "block_size",
+    ),
+    "hook_without_ddp": (
+        lambda: Loop(1, gradient_sync=lh.GTC(), **SYNC),
+        "needs a module that is wrapped by DistributedDataParallel",
+    ),
+    "replaced": (replaced, "was not passed to attach()"),
+    "unfrozen": (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
+    "in_evaluation": (
+        steps_in_evaluation,
+        "an optimizer steps while the module contains the global model",
+    ),
+    "after_the_end": (after_the_end, "was called after finish()"),
+    "uncounted": (uncounted, "AdamW steps a second time without blocks.step() in between"),
+    "counted_twice": (counted_twice, "OutOfStepError"),  # the last one: ranks stay out of step
+}
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    return errors_by_rank(__name__, ranks=2)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
+    for rank in errors:
+        assert MISTAKES[name][1] in rank[name]
 
 
 def killed(at: int, group_size: int) -> str:

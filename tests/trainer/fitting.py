@@ -290,7 +290,7 @@ def fit_on_ranks(
     return run_ranks(fitted, ranks, strategy, model, batches, **settings)
 
 
-def fits_on_ranks(ranks: int, *fits: Callable[[], Fitted]) -> list[list[Fitted]]:
+def fits_on_ranks(ranks: int, *fits: Callable[[], Any]) -> list[list[Any]]:
     """Outcomes of several fits in turn, each on every rank. The ranks start only once."""
     outcomes = run_ranks(_call_each, ranks, fits)
     return [list(of_ranks) for of_ranks in zip(*outcomes, strict=True)]

@@ -17,8 +17,6 @@ from tests.trainer.fitting import (
     all_equal,
     errors_on_ranks,
     fit_on_ranks,
-    fits_on_ranks,
-    fitted,
     scaled,
     this_rank,
 )
@@ -44,17 +42,12 @@ def _tiers(group_size: int, **settings: Any) -> Any:
 
 
 def test_ranks_hold_one_model_and_its_moments() -> None:
-    cases = [("Adam", "bf16-mixed"), ("NAdam", "bf16-true")]
-    fits = [
-        partial(fitted, _tiers(2), partial(_AdamNet, optimizer), 7, precision=precision)
-        for optimizer, precision in cases
-    ]
-    for case, ranks in zip(cases, fits_on_ranks(4, *fits), strict=True):
-        for step in (3, 6):
-            assert all_equal(result.notes[step - 1] for result in ranks), case
-        assert not all_equal(result.notes[3] for result in ranks), case
-        assert all_equal(result.weights for result in ranks), case
-        assert ranks[0].weights.isfinite().all(), case
+    model = partial(_AdamNet, "NAdam")
+    ranks = fit_on_ranks(4, _tiers(2), model, 5, precision="bf16-mixed")
+    assert all_equal(result.notes[2] for result in ranks)
+    assert not all_equal(result.notes[3] for result in ranks)
+    assert all_equal(result.weights for result in ranks)
+    assert ranks[0].weights.isfinite().all()
 
 
 class _Overflows(Net):
@@ -86,7 +79,7 @@ def test_step_that_one_rank_skips_counts_for_the_others_alone() -> None:
 
 
 class _Poisoned(_AdamNet):
-    """One moment of a rank becomes NaN or inf in the last step of a block. Weights are finite."""
+    """One moment of a rank becomes infinite in the last step of a block. Weights are finite."""
 
     def __init__(self, moment: str, value: float) -> None:
         super().__init__()
@@ -104,14 +97,8 @@ class _Poisoned(_AdamNet):
         return optimizer
 
 
-@pytest.mark.parametrize(
-    ("group_size", "moment", "value"),
-    [(1, "exp_avg", float("nan")), (2, "exp_avg_sq", float("inf"))],
-)
-def test_moment_that_is_not_finite_is_kept_out_and_its_rank_named(
-    group_size: int, moment: str, value: float
-) -> None:
-    strategy, model = _tiers(group_size, across="leader"), partial(_Poisoned, moment, value)
+def test_moment_that_is_not_finite_is_kept_out_and_its_rank_named() -> None:
+    strategy, model = _tiers(2, across="leader"), partial(_Poisoned, "exp_avg_sq", float("inf"))
     errors = errors_on_ranks(4, strategy, model)
     check_errors(
         errors,

@@ -42,10 +42,9 @@ def test_buffers_are_kept_equal_where_ddp_does_not_send_them(strategy: Any) -> N
     assert run_ranks(_train, 2, strategy, *dtypes) == [of_first] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e5m2])
-def test_buffer_that_ddp_can_not_send_is_one_error(dtype: torch.dtype) -> None:
-    message = rf"can't send rare0 \({dtype}\) over gloo.*uint8"
-    check_mistake(fitted, message, BMUF_GTC, partial(_Rare, dtype))
+def test_buffer_that_ddp_can_not_send_is_one_error() -> None:
+    message = r"can't send rare0 \(torch.int16\) over gloo.*uint8"
+    check_mistake(fitted, message, BMUF_GTC, partial(_Rare, torch.int16))
 
 
 class _Normed(Net):

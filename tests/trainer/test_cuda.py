@@ -72,11 +72,9 @@ _GROUPS = {"group_size": 2, "block_size": 3}
 
 SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
     "gtc": (2, "GTCStrategy", _SMALL_GTC, "SGD"),
-    "averaging": (2, "ModelAveragingStrategy", {"block_size": 3}, "SGD"),
     "bmuf": (3, "BMUFStrategy", {"block_size": 3}, "SGD"),
     "bmuf_overlap": (2, "BMUFStrategy", {"block_size": 3, "overlap": True}, "SGD"),
     "bmuf_bfloat16": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "bfloat16"}, "SGD"),
-    "bmuf_int8": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "int8"}, "SGD"),
     "bmuf_int4": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "int4"}, "SGD"),
     "sparse": (
         2,
@@ -89,7 +87,6 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
     ),
     "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 3}, "AdamW"),
     "bmuf_adam_overlap": (2, "BMUFAdamStrategy", {"block_size": 4, "overlap": 2}, "AdamW"),
-    "diloco": (2, "DiLoCoStrategy", {"block_size": 3}, "AdamW"),
     "diloco_fragments": (
         2,
         "DiLoCoStrategy",
@@ -97,9 +94,6 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
         "AdamW",
     ),
     "bmuf_gtc": (4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC}, "SGD"),
-    "bmuf_gtc_overlap": (
-        4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC, "overlap": True}, "SGD",
-    ),
     "bmuf_gtc_sharded": (
         4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC, "across": "sharded"}, "SGD",
     ),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.comm.blocks.health import NonFiniteModelError
-from tests.ranks import run_ranks
 from tests.trainer.breaking import INF, Breaks
 from tests.trainer.fitting import (
     AVERAGING,
@@ -22,9 +20,8 @@ from tests.trainer.fitting import (
     errors_on_ranks,
     fit,
     fit_on_ranks,
-    loader,
-    make_trainer,
-    weights,
+    fits_on_ranks,
+    fitted,
 )
 from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
@@ -91,27 +88,9 @@ def test_nonfinite_model_of_the_warm_up_is_not_evaluated() -> None:
         assert "NaN or inf after 2 steps in parameters" in error
 
 
-def _failing_evaluation() -> tuple[bool, bool]:
-    """Whether evaluation is still active after its failure, and whether the weights are finite."""
-    model, strategy = Breaks(1, (1,), "layers.2.weight"), BMUF(block_size=50)
-    with pytest.raises(NonFiniteModelError):
-        make_trainer(strategy, val_check_interval=3, **NO_SANITY_CHECK).fit(
-            model, loader(6), loader(1)
-        )
-    assert strategy._ended is not None
-    active = strategy._ended.synchroniser.evaluation.active
-    return active, bool(weights(model).isfinite().all())
-
-
-def test_failed_evaluation_leaves_the_local_model() -> None:
-    assert run_ranks(_failing_evaluation, 2) == [(False, True), (False, False)]
-
-
-@pytest.mark.parametrize(
-    "strategy", [lh.PSPStrategy, partial(lh.TwoStageASGDStrategy, group_size=1)]
-)
-def test_buffer_is_not_averaged_by_parameter_servers_either(strategy: Any) -> None:
-    errors = errors_on_ranks(2, strategy, partial(Breaks, 1, (1,), "layers.1.running_var"), 5)
+def test_buffer_is_not_averaged_by_parameter_servers_either() -> None:
+    model = partial(Breaks, 1, (1,), "layers.1.running_var")
+    errors = errors_on_ranks(2, lh.PSPStrategy, model, 5)
     found = "NaN or inf in averaged buffers: layers.1.running_var of rank 1. Lower"
     check_errors(errors, found, kind="NonFiniteModelError")
 
@@ -127,16 +106,10 @@ class _Masked(Net):
         return self.loss(batch) + self.get_buffer("mask").exp().sum()
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        partial(BMUF, block_size=2, warmup_steps=0),
-        partial(BMUF, block_size=2, warmup_steps=2),
-        lh.PSPStrategy,
-    ],
-)
-def test_buffer_that_is_infinite_from_the_start_is_no_error(strategy: Any) -> None:
-    for result in fit_on_ranks(2, strategy, _Masked, 5):
+def test_buffer_that_is_infinite_from_the_start_is_no_error() -> None:
+    strategies = partial(BMUF, block_size=2, warmup_steps=2), lh.PSPStrategy
+    fits = [partial(fitted, strategy, _Masked, 5) for strategy in strategies]
+    for result in chain(*fits_on_ranks(2, *fits)):
         assert result.state["mask"].isneginf().all()
         assert result.weights.isfinite().all()
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from benchmarks.hosts import hosts, link_bytes
-from lightning_hier.strategies.sigterm import QuietTermination
 from tests.namespaces import run_on_hosts
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, all_equal, fit, this_rank, weights
@@ -24,12 +23,12 @@ BLOCK = 8
 class _SlowFirstGroup(Net):
     """Rank 0 waits in the middle of a block until the other group is at the end of its block.
 
-    If the other group waits for rank 0 meanwhile, rank 0 continues after ``limit_s`` seconds.
+    If the other group waits for rank 0 meanwhile, rank 0 continues after a limit.
     """
 
-    def __init__(self, folder: Path, limit_s: float) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.limit_s = folder, limit_s
+        self.folder = folder
         self.others_came = False
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -37,30 +36,23 @@ class _SlowFirstGroup(Net):
         if batch_idx == 5 and rank >= 2:
             (self.folder / str(rank)).touch()
         if batch_idx == 2 and rank == 0:
-            until = time.monotonic() + self.limit_s
+            until = time.monotonic() + 30.0
             while time.monotonic() < until and not self.others_came:
                 self.others_came = all((self.folder / name).exists() for name in "23")
                 time.sleep(0.01)
         return super().training_step(batch, batch_idx)
 
 
-def _slow_group(folder: Path, limit_s: float, quiet: bool) -> tuple[bool, torch.Tensor]:
-    if not quiet:
-        QuietTermination.install = lambda self: None  # type: ignore[method-assign]
-    model = _SlowFirstGroup(folder, limit_s)
+def _slow_group(folder: Path) -> tuple[bool, torch.Tensor]:
+    model = _SlowFirstGroup(folder)
     fit(BMUF_GTC(block_size=6, dense_below=0), 9, model)
     return model.others_came, weights(model)
 
 
 def test_group_comes_to_its_blocks_end_while_another_one_stands_still(tmp_path: Path) -> None:
-    results = run_ranks(_slow_group, 4, tmp_path, 30.0, True)
+    results = run_ranks(_slow_group, 4, tmp_path)
     assert results[0][0]
     assert all_equal(model for _, model in results)
-
-
-def test_lightnings_check_for_sigterm_at_every_batch_couples_groups(tmp_path: Path) -> None:
-    """Control for the test above, which detects the coupling that the strategy removes."""
-    assert not run_ranks(_slow_group, 4, tmp_path, 2.0, False)[0][0]
 
 
 class _Wide(Net):

@@ -1,7 +1,4 @@
-"""Tests launches by Lightning's launcher and torchrun on one host, and the end of processes.
-
-`test_elastic.py` starts a strategy without servers by torchrun. Other starts are slow tests here.
-"""
+"""Tests launches by Lightning's launcher and torchrun on one host, and the end of processes."""
 
 from __future__ import annotations
 
@@ -9,51 +6,30 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from tests.ranks import run_ranks
-from tests.trainer.fitting import fitted
 
 
 @pytest.mark.parametrize(
-    ("name", "launcher"),
-    [("psp", "lightning"), ("two_stage_asgd", "torchrun")],
+    ("launcher", "name"),
+    [
+        ("lightning", "bmuf_gtc"),
+        pytest.param("torchrun", "two_stage_asgd", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.slow
-def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: Path) -> None:
+def test_launchers_start_all_ranks_of_a_device(launcher: str, name: str, tmp_path: Path) -> None:
+    """`test_ranks_per_device.py` tests what they train, with the environment of torchrun."""
     (first, world), (second, _) = _launched(launcher, tmp_path, name)
     assert world == 2
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    "launcher", ["lightning", pytest.param("torchrun", marks=pytest.mark.slow)]
-)
-def test_launchers_start_all_ranks_of_a_device(launcher: str, tmp_path: Path) -> None:
-    """A device with two ranks trains what two devices train.
-
-    `test_ranks_per_device.py` has more devices, with the environment that torchrun sets.
-    """
-    devices = run_ranks(_fit_on_devices, 2)
-    launched = _launched(launcher, tmp_path, "bmuf_gtc", devices=1)
-    for (weights, world), expected in zip(launched, devices, strict=True):
-        assert world == 2
-        assert torch.equal(weights, expected)
-
-
-def _fit_on_devices() -> Any:
-    return fitted("bmuf_gtc", batches=5, validate=2, max_epochs=2).weights
-
-
-def _launched(
-    launcher: str, folder: Path, name: str, devices: int = 2
-) -> list[tuple[torch.Tensor, int]]:
+def _launched(launcher: str, folder: Path, name: str) -> list[tuple[torch.Tensor, int]]:
     """Weights and number of ranks of each of the two ranks of `launched_run`."""
-    command = ["-m", "tests.trainer.launched_run", str(folder), name, str(devices)]
+    command = ["-m", "tests.trainer.launched_run", str(folder), name]
     if launcher == "torchrun":
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = torchrun + command

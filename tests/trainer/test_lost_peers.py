@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
@@ -24,7 +22,6 @@ from tests.trainer.fitting import (
     HIERARCHICAL,
     Net,
     fit,
-    fit_on_ranks,
     fitted,
     this_rank,
 )
@@ -118,14 +115,10 @@ def test_in_a_step_of_a_group(tmp_path: Path) -> None:
 
 def test_at_the_end_of_a_block_of_groups(tmp_path: Path) -> None:
     """All ranks name the lost rank, not only those that communicate between groups."""
-    strategy = partial(TIERS, block_size=2)
+    strategy = partial(TIERS, block_size=2, overlap=True)
     outcomes = _outcomes(tmp_path, strategy, 4, 3, KILL, "on_before_zero_grad")
     for error in _errors(outcomes, 3).values():
         assert "because rank 3 did not take part" in error
-
-
-def test_while_blocks_overlap(tmp_path: Path) -> None:
-    _outcomes(tmp_path, partial(ONE_TIER, block_size=1, overlap=True), 3, 1, KILL, at=2)
 
 
 def test_at_a_save(tmp_path: Path) -> None:
@@ -136,79 +129,40 @@ def test_at_a_save(tmp_path: Path) -> None:
         assert "a save of a checkpoint failed because rank 1" in error
 
 
-def test_in_validation(tmp_path: Path) -> None:
-    """The next collective reduces a metric."""
-    _outcomes(tmp_path, TIERS, 4, 2, KILL, "validation_step", num_sanity_val_steps=0)
-
-
-def test_at_the_end_of_fit(tmp_path: Path) -> None:
-    outcomes = _outcomes(tmp_path, ONE_TIER, 3, 2, KILL, "on_train_epoch_end")
-    assert all("the end of training" in error for error in _errors(outcomes, 2).values())
-
-
-def test_at_a_resume(tmp_path: Path) -> None:
-    path = tmp_path / "whole.ckpt"
-    model = partial(Net, batchnorm=True)
-    fit_on_ranks(4, TIERS, model, 5, max_steps=3, max_epochs=-1, save=path)
-    _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
-
-
-def _train_with_store_on_rank_zero(port: int, folder: Path, lost: int) -> None:
+def _train_with_store_on_rank_zero(port: int, folder: Path) -> None:
     """As with Lightning's launcher: the store ends with the process of rank 0."""
     os.environ["MASTER_PORT"] = str(port)
-    model = partial(_Lost, lost, KILL, "training_step", 7, folder)
+    model = partial(_Lost, 0, KILL, "training_step", 7, folder)
     # A limit that the test does not reach: ranks notice a loss before it.
     fitted(partial(BMUF, timeout=timedelta(minutes=10)), model, 12)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_while_rank_zero_hosts_the_store(lost: int, tmp_path: Path) -> None:
-    """Rank 2 exchanges data with rank 0 only, which raises its error last."""
-    outcomes = rank_outcomes(
-        _train_with_store_on_rank_zero,
-        3,
-        free_port(),
-        tmp_path,
-        lost,
-        env={"TORCHELASTIC_USE_AGENT_STORE": "False"},
-    )
-    for error in _errors(outcomes, lost).values():
-        named = "rank 0 or its host is gone" if lost == 0 else "because rank 1 did not take part"
-        assert error.startswith("PeerError") and named in error, error
+def test_while_rank_zero_hosts_the_store(tmp_path: Path) -> None:
+    """Rank 2 exchanges data with rank 0 only."""
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    outcomes = rank_outcomes(_train_with_store_on_rank_zero, 3, free_port(), tmp_path, env=env)
+    for error in _errors(outcomes, 0).values():
+        assert error.startswith("PeerError") and "rank 0 or its host is gone" in error, error
 
 
 class _Alone(Callback):
     """Communicates on one rank only, after a batch in which no rank communicates."""
 
-    def __init__(self, call: str) -> None:
-        self.call = call
-
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if args[-1] != 3:
-            return
-        if self.call == "barrier":
-            trainer.strategy.barrier("of a callback")
-        else:
+        if args[-1] == 3:
             pl_module.log("loss", 1.0, on_step=True, sync_dist=True)
 
 
-def _callback_on_one_rank(call: str) -> None:
-    callbacks = [_Alone(call)] if this_rank() == 1 else []
+def _callback_on_one_rank() -> None:
+    callbacks = [_Alone()] if this_rank() == 1 else []
     fitted(partial(ONE_TIER, block_size=6), Net, 12, callbacks=callbacks)
 
 
-@pytest.mark.parametrize(
-    ("call", "place"),
-    [
-        ("barrier", "the barrier 'of a callback'"),
-        ("log", "a reduction over all ranks"),
-    ],
-)
-def test_a_callback_on_one_rank_is_an_error_that_names_both_places(call: str, place: str) -> None:
-    for outcome in rank_outcomes(_callback_on_one_rank, 3, call):
+def test_a_callback_on_one_rank_is_an_error_that_names_both_places() -> None:
+    for outcome in rank_outcomes(_callback_on_one_rank, 3):
         error = str(outcome.error)
         assert error.startswith("PeerError") and "the ranks are in different collectives" in error
-        assert f"rank 1 at {place}" in error, error
+        assert "rank 1 at a reduction over all ranks" in error, error
         assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error, error
 
 
@@ -225,20 +179,15 @@ def test_at_the_end_of_a_block_also_if_errors_save_a_checkpoint(tmp_path: Path) 
     assert not (tmp_path / "saves").exists()
 
 
+class _Raising(Net):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            raise ValueError("this rank's own mistake")
+
+
 def _all_fail(folder: Path) -> None:
     save = OnExceptionCheckpoint(folder)
-    model = partial(_Raising, range(2))
-    fitted(ONE_TIER, model, 5, enable_checkpointing=True, callbacks=[save])
-
-
-class _Raising(Net):
-    def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__()
-        self.ranks = ranks
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2 and this_rank() in self.ranks:
-            raise ValueError("this rank's own mistake")
+    fitted(ONE_TIER, _Raising, 5, enable_checkpointing=True, callbacks=[save])
 
 
 def test_an_error_of_all_ranks_saves_a_checkpoint(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from lightning_hier.callbacks.tensorboard_layout import layout
 from tests.ranks import run_ranks
 from tests.trainer.fitting import BMUF_GTC, Net, TwoOptimizers, loader, make_trainer
 from tests.trainer.metric_names import read_document
-
-SYNCHRONOUS, SERVERS = "Kinds of the synchronous strategies", "Kinds of the parameter servers"
 
 
 class Keeps(Logger):
@@ -50,44 +49,26 @@ class Keeps(Logger):
 
 
 def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
-    """Every strategy, in runs that send every kind of message."""
+    """Runs that send every kind of message."""
     limit = timedelta(seconds=120)
-    gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
-    adam = lh.BMUFAdam(block_size=2, local_beta1="keep")
     bmuf = lh.BMUF(
         block_momentum=0.5, block_size=2, block_rule=lh.QSR(coefficient=0.1, max_block_size=2)
     )
-    average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
+    adam: dict[str, Any] = {"block_sync": lh.BMUFAdam(block_size=2, local_beta1="keep")}
+    gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "block_momentum": 0.5}
+    unused: dict[str, Any] = {"find_unused_parameters": True}
+    averages: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
+    tiers = partial(lh.HierarchicalStrategy, warmup_steps=0)
     return [
-        (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
-        (lh.ModelAveragingStrategy(block_size=2, warmup_steps=0), Net(batchnorm=True), average),
-        (lh.BMUFStrategy(block_momentum=0.5, block_size=2, warmup_steps=1), Net(), {}),
+        (tiers(group_size=1, block_sync=bmuf, **unused), TwoOptimizers(batchnorm=True), averages),
         (
-            lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep"),
-            Net(optimizer="Adam", lr=0.01),
-            {},
-        ),
-        (
-            lh.BMUFGTCStrategy(group_size=2, block_momentum=0.5, block_size=2, **gtc),
+            lh.BMUFGTCStrategy(group_size=2, block_size=2, warmup_steps=0, **gtc),
             Net(batchnorm=True),
-            average,
+            averages,
         ),
+        (tiers(group_size=2, **adam), Net(optimizer="Adam", lr=0.01), {}),
         (
-            lh.HierarchicalStrategy(group_size=2, block_sync=adam, warmup_steps=0),
-            Net(optimizer="Adam", lr=0.01),
-            {},
-        ),
-        (
-            lh.HierarchicalStrategy(
-                group_size="world", find_unused_parameters=True, warmup_steps=1
-            ),
-            TwoOptimizers(batchnorm=True),
-            {},
-        ),
-        (
-            lh.HierarchicalStrategy(
-                group_size=1, block_sync=bmuf, find_unused_parameters=True, warmup_steps=0
-            ),
+            tiers(group_size="world", **unused | {"warmup_steps": 1}),
             TwoOptimizers(batchnorm=True),
             {},
         ),
@@ -110,16 +91,11 @@ def _logged(folder: str) -> set[str]:
     return names
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """Names that each rank has logged in all runs. Each host has two ranks."""
-    folder = str(tmp_path_factory.mktemp("runs"))
-    return run_ranks(_logged, 4, folder, ranks_per_node=2)
-
-
-def test_every_name_is_documented_and_every_documented_name_is_logged(
-    names: list[set[str]],
+def test_every_name_is_documented_and_drawn_and_every_documented_name_is_logged(
+    tmp_path: Path,
 ) -> None:
+    """Each host has two ranks."""
+    names = run_ranks(_logged, 4, str(tmp_path), ranks_per_node=2)
     document = read_document()
     matches = {name: document.match(name) for name in names[0]}
     assert {name for name, documented in matches.items() if len(documented) != 1} == set()
@@ -127,10 +103,7 @@ def test_every_name_is_documented_and_every_documented_name_is_logged(
     # No message was refused in these runs.
     assert set(document.names) - logged == {"hier/refused/<reason>"}
     assert names[1:] == [set()] * 3  # only rank 0 logs
-
-
-def test_charts_of_tensorboard_draw_every_name(names: list[set[str]]) -> None:
-    """Every chart also has data in some run."""
+    # The charts of TensorBoard draw every name, and each of them has data in some run.
     tags = [
         tag
         for charts in layout(["threshold", "block_size", "min_pushes", "push_period"]).values()

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import lightning_hier as lh
 from lightning_hier.reference import Server
-from tests.trainer.fitting import Net, fit_on_ranks, loader, weights
+from tests.trainer.fitting import Net, fit_on_ranks, fits_on_ranks, fitted, loader, weights
 
 RANKS = 4
 BATCHES = 6
@@ -67,6 +67,7 @@ def test_all_pushes_and_pulls_equal_synchronous_sgd_at_the_scaled_rate() -> None
 def test_accumulated_gradients_equal_those_of_ddp() -> None:
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 10.0, "data": _doubles(2)}
     model = partial(_Net64, lr=0.02, momentum=0.9)
-    psp = fit_on_ranks(2, partial(PSP, linear_scaling=False), model, **settings)
-    for result, ddp in zip(psp, fit_on_ranks(2, "ddp", model, **settings), strict=True):
+    strategies = partial(PSP, linear_scaling=False), "ddp"
+    fits = (partial(fitted, strategy, model, **settings) for strategy in strategies)
+    for result, ddp in zip(*fits_on_ranks(2, *fits), strict=True):
         torch.testing.assert_close(result.weights, ddp.weights, rtol=0, atol=1e-10)

@@ -79,7 +79,7 @@ def _fit(name: str, make: Any, folder: Path, ckpt_path: Path | None = None) -> l
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
         strategy=strategy,
-        max_epochs=3,
+        max_epochs=2,
         callbacks=[saver] if divided else [saver, callbacks.WeightAveraging()],
         logger=False,
         enable_progress_bar=False,
@@ -91,32 +91,36 @@ def _fit(name: str, make: Any, folder: Path, ckpt_path: Path | None = None) -> l
     return [*module.validated, *([] if divided else [weights(module)])]
 
 
-# Number of ranks, class and settings.
-CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "bmuf_gtc": (4, "BMUFGTCStrategy", {"group_size": 2, "block_size": 4, "density": 0.2}),
-    "bmuf_adam_fsdp": (4, "BMUFAdamFSDPStrategy", {"group_size": 2, "block_size": 4}),
-    "psp": (2, "PSPStrategy", {}),
+# Class and settings.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bmuf_gtc": ("BMUFGTCStrategy", {"group_size": 2, "block_size": 4, "density": 0.2}),
+    "bmuf_adam_fsdp": ("BMUFAdamFSDPStrategy", {"group_size": 2, "block_size": 4}),
+    "psp": ("PSPStrategy", {}),
 }
 
 
-def _compare(case: str, folder: Path) -> tuple[Any, ...]:
-    _, name, settings = CASES[case]
-    make = partial(_make, name=name, warmup_steps=0, **settings)
-    first, second = (_fit(package, make, folder / package) for package in DOORS)
-    saved = folder / OTHER / f"step={AMID_ALL}.ckpt"
-    resumed = [] if case == "psp" else _fit(OTHER, make, folder / "resumed", saved)
-    return first, second, resumed
+def _compare(folder: Path) -> list[tuple[Any, ...]]:
+    results = []
+    for case, (name, settings) in CASES.items():
+        make = partial(_make, name=name, warmup_steps=0, **settings)
+        first, second = (_fit(package, make, folder / case / package) for package in DOORS)
+        saved = folder / case / OTHER / f"step={AMID_ALL}.ckpt"
+        resumed = [] if case == "psp" else _fit(OTHER, make, folder / case / "resumed", saved)
+        results.append((first, second, resumed))
+    return results
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_both_packages_train_validate_and_resume_alike(case: str, tmp_path: Path) -> None:
-    by_rank = run_ranks(_compare, CASES[case][0], case, tmp_path)
-    for first, second, resumed in by_rank:
-        assert len(first) == len(second) >= 3
-        assert all(map(torch.equal, first, second))
-        # It was saved in the second epoch.
-        assert all(map(torch.equal, resumed, second[-len(resumed) :] if resumed else []))
-    assert all(all_equal(models) for models in zip(*(own[1] for own in by_rank), strict=True))
+def test_both_packages_train_validate_and_resume_alike(tmp_path: Path) -> None:
+    by_rank = run_ranks(_compare, 4, tmp_path)
+    for case, *results in zip(CASES, *by_rank, strict=True):
+        for first, second, resumed in results:
+            assert len(first) == len(second) >= 2
+            # Servers add gradients in the order in which they arrive.
+            alike = torch.allclose if case == "psp" else torch.equal
+            assert all(map(alike, first, second)), case
+            # It was saved in the second epoch.
+            assert all(map(torch.equal, resumed, second[-len(resumed) :] if resumed else [])), case
+        assert all(all_equal(models) for models in zip(*(own[1] for own in results), strict=True))
 
 
 @pytest.mark.parametrize("name", PRESETS)

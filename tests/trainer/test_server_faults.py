@@ -29,6 +29,7 @@ LONG = timedelta(hours=1)
 STRATEGIES: dict[str, Any] = {
     "psp": partial(lh.PSPStrategy, timeout=LONG),
     "psp_partial": partial(lh.PSPStrategy, min_pushes=2, min_pulled=0.5, timeout=LONG),
+    "two_stage_of_one": partial(lh.TwoStageASGDStrategy, group_size=1, timeout=LONG),
     "two_stage": partial(lh.TwoStageASGDStrategy, group_size=2, push_period=3, timeout=LONG),
 }
 # Strategies that tolerate late ranks.
@@ -49,9 +50,9 @@ def _all_name(outcomes: list[RankOutcome], lost: int, text: str = "") -> None:
             assert f"rank {lost} " in outcome.error and text in outcome.error, outcome.error
 
 
-@pytest.mark.parametrize(("name", "rank"), [("psp", 0), ("two_stage", 0), ("two_stage", 3)])
+@pytest.mark.parametrize(("name", "rank"), [("psp", 1), ("two_stage", 3)])
 def test_killed_rank_is_named_by_all_others(name: str, rank: int) -> None:
-    """Of two-stage ASGD, the master or a device that serves nobody."""
+    """Of two-stage ASGD, a device that serves nobody."""
     outcomes = rank_outcomes(_fit, 4, name, {(rank, 5): "dies"})
     _all_name(outcomes, rank, "is lost: its process has ended")
 
@@ -64,10 +65,10 @@ def test_error_of_a_rank_is_named_by_all_others() -> None:
 
 def _fit_with_store_on_rank_zero(port: int) -> Fitted:
     os.environ["MASTER_PORT"] = str(port)
-    return _fit("psp", {(0, 5): "dies"})
+    return _fit("two_stage_of_one", {(0, 5): "dies"})
 
 
-def test_lost_rank_is_named_if_it_hosts_the_store() -> None:
+def test_lost_rank_is_named_if_it_is_the_master_and_hosts_the_store() -> None:
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     _all_name(rank_outcomes(_fit_with_store_on_rank_zero, 3, free_port(), env=env), 0)
 

@@ -55,10 +55,6 @@ MISTAKES: Mistakes = {
         lambda: _fit(lh.PSPStrategy(min_pulled=0.5 if this_rank() else 1.0)),
         r"min_pulled: 1.0 on rank 0; 0.5 .*1, 2, 3",
     ),
-    "strategies_differ": (
-        lambda: _fit("psp" if this_rank() else "two_stage_asgd"),
-        r'"TwoStageASGDStrategy" on rank 0; "PSPStrategy" on ranks 1, 2, 3',
-    ),
     "group_size": (
         lambda: _fit(lh.TwoStageASGDStrategy(group_size=3)),
         r"group_size=3 with 4 ranks; sizes that do: 1, 2, 4",
@@ -97,13 +93,10 @@ def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) 
     ("make", "message"),
     [
         (lambda: lh.PSPStrategy(min_pushes=0), "min_pushes must be .*got 0"),
-        (lambda: lh.PSPStrategy(min_pushes=1.5), "min_pushes must be .*got 1.5"),
         (lambda: lh.PSPStrategy(min_pushes="some"), "min_pushes must be .*got 'some'"),
         (lambda: lh.PSPStrategy(min_pulled=0.0), "min_pulled .*got 0.0"),
-        (lambda: lh.PSPStrategy(min_pulled=2), "min_pulled .*got 2"),
         (lambda: lh.PSPStrategy(push_timeout_s=-1), "push_timeout_s .*got -1"),
         (lambda: lh.PSPStrategy(pull_timeout_s=float("inf")), "pull_timeout_s .*got inf"),
-        (lambda: lh.PSPStrategy(warmup_steps=-1), "warmup_steps .*got -1"),
         (lambda: lh.TwoStageASGDStrategy(push_period=0), "push_period .*got 0"),
         (lambda: lh.TwoStageASGDStrategy(refresh_period=0), "refresh_period .*got 0"),
         (lambda: lh.TwoStageASGDStrategy(group_size=0), "group_size .*got 0"),
@@ -113,16 +106,6 @@ def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) 
 def test_values_out_of_range(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-class _Unfreezes(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[0].requires_grad_(False)
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
-            self.layers[0].requires_grad_(True)
 
 
 class _AddsGroup(Net):
@@ -137,12 +120,6 @@ class _AddsGroup(Net):
             self.optimizers(use_pl_optimizer=False).add_param_group({"params": parameters})
 
 
-@pytest.mark.parametrize(
-    ("strategy", "model"), [("psp", _AddsGroup), ("two_stage_asgd", _Unfreezes)]
-)
-def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost(
-    strategy: str, model: Callable[[], Net]
-) -> None:
-    outcomes = rank_outcomes(fit, 2, strategy, 6, model())
-    for outcome in outcomes:
+def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost() -> None:
+    for outcome in rank_outcomes(fit, 2, "two_stage_asgd", 6, _AddsGroup()):
         assert "frozen or in no optimizer when training started" in str(outcome.error)

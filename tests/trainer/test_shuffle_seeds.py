@@ -9,10 +9,9 @@ import os
 from typing import Any
 
 import lightning.pytorch as pl
-import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, Untrained, make_trainer, this_rank
@@ -42,11 +41,6 @@ def _fit(data: DataLoader[Any], strategy: Any = "bmuf", model: Any = None, **set
     make_trainer(strategy, **settings).fit(model or Untrained(), data)
 
 
-def _shuffled() -> None:
-    pl.seed_everything(this_rank())
-    _fit(_data(shuffle=True))
-
-
 def _by_variable() -> None:
     os.environ["PL_GLOBAL_SEED"] = str(this_rank())
     _fit(_data(shuffle=True))
@@ -55,11 +49,6 @@ def _by_variable() -> None:
 def _under_servers() -> None:
     pl.seed_everything(this_rank())
     _fit(_data(), "psp")  # Lightning always shuffles training data that it divides
-
-
-def _wrapped() -> None:
-    pl.seed_everything(this_rank())
-    _fit(_data(sampler=RandomSampler(_data().dataset)))
 
 
 def _own() -> None:
@@ -73,7 +62,7 @@ MISTAKES: Mistakes = {
         "the seeds are 0 on rank 0; 1 on rank 1; 2 on rank 2; 3 on rank 3.*PL_GLOBAL_SEED.*"
         "on_train_start.*use_distributed_sampler=False",
     )
-    for mistake in (_shuffled, _by_variable, _under_servers, _wrapped, _own)
+    for mistake in (_by_variable, _under_servers, _own)
 }
 
 
@@ -83,24 +72,20 @@ def test_different_seeds_are_one_error_on_every_rank() -> None:
         check_errors([rank[name] for rank in by_rank], message)
 
 
-def _rows(case: str) -> list[float]:
-    model = _Noting()
-    if case == "set to the default on one rank" and this_rank() == 1:
+def _rows() -> list[list[float]]:
+    """Rows of this rank, where one rank sets the default seed, and where the user divides data."""
+    pl.seed_everything(this_rank())
+    sampler: Any = DistributedSampler(_data().dataset, 4, this_rank(), shuffle=False)
+    divided, by_default = _Noting(), _Noting()
+    _fit(_data(sampler=sampler), "bmuf", divided, use_distributed_sampler=False)
+    del os.environ["PL_GLOBAL_SEED"]
+    if this_rank() == 1:
         os.environ["PL_GLOBAL_SEED"] = "0"
-    if case == "divided by the user":
-        pl.seed_everything(this_rank())
-        sampler: Any = DistributedSampler(_data().dataset, 4, this_rank(), shuffle=False)
-        _fit(_data(sampler=sampler), "bmuf", model, use_distributed_sampler=False)
-    else:
-        _fit(_data(shuffle=True), "bmuf", model)
-    return model.notes
+    _fit(_data(shuffle=True), "bmuf", by_default)
+    return [divided.notes, by_default.notes]
 
 
-@pytest.mark.parametrize("case", ["set to the default on one rank", "divided by the user"])
-def test_ranks_that_need_no_common_seed_see_each_row_once(case: str) -> None:
-    """The seed is set to the default where it is set, or not used to divide the data.
-
-    Each rank also sets another seed after the start of training.
-    """
-    by_rank = run_ranks(_rows, 4, case)
-    assert sorted(row for rows in by_rank for row in rows) == list(range(ROWS))
+def test_ranks_that_need_no_common_seed_see_each_row_once() -> None:
+    """Each rank also sets another seed after the start of training."""
+    for by_rank in zip(*run_ranks(_rows, 4), strict=True):
+        assert sorted(row for rows in by_rank for row in rows) == list(range(ROWS))

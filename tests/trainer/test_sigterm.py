@@ -26,7 +26,6 @@ from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, differences, outcome, shuffled
 from tests.trainer.fitting import (
     BMUF,
-    BMUF_ADAM,
     BMUF_GTC,
     Net,
     all_equal,
@@ -36,12 +35,6 @@ from tests.trainer.fitting import (
 )
 
 MakeStrategy = Callable[[], Any]
-
-STRATEGIES: dict[str, tuple[MakeStrategy, int]] = {
-    "bmuf": (BMUF, 2),
-    "bmuf_adam": (BMUF_ADAM, 2),
-    "bmuf_gtc": (BMUF_GTC, 4),
-}
 
 
 class _Signalled(DropoutNet):
@@ -77,17 +70,16 @@ def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
     return model.seen
 
 
-def test_all_ranks_stop_at_the_next_synchronisation() -> None:
-    strategy = partial(BMUF_GTC, nesterov=False, of="gradient")
-    seen = run_ranks(_terminated, 4, strategy, 20)
-    assert [len(models) for models in seen] == [4] * 4
-    assert all_equal(models[-1] for models in seen)
+def _terminated_twice() -> tuple[list[torch.Tensor], int]:
+    seen = _terminated(partial(BMUF_GTC, nesterov=False, of="gradient"), 8)
+    return seen, len(_terminated(partial(BMUF, warmup_steps=60), 60))
 
 
-def test_all_ranks_stop_in_a_long_warm_up() -> None:
+def test_all_ranks_stop_at_the_next_synchronisation_or_in_a_long_warm_up() -> None:
     """In the warm-up, all ranks check for signals every 50 steps."""
-    seen = run_ranks(_terminated, 3, partial(BMUF, warmup_steps=150), 200)
-    assert [len(models) for models in seen] == [50] * 3
+    results = run_ranks(_terminated_twice, 4)
+    assert [(len(models), steps) for models, steps in results] == [(4, 50)] * 4
+    assert all_equal(models[-1] for models, _ in results)
 
 
 def _train(
@@ -107,44 +99,39 @@ def _train(
     return trainer, False
 
 
-def _stop_and_go_on(
-    make_strategy: MakeStrategy, optimizer: str, step: int, folder: Path
-) -> tuple[int, list[str]]:
-    uninterrupted = _Signalled((), 0, optimizer)
-    whole = outcome(_train(make_strategy, uninterrupted, 1)[0], uninterrupted)
-    stopped = _Signalled((signal.SIGTERM,), step, optimizer)
-    saver = ModelCheckpoint(folder, every_n_epochs=100)
-    saves: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True}
-    _, terminated = _train(make_strategy, stopped, 1, **saves)
-    assert terminated
-    path = lh.newest_checkpoint(folder)
-    assert path is not None
-    resumed = _Signalled((), 0, optimizer, seed=99)
-    end = outcome(_train(make_strategy, resumed, 50, path)[0], resumed)
-    steps = len(stopped.seen)
-    whole["seen"] = whole["seen"][steps:]
-    return steps, differences(whole, end)
+def _stop_and_go_on(steps: tuple[int, ...], folder: Path) -> list[tuple[int, list[str]]]:
+    """Stop runs in these steps and resume them. The steps that they made, and what differs."""
+    uninterrupted = _Signalled((), 0)
+    whole = outcome(_train(BMUF_GTC, uninterrupted, 1)[0], uninterrupted)
+    results = []
+    for step in steps:
+        stopped = _Signalled((signal.SIGTERM,), step)
+        saver = ModelCheckpoint(folder / str(step), every_n_epochs=100)
+        saves: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True}
+        _, terminated = _train(BMUF_GTC, stopped, 1, **saves)
+        assert terminated
+        path = lh.newest_checkpoint(folder / str(step))
+        assert path is not None
+        resumed = _Signalled((), 0, seed=99)
+        end = outcome(_train(BMUF_GTC, resumed, 50, path)[0], resumed)
+        made = len(stopped.seen)
+        results.append((made, differences(whole | {"seen": whole["seen"][made:]}, end)))
+    return results
 
 
-@pytest.mark.parametrize(("name", "step", "end"), [("bmuf_adam", 4, 6), ("bmuf_gtc", 7, 8)])
-def test_checkpoint_is_saved_first_and_goes_on_exactly(
-    name: str, step: int, end: int, tmp_path: Path
-) -> None:
+def test_checkpoint_is_saved_first_and_goes_on_exactly(tmp_path: Path) -> None:
     """A ModelCheckpoint saves, which has not saved before.
 
-    Blocks have four steps and epochs five. In the first case, the ranks exchange the signal in the
+    Blocks have four steps and epochs five. In the first run, the ranks exchange the signal in the
     evaluation at the end of the epoch, and stop after the next step.
     """
-    make_strategy, world_size = STRATEGIES[name]
-    optimizer = "Adam" if "adam" in name else "SGD"
-    results = run_ranks(_stop_and_go_on, world_size, make_strategy, optimizer, step, tmp_path)
-    assert results == [(end, [])] * world_size
+    assert run_ranks(_stop_and_go_on, 4, (4, 7), tmp_path) == [[(6, []), (8, [])]] * 4
 
 
 def _without_saver() -> list[str]:
     model = _Signalled((signal.SIGTERM,), 2)
     with pytest.warns(UserWarning, match="SIGTERM ends this run without a checkpoint"):
-        assert _train(STRATEGIES["bmuf"][0], model, 1)[1]
+        assert _train(BMUF, model, 1)[1]
     return [str(len(model.seen))]
 
 
@@ -176,46 +163,30 @@ class _Slow(AtomicCheckpointIO):
         super().save_checkpoint(checkpoint, path, storage_options)
 
 
-def _requeued(
-    signals: tuple[int, ...], folder: Path, *, asynchronous: bool = False
-) -> tuple[int, list[str]]:
+def _requeued(folder: Path) -> tuple[int, list[str]]:
     os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ["RANK"]
-    make_strategy = STRATEGIES["bmuf"][0]
     uninterrupted = _Signalled((), 0)
-    whole = outcome(_train(make_strategy, uninterrupted, 1)[0], uninterrupted)
-    settings: dict[str, Any] = {
-        "default_root_dir": folder,
-        "plugins": [SLURMEnvironment(auto_requeue=True)],
-    }
-    stopped = _Signalled(signals, 6)
-    writer: dict[str, Any] = {}
-    if asynchronous:
-        writer["plugins"] = [*settings["plugins"], AsyncCheckpointIO(_Slow())]
-    _, terminated = _train(make_strategy, stopped, 1, **(settings | writer))
-    assert terminated == (signal.SIGTERM in signals)
+    whole = outcome(_train(BMUF, uninterrupted, 1)[0], uninterrupted)
+    slurm = SLURMEnvironment(auto_requeue=True)
+    settings: dict[str, Any] = {"default_root_dir": folder, "plugins": [slurm]}
+    writer = {"plugins": [slurm, AsyncCheckpointIO(_Slow())]}
+    stopped = _Signalled((signal.SIGUSR1, signal.SIGTERM), 6)
+    _, terminated = _train(BMUF, stopped, 1, **(settings | writer))
+    assert terminated
     # Lightning itself finds the checkpoint, as in the requeued job.
     resumed = _Signalled((), 0, seed=99)
-    end = outcome(_train(make_strategy, resumed, 50, **settings)[0], resumed)
+    end = outcome(_train(BMUF, resumed, 50, **settings)[0], resumed)
     assert len(resumed.seen) == 7
-    whole["seen"] = whole["seen"][8:]
-    return len(stopped.seen), differences(whole, end)
+    return len(stopped.seen), differences(whole | {"seen": whole["seen"][8:]}, end)
 
 
-def test_slurm_job_is_saved_and_requeued_once(tmp_path: Path) -> None:
-    """One rank of two gets the signal. Files of an interrupted save do not matter."""
+def test_slurm_job_is_requeued_once_after_its_asynchronous_save(tmp_path: Path) -> None:
+    """One rank of two gets the signals. Files of an interrupted save do not matter."""
     left = tmp_path / "requeue_1.ckpt.ranks" / "0123" / "rank_00000.pt"
     left.parent.mkdir(parents=True)
     left.touch()
     (tmp_path / ".requeue_1.ckpt.0a1b2c.part").touch()
-    results = run_ranks(_requeued, 2, (signal.SIGUSR1,), tmp_path, env=_cluster(tmp_path))
-    assert results == [(15, [])] * 2
-    assert (tmp_path / "asked").read_text() == "requeue 4711\n"
-    assert lh.newest_checkpoint(tmp_path) is not None
-
-
-def test_slurm_job_is_requeued_after_its_asynchronous_save(tmp_path: Path) -> None:
-    signals = (signal.SIGUSR1, signal.SIGTERM)
-    env = _cluster(tmp_path)
-    results = run_ranks(_requeued, 2, signals, tmp_path, asynchronous=True, env=env)
+    results = run_ranks(_requeued, 2, tmp_path, env=_cluster(tmp_path))
     assert results == [(8, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
+    assert lh.newest_checkpoint(tmp_path) is not None

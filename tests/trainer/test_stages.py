@@ -25,7 +25,6 @@ from tests.trainer.fitting import (
 STRATEGIES: dict[str, Any] = {
     "bmuf_gtc": partial(BMUF_GTC, block_size=3, dense_below=0),
     "psp": lh.PSPStrategy,
-    "two_stage_asgd": partial(lh.TwoStageASGDStrategy, group_size=2),
 }
 
 
