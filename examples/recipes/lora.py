@@ -3,8 +3,7 @@
 python -m examples.recipes.lora bmuf_adam
 
 An adapter adds the product B A to a frozen weight. Groups average B and A, and the mean of B times
-the mean of A is not the mean of B A: docs/reports/foreign.md has what that costs. With
-``LoRA(train_a=False)``, where A is the same everywhere, both means are the same.
+the mean of A is not the mean of B A (docs/reports/foreign.md), but for ``LoRA(train_a=False)``.
 """
 
 import sys
@@ -45,15 +44,12 @@ class LoRA(pl.LightningModule):
 
     def __init__(self, train_a=True):
         super().__init__()
-        config = LoraConfig(
-            r=4, lora_alpha=16, target_modules="all-linear", fan_in_fan_out=True,
-            task_type="CAUSAL_LM",
-        )  # fmt: skip
+        settings = {"r": 4, "lora_alpha": 16, "fan_in_fan_out": True, "task_type": "CAUSAL_LM"}
+        config = LoraConfig(target_modules="all-linear", **settings)
         self.model = get_peft_model(pretrained(), config)
-        if not train_a:
-            for name, weight in self.model.named_parameters():
-                if "lora_A" in name:
-                    weight.requires_grad = False
+        for name, weight in self.model.named_parameters():
+            if "lora_A" in name and not train_a:
+                weight.requires_grad = False
 
     def training_step(self, batch, batch_idx):
         return self.model(input_ids=batch, labels=batch).loss
@@ -70,9 +66,8 @@ def main(strategy="bmuf_adam", seed=0, steps=60, train_a=True):
     import lightning_hier  # noqa: F401  # registers the names
 
     pl.seed_everything(seed, workers=True)
-    module = LoRA(train_a)
+    module, val = LoRA(train_a), DataLoader(texts(256, 2, factor=11), batch_size=32)
     train = DataLoader(texts(3840, 1, factor=11), batch_size=16, shuffle=True)
-    val = DataLoader(texts(256, 2, factor=11), batch_size=32)
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=steps)
     trainer.fit(module, train, val)
     trainer.validate(module, val)

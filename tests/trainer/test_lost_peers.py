@@ -22,6 +22,7 @@ from tests.trainer.fitting import (
     HIERARCHICAL,
     Net,
     fit,
+    fit_on_ranks,
     fitted,
     this_rank,
 )
@@ -127,6 +128,23 @@ def test_at_a_save(tmp_path: Path) -> None:
     outcomes = _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_save_checkpoint", **settings)
     for error in _errors(outcomes, 1).values():
         assert "a save of a checkpoint failed because rank 1" in error
+
+
+def test_in_validation(tmp_path: Path) -> None:
+    """The next collective reduces a metric."""
+    _outcomes(tmp_path, TIERS, 4, 2, KILL, "validation_step", num_sanity_val_steps=0)
+
+
+def test_at_the_end_of_fit(tmp_path: Path) -> None:
+    outcomes = _outcomes(tmp_path, ONE_TIER, 3, 2, KILL, "on_train_epoch_end")
+    assert all("the end of training" in error for error in _errors(outcomes, 2).values())
+
+
+def test_at_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "whole.ckpt"
+    model = partial(Net, batchnorm=True)
+    fit_on_ranks(4, TIERS, model, 5, max_steps=3, max_epochs=-1, save=path)
+    _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
 
 
 def _train_with_store_on_rank_zero(port: int, folder: Path) -> None:
