@@ -64,10 +64,9 @@ class MeasuringCLI(TrainingCLI):
     @override
     def run(self) -> None:
         """Measure, and print on rank 0."""
+        super().run()
         with mistakes_in_one_screen():  # the same on all ranks
-            super().run()
-            if not self._times.of_hosts:  # Lightning does not train on no batches
-                raise too_few(self._times.given, 0)
+            self._times.check()
             text = report(self._times.sizes, self._times.of_hosts, equal=self._times.given)
         if self.trainer.is_global_zero:
             print(text, flush=True)
@@ -150,9 +149,9 @@ class StepTimes(pl.Callback):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the median time of a step, and set the next batch size."""
-        size = self.sizes[len(self._seconds)]
         if len(self._ends) < STEPS:
-            raise too_few(size, len(self._ends))
+            trainer.should_stop = True  # and check() raises, outside of the module's code
+            return
         self._seconds.append(median_step(self._ends, trainer.accumulate_grad_batches))
         self._ends.clear()
         if len(self._seconds) < len(self.sizes):
@@ -161,19 +160,21 @@ class StepTimes(pl.Callback):
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Gather the times of all ranks. A collective of the world."""
+        if len(self._seconds) < len(self.sizes):
+            return
         here = torch.tensor(self._seconds, dtype=torch.float64)
         rows = trainer.strategy.all_gather(here.to(trainer.strategy.root_device)).cpu()
         ranks, hosts = _layout(trainer)
         # Ranks of a host exchange gradients, so the slowest one sets the time.
         self.of_hosts = rows.view(hosts, ranks, -1).amax(1).tolist()
 
-
-def too_few(size: int, batches: int) -> ValueError:
-    """The error of data that end after so many batches of a rank."""
-    return ValueError(
-        f"measure needs {STEPS} batches of {size} samples on every rank, got {batches}: use more "
-        "data or a smaller batch_size"
-    )
+    def check(self) -> None:
+        """Raise a ``ValueError`` if the data ended too early, also before the first batch."""
+        if not self.of_hosts:
+            raise ValueError(
+                f"measure needs {STEPS} batches of {self.sizes[len(self._seconds)]} samples on "
+                f"every rank, got {len(self._ends)}: use more data or a smaller batch_size"
+            )
 
 
 def median_step(ends_s: Sequence[float], batches: int) -> float:
