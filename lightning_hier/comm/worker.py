@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_hier.algorithms.chunks import chunks
+
 
 @dataclass
 class TensorMemory:
@@ -70,14 +72,25 @@ class GradientMemory:
                 if parameter in self.tensors:
                     self.write_local(parameter)
 
-    def local(self, parameter: Parameter) -> Tensor:
-        """x minus the residual, the value of a shared parameter before a step. Do not change it."""
-        memory, shared = self.tensors.get(parameter), self.shared[parameter]
-        return shared if memory is None else shared - memory.residual.view_as(shared)
+    def local_chunks(
+        self, parameter: Parameter, *others: Tensor | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """x minus the residual, which a shared parameter is before a step, beside flat ``others``.
+
+        In chunks that stay in the cache. The first of each is only read.
+        """
+        memory, shared = self.tensors.get(parameter), self.shared[parameter].reshape(-1)
+        residual = None if memory is None else memory.residual
+        for x, kept, *rest in chunks(shared, residual, *others):
+            yield x if kept is None else x - kept, *rest
 
     def write_local(self, parameter: Parameter) -> None:
         """Write x minus the residual into a shared parameter."""
-        parameter.copy_(self.local(parameter))
+        memory, shared = self.tensors.get(parameter), self.shared[parameter]
+        if memory is None:
+            parameter.copy_(shared)
+        else:
+            torch.sub(shared, memory.residual.view_as(shared), out=parameter.detach())
 
     @torch.no_grad()
     def write_shared(self) -> None:

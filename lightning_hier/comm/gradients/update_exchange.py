@@ -65,7 +65,10 @@ class UpdateExchange:
     def stepping(self, optimizer: int) -> Iterator[None]:
         """Context of a step of an optimizer, which changes the module of this rank alone."""
         if self._sends:
-            self._note_written(_held(self._optimizers[optimizer]))
+            parameters = _held(self._optimizers[optimizer])
+            self._memory.share(parameters)
+            if self._factor(self._optimizers[optimizer]) != 1.0:
+                self._note_written(parameters)
         yield
         # Here, because a scheduler may change the rate before the exchange.
         for group in self._optimizers[optimizer].param_groups:
@@ -81,9 +84,9 @@ class UpdateExchange:
     @torch.no_grad()
     def _note_written(self, parameters: Sequence[Parameter]) -> None:
         """Keep what hooks of the user have written since the last step: it has no factor c."""
-        self._memory.share(parameters)
         for parameter in parameters:
-            if not torch.equal(self._memory.local(parameter), parameter):
+            own = self._memory.local_chunks(parameter, parameter.detach().reshape(-1))
+            if not all(torch.equal(local, now) for local, now in own):
                 self._written[parameter] = parameter.detach().clone()
 
     @torch.no_grad()
@@ -135,21 +138,32 @@ class UpdateExchange:
         buffer = torch.empty(numel, dtype=first.dtype, device=first.device)
         absent, start = set(), 0
         for parameter in parameters:
-            update = buffer[start : (start := start + parameter.numel())].view(parameter.shape)
-            local = self._memory.local(parameter)
-            before = self._written.pop(parameter, local)
-            if torch.equal(before, parameter) and before is local:
+            update = buffer[start : (start := start + parameter.numel())]
+            if not self._write_update(parameter, factor, update):
                 absent.add(parameter)
-                update.zero_()
-                continue
-            kept = self._kept.get(parameter, 1.0)
-            torch.sub(before, parameter, out=update)
+        return GradientBucket(parameters, buffer, absent, is_first=is_first, is_last=is_last)
+
+    def _write_update(self, parameter: Parameter, factor: float, out: Tensor) -> bool:
+        """Write the update of a parameter, flat, and return whether something has changed it."""
+        written = self._written.pop(parameter, None)
+        decayed = (1.0 - self._kept.get(parameter, 1.0)) * (1.0 - factor)
+        before_step = None if written is None else written.reshape(-1)
+        now = parameter.detach().reshape(-1)
+        changed = written is not None
+        for local, after, update, step_from in self._memory.local_chunks(
+            parameter, now, out, before_step
+        ):
+            before = local if step_from is None else step_from
+            torch.sub(before, after, out=update)
+            changed = changed or not torch.equal(before, after)
             if factor != 1.0:
                 # c (a w - w') + (1 - a) w, from u = w - w'.
-                update.mul_(factor).add_(before, alpha=(1.0 - kept) * (1.0 - factor))
-            if before is not local:
+                update.mul_(factor).add_(before, alpha=decayed)
+            if step_from is not None:
                 update.add_(local).sub_(before)
-        return GradientBucket(parameters, buffer, absent, is_first=is_first, is_last=is_last)
+        if not changed:
+            out.zero_()
+        return changed
 
 
 def _held(optimizer: Optimizer, *, trained: bool = True) -> list[Parameter]:
