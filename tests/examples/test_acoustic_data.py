@@ -78,8 +78,10 @@ def test_cache_gives_the_same_corpus_without_synthesis(
     monkeypatch.setattr(synthesis, "synthesise", refuse)
     cached = build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
     for first, second in zip(corpus.test, cached.test, strict=True):
-        assert replace(first, features=second.features, senones=None) == replace(
-            second, senones=None
+        assert (first.key, first.speaker, first.words) == (
+            second.key,
+            second.speaker,
+            second.words,
         )
         assert torch.equal(first.features, second.features)
         assert torch.equal(first.senones, second.senones)
