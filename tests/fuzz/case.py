@@ -43,16 +43,12 @@ class Case:
         batchnorm: whether the model has BatchNorm.
         dropout: dropout probability.
         skips: whether some batches do not use a layer.
-        unfreeze: code that unfreezes the first layer in epoch 1: None, ``"hook"`` or
-            ``"callback"``.
+        unfreezes: whether a hook unfreezes the first layer in epoch 1.
         optimizers: classes and arguments. Two optimizers divide the layers.
         by_hand: whether the module uses manual optimization.
-        toggle: whether manual optimization uses ``toggle_optimizer``.
-        scheduler: name in ``tests.fuzz.module.SCHEDULERS``, or None.
+        scheduler: interval of a learning-rate scheduler, ``"step"`` or ``"epoch"``, or None.
         precision: precision of the Trainer.
         accumulate: number of batches in a step.
-        clip: ``gradient_clip_val``, or None.
-        clip_by: ``"norm"`` or ``"value"``.
         batches: number of batches of a worker in an epoch.
         epochs: number of epochs.
         validate_every: number of batches between validations, in runs with validation.
@@ -72,15 +68,12 @@ class Case:
     batchnorm: bool = False
     dropout: float = 0.0
     skips: bool = False
-    unfreeze: str | None = None
+    unfreezes: bool = False
     optimizers: list[Named] = field(default_factory=lambda: [("SGD", {"lr": 0.05})])
     by_hand: bool = False
-    toggle: bool = False
     scheduler: str | None = None
     precision: str = "32-true"
     accumulate: int = 1
-    clip: float | None = None
-    clip_by: str = "norm"
     batches: int = 5
     epochs: int = 2
     validate_every: int = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.fuzz.case import Case
 from tests.fuzz.errors import errors_are_clear, kind_of
-from tests.fuzz.properties import PROPERTIES, Runs, compression_is_measured
+from tests.fuzz.properties import PROPERTIES, Runs
 from tests.fuzz.training import resume, train
 from tests.ranks import RankOutcome, rank_outcomes
 
@@ -56,8 +56,7 @@ def check(case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
 
 def _check(case: Case, folder: Path, limit_s: float) -> Verdict:
     killed = case.fault is not None and case.fault.kind == "kill"
-    compressed = _builds(case) and compression_is_measured(case)
-    outcomes = _run(train, case, case.ranks, limit_s, folder, compressed)
+    outcomes = _run(train, case, case.ranks, limit_s, folder)
     verdict = _of_errors(case, outcomes)
     runs = Runs(case, [])
     if verdict is None and not any(outcome.failed for outcome in outcomes):
@@ -124,11 +123,3 @@ def _of_properties(runs: Runs) -> Verdict | None:
         if problem is not None:
             return Verdict(own.__name__, problem, True)
     return None
-
-
-def _builds(case: Case) -> bool:
-    try:
-        case.make_strategy()
-    except ValueError:
-        return False  # every rank raises this error as well
-    return True

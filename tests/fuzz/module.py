@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import StepLR
 
 from tests.fuzz.case import Case
 from tests.trainer.fitting import weights
-
-SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
-    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.7),
-    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
-    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
-    "numpy": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: np.cos(n / 40)),
-    "one_cycle": lambda optimizer: lr_scheduler.OneCycleLR(
-        optimizer, 0.05, total_steps=400, cycle_momentum=False
-    ),
-}
 
 
 class FuzzNet(pl.LightningModule):
@@ -34,7 +23,6 @@ class FuzzNet(pl.LightningModule):
         seen: the weights after every batch.
         validated: the weights in every validation.
         local: the weights after the last step of their optimizer, before the synchronisation.
-        gradients: the sum of this rank's own gradients.
 
     """
 
@@ -46,14 +34,13 @@ class FuzzNet(pl.LightningModule):
         first = torch.float32 if case.dtype == "two" else getattr(torch, case.dtype)
         last = torch.float64 if case.dtype == "two" else first
         self.first = nn.Linear(4, 7, dtype=first)
-        self.first.requires_grad_(case.unfreeze != "hook")
+        self.first.requires_grad_(not case.unfreezes)
         self.norm = nn.BatchNorm1d(7, dtype=first) if case.batchnorm else nn.Tanh()
         self.middle = nn.Linear(7, 7, dtype=first)
         self.last = nn.Linear(7, 2, dtype=last)
         self.seen: list[Tensor] = []
         self.validated: list[Tensor] = []
         self.local: dict[str, Tensor] = {}
-        self.gradients: dict[str, Tensor] = {}
         self.batches_seen = 0
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -79,28 +66,18 @@ class FuzzNet(pl.LightningModule):
         all_optimizers = self.optimizers()
         optimizers = all_optimizers if isinstance(all_optimizers, list) else [all_optimizers]
         for one in optimizers:
-            if batch_idx % self.case.accumulate == 0 and not self.case.toggle:
+            if batch_idx % self.case.accumulate == 0:
                 one.zero_grad()  # GTC would send the old gradients again
         for one in optimizers:
-            self._step_by_hand(one, batch, batch_idx)
+            if batch_idx % self.case.accumulate == 0:
+                one.zero_grad()
+            self.manual_backward(self.loss(batch) / self.case.accumulate)
+            if (batch_idx + 1) % self.case.accumulate == 0:
+                one.step()
         if self.case.scheduler is not None:
             schedulers: Any = self.lr_schedulers()
             for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
                 scheduler.step()
-
-    def _step_by_hand(self, optimizer: Any, batch: list[Tensor], batch_idx: int) -> None:
-        case = self.case
-        if case.toggle:
-            self.toggle_optimizer(optimizer)
-        if batch_idx % case.accumulate == 0:
-            optimizer.zero_grad()
-        self.manual_backward(self.loss(batch) / case.accumulate)
-        if (batch_idx + 1) % case.accumulate == 0:
-            if case.clip is not None:
-                self.clip_gradients(optimizer, case.clip, case.clip_by)
-            optimizer.step()
-        if case.toggle:
-            self.untoggle_optimizer(optimizer)
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         loss = (self(batch[0]).float() - batch[1]).square().mean()
@@ -117,18 +94,8 @@ class FuzzNet(pl.LightningModule):
         if not self.case.by_hand:
             super().on_validation_model_zero_grad()
 
-    def on_fit_start(self) -> None:
-        self.start = {name: own.detach().clone() for name, own in self.named_parameters()}
-        for name, own in self.named_parameters():
-            self.gradients[name] = torch.zeros_like(own, dtype=torch.float64)
-            if own.requires_grad:
-                own.register_hook(lambda gradient, name=name: self._note(name, gradient))
-
-    def _note(self, name: str, gradient: Tensor) -> None:
-        self.gradients[name] += gradient.double()
-
     def on_train_epoch_start(self) -> None:
-        if self.case.unfreeze == "hook":
+        if self.case.unfreezes:
             self.first.requires_grad_(self.current_epoch > 0)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -143,8 +110,6 @@ class FuzzNet(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         case = self.case
         layers = [*self.parameters()]
-        if case.unfreeze == "callback":
-            layers = [own for own in layers if own.requires_grad]
         shares = [layers] if len(case.optimizers) == 1 else [layers[:2], layers[2:]]
         optimizers = [
             getattr(torch.optim, name)(share, **arguments)
@@ -154,10 +119,8 @@ class FuzzNet(pl.LightningModule):
             one.register_step_post_hook(lambda stepped, *_: self._stepped(stepped))
         if case.scheduler is None:
             return optimizers
-        interval = "epoch" if case.scheduler == "exponential" else "step"
         schedulers = [
-            {"scheduler": SCHEDULERS[case.scheduler](one), "interval": interval}
-            for one in optimizers
+            {"scheduler": StepLR(own, 2, 0.7), "interval": case.scheduler} for own in optimizers
         ]
         return optimizers, schedulers
 

@@ -17,29 +17,20 @@ from torch.utils.data import DataLoader
 import lightning_hier as lh
 from tests.fuzz.case import Case
 from tests.fuzz.module import FuzzNet
-from tests.resume.runs import NoisyData, SaveAt, Unfreeze, outcome
+from tests.resume.runs import NoisyData, SaveAt, outcome
 from tests.trainer.fitting import make_trainer
 
 ROWS = 2
 Record = dict[str, Any]
 
 
-class _UnfreezeFirst(Unfreeze):
-    def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.first)
-
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.first, optimizer, lr=0.01)
-
-
-def train(case: Case, folder: Path, compressed: bool) -> dict[str, Record]:
+def train(case: Case, folder: Path) -> dict[str, Record]:
     """Train without validation, and then with validation and one save.
 
     With a fault, only the second run takes place. The same holds for parameter servers, because
     their runs are not reproducible.
     """
-    evaluated = {"evaluated": _fit(case, folder, evaluates=True, compressed=compressed)}
+    evaluated = {"evaluated": _fit(case, folder, evaluates=True)}
     if case.fault is not None or case.has_servers:
         return evaluated
     return {"plain": _fit(case, folder, evaluates=False), **evaluated}
@@ -58,7 +49,6 @@ def _fit(
     evaluates: bool,
     resumed: bool = False,
     path: str | Path | None = None,
-    compressed: bool = False,
 ) -> Record:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     warnings.simplefilter("ignore")
@@ -71,26 +61,12 @@ def _fit(
     rows = case.batches * ROWS * case.ranks
     data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True, drop_last=True)
     validation = DataLoader(NoisyData(4 * world_size), batch_size=2)
-    callbacks: list[Any] = [_UnfreezeFirst()] if case.unfreeze == "callback" else []
-    if evaluates and not resumed:
-        callbacks.append(SaveAt(*case.save, folder / "saved.ckpt"))
+    saves = evaluates and not resumed
+    callbacks = [SaveAt(*case.save, folder / "saved.ckpt")] if saves else []
     model = FuzzNet(case)
     trainer = make_trainer(case.make_strategy(), callbacks=callbacks, **_settings(case, evaluates))
     trainer.fit(model, data, validation if evaluates else None, ckpt_path=path)
-    record = {
-        **outcome(trainer, model),
-        "validated": model.validated,
-        "local": model.local,
-        "start": model.start,
-        "gradients": model.gradients,
-    }
-    if compressed:
-        trainer.save_checkpoint(folder / "end.ckpt")
-        # The file of this rank in the checkpoint contains its residuals.
-        (own_file,) = (folder / "end.ckpt.ranks").glob(f"*/rank_{rank:05}.pt")
-        memory = torch.load(own_file, weights_only=True)["memory"] or {}
-        record["residuals"] = memory.get("residuals", {})
-    return record
+    return {**outcome(trainer, model), "validated": model.validated, "local": model.local}
 
 
 def _settings(case: Case, evaluates: bool) -> dict[str, Any]:
@@ -105,8 +81,6 @@ def _settings(case: Case, evaluates: bool) -> dict[str, Any]:
         settings["val_check_interval"] = case.validate_every
     if not case.by_hand:
         settings["accumulate_grad_batches"] = case.accumulate
-        settings["gradient_clip_val"] = case.clip
-        settings["gradient_clip_algorithm"] = case.clip_by if case.clip else None
     if case.precision == "16-mixed":
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
         settings["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
