@@ -12,6 +12,8 @@ import torch
 from lightning_hier import (
     BMUF,
     BlockMomentum,
+    BMUFAdam,
+    BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
     DiLoCoStrategy,
@@ -51,6 +53,8 @@ _ONE_GROUP = partial(HierarchicalStrategy, group_size="world", warmup_steps=0)
 _EXACT = Case(name="AllReduce in one group", strategy=_ONE_GROUP, **MOMENTUM)
 _INT8 = BMUF(block_size=3, across_dtype="int8")
 _DDP = _plain("DDP", "ddp")
+_NADAM: dict[str, Any] = {"rule": partial(torch.optim.NAdam, lr=0.02, betas=(0.8, 0.98))}
+_BMUF_ADAM = BMUFAdam(block_size=3, local_beta1="keep")
 
 # Pairs whose models are bit-equal.
 IDENTICAL: list[tuple[Case, Case]] = [
@@ -78,6 +82,10 @@ CLOSE: list[tuple[Case, Case]] = [
     (_case("GTC of updates, everything exact", GTCStrategy, dense_below=10**4, density=0.01), _DDP),
     (_case("warm-up only", BMUFStrategy, warmup_steps=7), _DDP),
     (_across("leader"), _across("sharded")),
+    (
+        Case(name="NAdam, M = 1", strategy=partial(_ONE_GROUP, block_sync=_BMUF_ADAM), **_NADAM),
+        Case(name="DDP with NAdam", strategy=partial(str, "ddp"), **_NADAM),
+    ),
 ]
 
 # Pairs on one rank, with automatic settings.
@@ -87,6 +95,12 @@ ALONE: list[tuple[Case, Case]] = [
         (BMUFStrategy, "batch_norm"),
         (GTCStrategy, "batch_norm"),
         (BMUFGTCStrategy, "dropout"),
+    )
+]
+ALONE += [
+    (
+        Case(name="BMUF-Adam", strategy=BMUFAdamStrategy, **_NADAM),
+        Case(name="NAdam", strategy=partial(str, "auto"), **_NADAM),
     )
 ]
 

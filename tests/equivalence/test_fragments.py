@@ -1,4 +1,4 @@
-"""Fragments, delays and merges on four ranks under a Trainer, compared with the reference."""
+"""Outer optimizers, fragments, delays, merges and quantisation, compared with the reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,24 @@ _TORCHFT = {
     (1, 1.0): ((-5.0, -17.0, -29.0), (-11.0, -23.0)),
 }
 
+# Each chunk has its own step counts, which an evaluation does not change.
+_ADAMW = partial(torch.optim.AdamW, lr=0.02, betas=(0.6, 0.9), weight_decay=0.1)
+_LATE: dict[str, Any] = {"overlap": True, "group": 2, "across": "sharded", "batches": 10}
+# Largest difference of a final model, relative to the largest value of a tensor. It does not grow
+# with the number of blocks, because error feedback sends rounding errors later.
+_BOUNDS = {"bfloat16": 1e-3, "int8": 5e-3, "int4": 5e-3 * 127 / 7}
+
 CASES: list[Any] = [
+    fragment_case("the paper's defaults", block_size=3, batches=4, epochs=3),
+    fragment_case("momentum from the number of groups", outer_momentum="auto", outer_lr=1.0),
+    fragment_case("classical momentum", nesterov=False, outer_momentum=0.5),
+    fragment_case("a warm-up", group=2, outer_momentum=0.0, outer_lr=1.3, warmup_steps=4),
+    fragment_case("AdamW outside", outer_optimizer=_ADAMW, block_size=3, **_SEEN),
+    fragment_case("AdamW outside, late", outer_optimizer=_ADAMW, block_size=3, **_SEEN, **_LATE),
+    *(
+        fragment_case(dtype, BMUF, across_dtype=dtype, momentum=0.5, batches=30, tolerance=bound)
+        for dtype, bound in _BOUNDS.items()
+    ),
     fragment_case("a block that they don't divide", block_size=5, fragments=3, **_SEEN),
     fragment_case("more fragments than tensors", block_size=7, fragments=7),
     fragment_case("of averages, sharded", ModelAveraging, group=2, fragments=2, across="sharded"),

@@ -87,25 +87,17 @@ def assert_same(trained: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-SGD = [
-    {"momentum": 0.0},
-    {"momentum": 0.9},
-    {"momentum": 0.9, "weight_decay": 0.05, "nesterov": True},
-]
+SGD = [{"momentum": 0.0}, {"momentum": 0.9, "weight_decay": 0.05, "nesterov": True}]
 
 
+@pytest.mark.parametrize("factor", [1, WORKERS])
 @pytest.mark.parametrize("settings", SGD)
-def test_all_pushes_and_all_blocks_are_synchronous_sgd_at_n_times_the_rate(
-    settings: dict[str, Any],
+def test_all_pushes_and_all_blocks_are_synchronous_sgd(
+    settings: dict[str, Any], factor: int
 ) -> None:
-    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings))
-    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.01 * WORKERS, **settings)))
-
-
-@pytest.mark.parametrize("settings", SGD)
-def test_without_linear_scaling_the_rate_stays(settings: dict[str, Any]) -> None:
-    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=False)
-    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.01, **settings)))
+    """At N times the rate, or at the same rate without linear scaling."""
+    trained = train(lambda p: optim.SGD(p, lr=0.01, **settings), linear_scaling=factor > 1)
+    assert_same(trained, together(lambda p: optim.SGD(p, lr=0.01 * factor, **settings)))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
