@@ -24,11 +24,6 @@ from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPo
 from tests.waiting import WAIT_S, wait_until
 
 
-def apart(rank: int) -> Any:
-    """Give this process its own host identity, so that it connects over TCP."""
-    return mock.patch.object(addresses, "host_identity", lambda: f"host {rank}")
-
-
 def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
     """Open this rank's ports in a job of `run_ranks`. With ``tcp``, every rank is its own host."""
     if not dist.is_initialized():
@@ -36,7 +31,9 @@ def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
     rank, traffic = dist.get_rank(), Traffic()
     with ExitStack() as stack:
         if tcp:
-            stack.enter_context(apart(rank))
+            stack.enter_context(
+                mock.patch.object(addresses, "host_identity", lambda: f"host {rank}")
+            )
         ports = open_ports(
             rank,
             dist.get_world_size(),

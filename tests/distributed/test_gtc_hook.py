@@ -18,22 +18,24 @@ SMALL_BUCKETS_MB = 0.0002  # a bucket for each weight
 
 
 def _conserve() -> tuple[float, list[list[list[str]]], float]:
-    run = start(lh.GTC(density=0.1, dense_below=0), tower(), bucket_cap_mb=SMALL_BUCKETS_MB)
+    run = start(lh.GTC(density=0.1, dense_below=0), tower(8), bucket_cap_mb=SMALL_BUCKETS_MB)
     for step in range(12):
+        time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # the slowest rank changes
         run.step(inputs(step))
     left = sum(float(run.residual(name).abs().sum()) for name in run.had)
     return max(run.loss_of_gradient().values()), run.buckets, left
 
 
 def test_conservation_over_buckets_and_their_rebuild_with_automatic_threshold() -> None:
-    for error, buckets, left in run_ranks(_conserve, 2):
+    """Ranks of changing pace do not deadlock."""
+    for error, buckets, left in run_ranks(_conserve, 4):
         assert error < 1e-12
         assert left > 0.0  # otherwise, nothing was compressed
         first, second, *others = [[name for bucket in step for name in bucket] for step in buckets]
         assert first != second, "DDP did not form new buckets after the first step"
         assert sorted(first) == sorted(second)
         assert all(other == second for other in others)
-        assert len(buckets[1]) == 4
+        assert len(buckets[1]) == 8
 
 
 def _small_and_first() -> None:
@@ -106,20 +108,6 @@ def _unused_branches() -> float:
 
 def test_parameters_that_some_or_all_ranks_leave_unused_lose_nothing() -> None:
     assert max(run_ranks(_unused_branches, 2)) < 1e-12
-
-
-def _many_buckets() -> tuple[float, int]:
-    run = start(lh.GTC(density=0.1, dense_below=7), tower(8), bucket_cap_mb=SMALL_BUCKETS_MB)
-    for step in range(15):
-        time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # the slowest rank changes
-        run.step(inputs(step))
-    return max(run.loss_of_gradient().values()), len(run.buckets[-1])
-
-
-def test_many_buckets_on_ranks_of_changing_pace_do_not_deadlock() -> None:
-    for error, buckets in run_ranks(_many_buckets, 4):
-        assert error < 1e-12
-        assert buckets == 8
 
 
 def _too_small_threshold() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,9 @@ def shuffled(batches: int, **settings: Any) -> DataLoader[Any]:
     return DataLoader(data, batch_size=ROWS, shuffle=True, **settings)
 
 
+_EPOCH = partial(shuffled, 5)
+
+
 class Unfreeze(BaseFinetuning):
     """Freezes the first layer until the second epoch."""
 
@@ -159,33 +163,38 @@ def stop_and_go_on(
     folder: Path,
     *,
     optimizer: str = "SGD",
-    loader: dict[str, Any] | None = None,
+    make_data: Callable[[], Any] = _EPOCH,
     make_model: Callable[..., Any] = DropoutNet,
     make_callbacks: Callable[[], list[Callback]] = list,
+    first: dict[str, Any] | None = None,
     **settings: Any,
 ) -> list[str]:
     """Train and save on the way, then resume from the checkpoint with other random seeds.
 
+    With settings of a ``first`` Trainer, its run is saved after ``fit``, and resumed instead.
     Returns the differences between the ends of the two runs.
     """
     rank = int(os.environ["RANK"])
     settings = {"max_epochs": 3, **settings}
-    validation_data = DataLoader(NoisyData(8), batch_size=4)
 
-    def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:
-        trainer = make_trainer(
-            make_strategy(), callbacks=[*make_callbacks(), *callbacks], **settings
-        )
+    def train(
+        model: Any, seed: int, path: Path | None, *callbacks: Callback, **more: Any
+    ) -> tuple[pl.Trainer, dict[str, Any]]:
+        callbacks = (*make_callbacks(), *callbacks)
+        trainer = make_trainer(make_strategy(), callbacks=[*callbacks], **{**settings, **more})
         random.seed(seed + rank)
         np.random.seed(seed + rank)
         torch.manual_seed(seed + rank)
-        data = shuffled(5, **(loader or {}))
-        trainer.fit(model, data, validation_data, ckpt_path=path)
-        return outcome(trainer, model)
+        data = make_data()
+        module = isinstance(data, pl.LightningDataModule)
+        trainer.fit(model, data, None if module else validation(8), ckpt_path=path)
+        return trainer, outcome(trainer, model)
 
     path = folder / "stopped.ckpt"
-    whole = train(make_model(optimizer), 1, None, SaveAt(hook, number, path))
-    resumed = train(make_model(optimizer, seed=99), 50, path)
+    _, whole = train(make_model(optimizer), 1, None, SaveAt(hook, number, path))
+    if first is not None:
+        train(make_model(optimizer), 1, None, **first)[0].save_checkpoint(path)
+    _, resumed = train(make_model(optimizer, seed=99), 50, path)
     assert 0 < len(resumed["seen"]) < len(whole["seen"])
     whole["seen"] = whole["seen"][-len(resumed["seen"]) :]
     return differences(whole, resumed)

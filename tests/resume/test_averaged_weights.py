@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, SaveAt, check_exact, flat, shuffled, validation
-from tests.trainer.fitting import BMUF, BMUF_ADAM, BMUF_GTC, make_trainer, this_rank, weights
+from tests.trainer.fitting import BMUF_ADAM, BMUF_GTC, make_trainer, this_rank, weights
 
 DECAY = 0.7
 
 
-def _ema(**settings: Any) -> list[Callback]:
-    return [EMAWeightAveraging(decay=DECAY, **settings)]
+def _ema() -> list[Callback]:
+    return [EMAWeightAveraging(decay=DECAY)]
 
 
 class _Validated(Callback):
@@ -92,19 +92,3 @@ def test_all_ranks_see_the_average_of_the_mean_model(tmp_path: Path) -> None:
 
 def test_resume_restores_the_average_of_every_rank(tmp_path: Path) -> None:
     check_exact(2, BMUF_ADAM, tmp_path, optimizer="Adam", make_callbacks=_ema, max_epochs=2)
-
-
-def _once_an_epoch() -> list[Callback]:
-    return _ema(update_every_n_steps=10**9, update_starting_at_step=1, update_starting_at_epoch=0)
-
-
-def _epochs(strategy: Any) -> tuple[list[Tensor], Tensor]:
-    model, watch = _train(strategy, "SGD", _once_an_epoch())
-    return watch.after, weights(model)
-
-
-def test_average_at_the_end_of_epochs_averages_global_models() -> None:
-    results = run_ranks(_epochs, 2, BMUF)
-    for after, end in results:
-        torch.testing.assert_close(end, DECAY * after[0] + (1 - DECAY) * after[1])
-        assert torch.equal(end, results[0][1])

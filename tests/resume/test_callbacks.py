@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
+import lightning_hier as lh
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, flat, shuffled, validation
 from tests.trainer.fitting import BMUF, make_trainer, this_rank, weights
@@ -109,7 +110,9 @@ def _weights_only(folder: Path) -> Tensor:
 
 
 def test_checkpoint_of_only_weights_has_no_files_of_ranks(tmp_path: Path) -> None:
+    """`newest_checkpoint` does not return it."""
     results = run_ranks(_weights_only, 2, tmp_path)
+    assert lh.newest_checkpoint(tmp_path) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after.ckpt", "epoch=0.ckpt"]
     for path in tmp_path.iterdir():
         model = Watched.load_from_checkpoint(path)

@@ -96,20 +96,6 @@ def test_refused_type_is_named_by_newest_checkpoint(tmp_path: Path) -> None:
     assert run_ranks(_with_path, 2, tmp_path) == [15, 15]
 
 
-def _two_kinds(folder: Path) -> Any:
-    """Train so that the newest file in the folder holds only weights."""
-    full = ModelCheckpoint(folder, "full-{step}", every_n_train_steps=4)
-    alone = ModelCheckpoint(folder, "alone-{step}", every_n_train_steps=5, save_weights_only=True)
-    make_trainer(BMUF(), callbacks=[full, alone], enable_checkpointing=True).fit(
-        DropoutNet(), shuffled(5)
-    )
-    return lh.newest_checkpoint(folder)
-
-
-def test_checkpoint_of_only_weights_is_skipped(tmp_path: Path) -> None:
-    assert run_ranks(_two_kinds, 2, tmp_path) == [tmp_path / "full-step=4.ckpt"] * 2
-
-
 def _resume(path: Path) -> None:
     make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
 

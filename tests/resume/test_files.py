@@ -22,15 +22,6 @@ from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import BMUF, fit_on_ranks, make_trainer, this_rank, weights
 
 
-def test_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "one.ckpt"
-    io = AtomicCheckpointIO()
-    for value in (1, 2):
-        io.save_checkpoint({"value": value}, path)
-    assert io.load_checkpoint(path, weights_only=True) == {"value": 2}
-    assert [file.name for file in path.parent.iterdir()] == ["one.ckpt"]
-
-
 def test_full_disk_leaves_the_older_file(tmp_path: Path) -> None:
     """The kernel limits the file size, which fails as a full disk does."""
     path = tmp_path / "one.ckpt"

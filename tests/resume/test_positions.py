@@ -37,10 +37,8 @@ from tests.resume.runs import (
     ROWS,
     DropoutNet,
     NoisyData,
-    SaveAt,
-    differences,
-    outcome,
     shuffled,
+    stop_and_go_on,
     validation,
 )
 from tests.trainer.fitting import BMUF, make_trainer, this_rank
@@ -63,57 +61,22 @@ def _lines() -> Iterator[list[str]]:
     lines[:] = [line for line in lines if "exact" in line]
 
 
-class Case:
-    """A run that is saved at a call of a hook, and settings of the Trainer, model and data."""
-
-    def __init__(
-        self,
-        hook: str,
-        number: int,
-        *,
-        data: Callable[[], Any] | None = None,
-        model: Callable[..., Any] = DropoutNet,
-        callbacks: Callable[[], list[Callback]] = list,
-        first: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        self.hook, self.number, self.model = hook, number, model
-        self.data = data or partial(shuffled, 5)
-        self.callbacks, self.first = callbacks, first
-        self.settings = {"max_epochs": 2, **settings}
-
-    def run(self, folder: Path) -> tuple[list[str], list[str]]:
-        """Return the differences of the resumed run to the uninterrupted one, and its lines."""
-        path = folder / "saved.ckpt"
-        whole = self._fit(1, None, SaveAt(self.hook, self.number, path))
-        if self.first is not None:
-            self._fit(1, None, save=path, **self.first)
-        with _lines() as lines:
-            resumed = self._fit(50, path)
-        assert 0 < len(resumed["seen"]) < len(whole["seen"])
-        whole["seen"] = whole["seen"][-len(resumed["seen"]) :]
-        return differences(whole, resumed), lines
-
-    def _fit(
-        self, seed: int, path: Path | None, *more: Callback, save: Any = None, **settings: Any
-    ) -> dict[str, Any]:
-        torch.manual_seed(seed + this_rank())
-        model = self.model() if seed == 1 else self.model(seed=99)
-        callbacks = [*self.callbacks(), *more]
-        trainer = make_trainer(BMUF(), callbacks=callbacks, **{**self.settings, **settings})
-        data = self.data()
-        module = isinstance(data, pl.LightningDataModule)
-        trainer.fit(model, data, None if module else validation(8), ckpt_path=path)
-        if save is not None:
-            trainer.save_checkpoint(save)
-        return outcome(trainer, model)
+Case = tuple[str, int, dict[str, Any]]
 
 
-def _run(cases: str, folder: Path) -> dict[str, Any]:
+def _case(hook: str, number: int, **settings: Any) -> Case:
+    """A run that is saved at a call of a hook, with settings of `stop_and_go_on`."""
+    return hook, number, {"max_epochs": 2, **settings}
+
+
+def _run(cases: str, folder: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Differences of the resumed run to the uninterrupted one, and its lines, for each case."""
     results = {}
-    for index, (name, case) in enumerate(globals()[cases].items()):
+    for index, (name, (hook, number, settings)) in enumerate(globals()[cases].items()):
         (subfolder := folder / str(index)).mkdir(exist_ok=True)
-        results[name] = case.run(subfolder)
+        with _lines() as lines:
+            apart = stop_and_go_on(BMUF, hook, number, subfolder, **settings)
+        results[name] = apart, lines
     return results
 
 
@@ -160,17 +123,23 @@ def _accumulating() -> list[Callback]:
 
 _WORKERS: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork"}
 LOOPS = {
-    "steps, at the end of an epoch": Case("on_train_epoch_end", 1, max_steps=10, max_epochs=-1),
-    "steps, after fit": Case("on_train_end", 1, max_steps=10, first={"max_steps": 7}),
-    "at the end of a block": Case("on_train_batch_end", 4),
-    "at the end of an epoch without validation": Case("on_train_epoch_end", 1, limit_val_batches=0),
-    "within a validation": Case("on_validation_batch_end", 2, val_check_interval=2),
-    "workers that load data": Case("on_train_batch_end", 7, data=partial(shuffled, 5, **_WORKERS)),
-    "accumulation of an epoch": Case("on_train_batch_end", 8, callbacks=_accumulating),
-    "learning rate at the end of an epoch": Case("on_train_batch_end", 5, model=_StepsAtEpochEnd),
-    "the same after a validation": Case("on_validation_end", 1, model=_StepsAtEpochEnd),
-    "plateau at the end of an epoch": Case(
-        "on_train_epoch_end", 1, model=partial(_Plateau, interval="epoch", monitor="val_loss")
+    "steps, at the end of an epoch": _case("on_train_epoch_end", 1, max_steps=10, max_epochs=-1),
+    "steps, after fit": _case("on_train_end", 1, max_steps=10, first={"max_steps": 7}),
+    "at the end of a block": _case("on_train_batch_end", 4),
+    "at the end of an epoch without validation": _case(
+        "on_train_epoch_end", 1, limit_val_batches=0
+    ),
+    "within a validation": _case("on_validation_batch_end", 2, val_check_interval=2),
+    "workers that load data": _case(
+        "on_train_batch_end", 7, make_data=partial(shuffled, 5, **_WORKERS)
+    ),
+    "accumulation of an epoch": _case("on_train_batch_end", 8, make_callbacks=_accumulating),
+    "learning rate at the end of an epoch": _case(
+        "on_train_batch_end", 5, make_model=_StepsAtEpochEnd
+    ),
+    "the same after a validation": _case("on_validation_end", 1, make_model=_StepsAtEpochEnd),
+    "plateau at the end of an epoch": _case(
+        "on_train_epoch_end", 1, make_model=partial(_Plateau, interval="epoch", monitor="val_loss")
     ),
 }
 
@@ -224,9 +193,9 @@ def _wrapped() -> Any:
 
 def _cases(data: Callable[[], Any]) -> dict[str, Case]:
     return {
-        "within an epoch": Case("on_train_batch_end", 7, data=data),
-        "at the end of an epoch": Case("on_train_epoch_end", 1, data=data),
-        "after fit": Case("on_train_end", 1, data=data, max_steps=10, first={"max_steps": 7}),
+        "within an epoch": _case("on_train_batch_end", 7, make_data=data),
+        "at the end of an epoch": _case("on_train_epoch_end", 1, make_data=data),
+        "after fit": _case("on_train_end", 1, make_data=data, max_steps=10, first={"max_steps": 7}),
     }
 
 
@@ -288,23 +257,23 @@ class _Pairs(DropoutNet):
 
 
 _OWN: dict[str, Any] = {"use_distributed_sampler": False}
-_Step = partial(Case, "on_train_batch_end", 7)
+_Step = partial(_case, "on_train_batch_end", 7)
 NOT = {
-    "has a generator": _Step(data=lambda: shuffled(5, generator=torch.Generator())),
-    "persistent workers": _Step(data=lambda: shuffled(5, persistent_workers=True, **_WORKERS)),
-    "are iterable": _Step(data=lambda: DataLoader(_Reading(), batch_size=ROWS)),
-    "others have none": _Step(data=lambda: [_WithLength(), shuffled(5)], model=_Pairs),
+    "has a generator": _Step(make_data=lambda: shuffled(5, generator=torch.Generator())),
+    "persistent workers": _Step(make_data=lambda: shuffled(5, persistent_workers=True, **_WORKERS)),
+    "are iterable": _Step(make_data=lambda: DataLoader(_Reading(), batch_size=ROWS)),
+    "others have none": _Step(make_data=lambda: [_WithLength(), shuffled(5)], make_model=_Pairs),
     "has no length": _Step(
-        data=lambda: DataLoader(NoisyData(10), batch_sampler=_NoLength()), **_OWN
+        make_data=lambda: DataLoader(NoisyData(10), batch_sampler=_NoLength()), **_OWN
     ),
     "_Unknown may not follow": _Step(
-        data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Unknown()), **_OWN
+        make_data=lambda: DataLoader(NoisyData(10), batch_size=ROWS, sampler=_Unknown()), **_OWN
     ),
     "_Buckets may not follow": _Step(
-        data=lambda: DataLoader(NoisyData(10), batch_sampler=_Buckets()), **_OWN
+        make_data=lambda: DataLoader(NoisyData(10), batch_sampler=_Buckets()), **_OWN
     ),
-    "global random state": _Step(data=_drawn, **_OWN),
-    "ReduceLROnPlateau": _Step(model=partial(_Plateau, interval="step", monitor="loss")),
+    "global random state": _Step(make_data=_drawn, **_OWN),
+    "ReduceLROnPlateau": _Step(make_model=partial(_Plateau, interval="step", monitor="loss")),
 }
 
 
@@ -318,7 +287,7 @@ class _Hooked(DropoutNet):
         self.batches = getattr(self, "batches", 0) + 1
 
 
-NOT["before on_train_batch_end of the module"] = _Step(model=_Hooked)
+NOT["before on_train_batch_end of the module"] = _Step(make_model=_Hooked)
 
 
 class _Growing(pl.LightningDataModule):
@@ -333,15 +302,15 @@ class _Growing(pl.LightningDataModule):
 
 
 AT_ENDS = {
-    name: Case("on_train_epoch_end", 1, data=NOT[name].data, model=NOT[name].model, **settings)
-    for name, settings in (("others have none", {}), ("global random state", _OWN))
+    name: ("on_train_epoch_end", 1, NOT[name][2])
+    for name in ("others have none", "global random state")
 }
 if find_spec("torchdata") is not None:
-    NOT["Lightning has wrapped the sampler"] = Case("on_train_epoch_end", 1, data=_wrapped)
-NOT["whose state is not saved"] = Case("on_train_epoch_end", 1, data=NOT["has a generator"].data)
+    NOT["Lightning has wrapped the sampler"] = _case("on_train_epoch_end", 1, make_data=_wrapped)
+NOT["whose state is not saved"] = _case("on_train_epoch_end", 1, **NOT["has a generator"][2])
 
-NOT["the data loaders are reloaded"] = Case(
-    "on_train_batch_end", 3, data=_Growing, reload_dataloaders_every_n_epochs=1
+NOT["the data loaders are reloaded"] = _case(
+    "on_train_batch_end", 3, make_data=_Growing, reload_dataloaders_every_n_epochs=1
 )
 
 

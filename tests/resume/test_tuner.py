@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LearningRateFinder
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.callbacks import LearningRateFinder
 
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import BMUF, BMUF_GTC, make_trainer, this_rank, weights
+from tests.trainer.fitting import BMUF_GTC, make_trainer, this_rank, weights
 
 TWO_TIERS = partial(BMUF_GTC, group_size=1, warmup_steps=3)
 RATE = 0.03
@@ -51,33 +49,24 @@ class _Tuned(DropoutNet):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
-def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
+def _tune(folder: Path) -> dict[str, Any]:
     torch.manual_seed(this_rank())
     model = _Tuned()
     search: dict[str, Any] = {"min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
-    callbacks: list[Callback] = []
-    if as_callback:
-        callbacks.append(LearningRateFinder(num_training_steps=8, **search))
-    trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=2, default_root_dir=folder)
-    rates = []
-    if not as_callback:
-        finder = Tuner(trainer).lr_find(model, shuffled(10), num_training=8, **search)
-        assert finder is not None
-        rates = finder.results["lr"]
+    finder = LearningRateFinder(num_training_steps=8, **search)
+    trainer = make_trainer(TWO_TIERS(), callbacks=[finder], max_epochs=2, default_root_dir=folder)
     trainer.fit(model, shuffled(5))
     return {
         "starts": model.starts,
         "steps": trainer.global_step,
         "end": weights(model),
-        "rates": rates,
         "left": [str(path) for path in folder.iterdir()],
     }
 
 
-@pytest.mark.parametrize(("strategy", "as_callback"), [(BMUF, False), (TWO_TIERS, True)])
-def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
+def test_learning_rate_finder(tmp_path: Path) -> None:
     """Training starts with the counts, residuals, blocks and warm-up of the search's start."""
-    results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)
+    results = run_ranks(_tune, 2, tmp_path)
     for result in results:
         searching, training = result["starts"][0], result["starts"][-1]
         assert len(result["starts"]) == 2
@@ -87,8 +76,4 @@ def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) 
         assert result["steps"] == 10
         assert result["left"] == []
         assert torch.equal(result["end"], results[0]["end"])
-        if as_callback:
-            assert torch.equal(training["random"], searching["random"])
-        else:
-            assert result["rates"] == results[0]["rates"]
-            assert len(result["rates"]) == 8
+        assert torch.equal(training["random"], searching["random"])

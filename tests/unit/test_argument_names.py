@@ -9,26 +9,10 @@ import pytest
 import lightning_hier as lh
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 
-
-@pytest.mark.parametrize(
-    ("settings", "given", "meant"),
-    [
-        (lh.BMUF, "blok_size", "block_size"),
-        (lh.BMUFAdam, "moment", "moments"),
-        (lh.ModelAveraging, "local_momentm", "local_momentum"),
-        (lh.GTC, "denisty", "density"),
-        (lh.CommHook, "byte_per_element", "bytes_per_element"),
-    ],
-)
-def test_error_of_a_misspelt_name_suggests_the_right_one(
-    settings: Any, given: str, meant: str
-) -> None:
-    expected = rf"{settings.__name__} has no argument {given!r}: did you mean {meant!r}.*It takes "
-    with pytest.raises(TypeError, match=expected):
-        settings(**{given: 3})
-
-
-ELSEWHERE: list[tuple[Any, str, str]] = [
+UNKNOWN: list[tuple[Any, str, str]] = [
+    (lh.BMUF, "blok_size", "'blok_size': did you mean 'block_size'.*It takes "),
+    (lh.GTC, "denisty", "'denisty': did you mean 'density'.*It takes "),
+    (lh.CommHook, "byte_per_element", "did you mean 'bytes_per_element'"),
     (lh.DiLoCoStrategy, "merge", r"'merge'\. It takes group_size.*DiLoCo\(merge=0\.5\)\)"),
     (lh.BMUF, "group_size", "'group_size': it is an argument of the strategy\\. It takes "),
     (lh.HierarchicalModelParallelStrategy, "gradient_sync", "of HierarchicalStrategy.*across_dtyp"),
@@ -40,8 +24,10 @@ ELSEWHERE: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "given", "error"), ELSEWHERE)
-def test_error_of_another_name_lists_the_arguments(kind: Any, given: str, error: str) -> None:
+@pytest.mark.parametrize(("kind", "given", "error"), UNKNOWN)
+def test_error_of_an_unknown_name_suggests_one_or_lists_them(
+    kind: Any, given: str, error: str
+) -> None:
     with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument .*{error}"):
         kind(**{given: 3})
 

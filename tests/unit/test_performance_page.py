@@ -1,13 +1,10 @@
-"""Benchmark pages and the picture in the README show the committed results."""
+"""Benchmark pages show the committed results, and the picture has one for every bar."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from benchmarks.headline import RATES, STEP_SYSTEMS, step_ratios
 from benchmarks.performance.page import PAGE, measured_tables, replace_tables
 from benchmarks.performance.results import REPORTED, Results
-from tests.conftest import REPOSITORY
 
 
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
@@ -22,9 +19,3 @@ def test_every_bar_has_been_measured() -> None:
         assert len(ratios) == len(STEP_SYSTEMS)
         assert min(ratios) >= 1.0
         assert ratios[0] == max(ratios)  # DDP, with which the picture compares the others
-
-
-def test_readme_shows_the_picture() -> None:
-    picture = "docs/assets/headline.png"
-    assert f"]({picture})" in Path(REPOSITORY / "README.md").read_text()
-    assert (REPOSITORY / picture).stat().st_size > 10_000

@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.optim import SGD, Adam
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
 
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.two_stage.master import Master, master_model
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock
-from tests.unit.two_stage_talk import ETA, Talk, ones, parameter
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import hyperparameters
+from tests.unit.lone_channel import Replying
+
+ETA = 0.25
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+
+def ones(value: float) -> Tensor:
+    return torch.full((3,), value, dtype=torch.float64)
+
+
+class Talk:
+    """A master, and the pushes of nodes that it answers."""
+
+    def __init__(self, nodes: tuple[int, ...], optimizer: Optimizer, **settings: Any) -> None:
+        self.optimizer, self.answers = optimizer, list[Message]()
+        self.model = master_model(optimizer, optimizer.param_groups[0]["params"])
+        ranks = {node: range(node, node + 2) for node in nodes}
+        replies = Replying(lambda address, message: not self.answers.append(message))
+        self.master = Master([self.model], ranks, replies, TwoStageSettings(**settings))
+        self.counts = self.master.parts[0].counts
+
+    def push(self, node: int, total: Tensor, count: int, **facts: Any) -> list[Message]:
+        """Handle a push of a node, and return the answers."""
+        self.answers.clear()
+        common = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
+        defaults = common | {"count": count, "together": False, "collectives_done": 0}
+        message = Message(Kind.PUSH, 0, self.counts.version, defaults | facts, total)
+        self.master.handle(Received(node, str(node).encode(), message), 0.0)
+        return list(self.answers)
 
 
 def test_without_hierarchical_rate_gamma_is_eta() -> None:
-    talk = Talk((0,), hierarchical_lr=False)
-    [(_, answer)] = talk.push(0, ones(3.0), 4)
+    talk = Talk((0,), SGD([parameter()], lr=ETA), hierarchical_lr=False)
+    [answer] = talk.push(0, ones(3.0), 4)
     torch.testing.assert_close(answer.payload, -ETA * ones(3.0), rtol=1e-12, atol=0.0)
 
 
@@ -33,17 +70,17 @@ def test_without_hierarchical_rate_gamma_is_eta() -> None:
 def test_nonfinite_update_is_undone(
     kind: type[SGD | Adam], bad: dict[str, float], together: bool
 ) -> None:
-    talk = Talk((0,), optimizer=kind([parameter()], lr=ETA))
+    talk = Talk((0,), kind([parameter()], lr=ETA))
     group = talk.optimizer.param_groups[0]
     good = {name: group[name] for name in bad}
     group.update(bad)
     total = torch.tensor([0.0, 1e30, 1.0], dtype=torch.float64)
-    [(_, answer)] = talk.push(0, total, 1, together=together)
+    [answer] = talk.push(0, total, 1, together=together)
     assert answer.payload.tolist() == [0.0] * 3
     assert (talk.counts.version, talk.counts.nonfinite, talk.counts.pushes) == (0, 1, 0)
     assert not talk.model.snapshot()[1]  # the optimizer's state is undone as well
     group.update(good)
-    [(_, answer)] = talk.push(0, ones(1.0), 1)
+    [answer] = talk.push(0, ones(1.0), 1)
     torch.testing.assert_close(answer.payload, -ETA * ones(1.0), rtol=1e-6, atol=0.0)
 
 
@@ -51,7 +88,7 @@ def test_nonfinite_update_is_undone(
 def test_parameter_without_a_gradient_does_not_change(together: bool) -> None:
     """Neither weight decay nor momentum changes it."""
     pair = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    talk = Talk((0, 2), optimizer=SGD(pair, lr=0.5, momentum=0.9, weight_decay=0.1))
+    talk = Talk((0, 2), SGD(pair, lr=0.5, momentum=0.9, weight_decay=0.1))
 
     def pushed(*absent: list[int]) -> torch.Tensor:
         for node, own in zip((0, 2), absent, strict=True):
