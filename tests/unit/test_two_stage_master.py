@@ -38,9 +38,13 @@ class Talk:
         self.optimizer, self.answers = optimizer, list[Message]()
         self.model = master_model(optimizer, optimizer.param_groups[0]["params"])
         ranks = {node: range(node, node + 2) for node in nodes}
-        replies = Replying(lambda address, message: not self.answers.append(message))
-        self.master = Master([self.model], ranks, replies, TwoStageSettings(**settings))
+        chosen = TwoStageSettings(**settings)
+        self.master = Master([self.model], ranks, Replying(self._answer), chosen)
         self.counts = self.master.parts[0].counts
+
+    def _answer(self, address: bytes, message: Message) -> bool:
+        self.answers.append(message)
+        return True
 
     def push(self, node: int, total: Tensor, count: int, **facts: Any) -> list[Message]:
         """Handle a push of a node, and return the answers."""
