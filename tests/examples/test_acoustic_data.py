@@ -137,24 +137,6 @@ def _data(corpus: Corpus) -> AcousticDataModule:
     return data
 
 
-def test_loaders_give_batches_of_their_splits(corpus: Corpus) -> None:
-    data = _data(corpus)
-    for loader, split in (
-        (data.train_dataloader(), corpus.train),
-        (data.val_dataloader(), corpus.valid),
-        (data.test_dataloader(), corpus.test),
-    ):
-        batches = list(loader)
-        assert len(batches) == len(loader)
-        for batch in batches:
-            assert isinstance(batch, Batch)
-            for row, position in enumerate(batch.index.tolist()):
-                frames = int(batch.lengths[row])
-                assert torch.equal(batch.features[row, :frames], split[position].features)
-                assert torch.equal(batch.targets[row, :frames], split[position].senones)
-        assert sorted(i for b in batches for i in b.index.tolist()) == list(range(len(split)))
-
-
 def test_training_leaves_out_utterances_without_targets(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:

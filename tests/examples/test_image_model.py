@@ -27,19 +27,6 @@ def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
     return command_lines.small_run(config, directory, *small, *more, command=command)
 
 
-def test_optimizer_has_the_settings_of_the_paper() -> None:
-    configured = ResNetClassifier(**SIZES, learning_rate=0.4).configure_optimizers()
-    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    (group,) = optimizer.param_groups
-    assert (group["momentum"], group["weight_decay"]) == (0.9, 1e-4)
-    rates = []
-    for _ in range(90):
-        rates.append(group["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([0.4] * 30 + [0.04] * 30 + [0.004] * 30)
-
-
 def scores_on_this_rank() -> tuple[float, float, float, float]:
     """Scores by the Trainer, and scores of all images of the split at once."""
     torch.set_num_threads(1)

@@ -36,22 +36,6 @@ def test_logits_do_not_depend_on_later_tokens() -> None:
         assert not torch.allclose(after[:, position:], before[:, position:])
 
 
-def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
-    model = small_model(vocabulary=11, context=12, weight_decay=0.3, beta1=0.5, max_steps=10)
-    optimizer = model.configure_optimizers()["optimizer"]
-    decayed, others = optimizer.param_groups
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
-    assert decayed["betas"] == others["betas"] == (0.5, 0.95)
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert {names[id(p)].split(".")[-2] for p in decayed["params"]} == {
-        *("query_key_value", "output", "gate", "up", "down")
-    }
-    assert {names[id(p)].split(".")[-2] for p in others["params"]} == {
-        *("embedding", "attention_norm", "feed_forward_norm", "norm")
-    }
-    assert len(decayed["params"]) + len(others["params"]) == len(names)
-
-
 def scores_on_this_rank(folder: str, world_size: int) -> list[float]:
     """Scores by the Trainer, then scores of the whole stream in float64."""
     pl.seed_everything(0, verbose=False)

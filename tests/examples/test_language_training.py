@@ -30,7 +30,7 @@ def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) ->
             data_parallel_size=data_parallel, tensor_parallel_size=tensor_parallel
         )
     trainer = quiet_trainer(
-        strategy, devices=ranks, max_epochs=1, limit_train_batches=6, gradient_clip_val=0.5
+        strategy, devices=ranks, max_epochs=1, limit_train_batches=3, gradient_clip_val=0.5
     )
     # A batch has 8 windows, on one rank or divided among two.
     data = small_data(Path(folder), batch_windows=8 // data_parallel)

@@ -16,7 +16,6 @@ from examples.quiet import quiet_trainer
 # 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%. The ramp starts at the fourth loss. It
 # continues although the fifth loss falls by more than 5%.
 LOSSES = [10.0, 9.0, 8.5, 8.4, 4.0, 3.9]
-RATES = [0.8, 0.8, 0.8, 0.4, 0.2, 0.1]
 
 
 class ScriptedLoss(LightningModule):

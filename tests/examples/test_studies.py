@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
+
+from examples import run_store
+from tests.ranks import run_ranks
 
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'examples'")
 pytest.importorskip("torchmetrics", reason="the example needs the extra 'examples'")
@@ -13,9 +18,19 @@ from examples.studies import defaults  # noqa: E402
 from examples.studies.default_tasks import AN4, TASKS  # noqa: E402
 
 
+def _on_ranks(module: str, arguments: str, *, ranks: int) -> None:
+    run_ranks(_as_main, ranks, module, arguments)
+
+
+def _as_main(module: str, arguments: str) -> None:
+    sys.argv = [module, arguments]
+    runpy.run_module(module, run_name="__main__")
+
+
 def test_a_run_in_the_file_is_not_done_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_store, "run_module", _on_ranks)
     file = tmp_path / "runs.jsonl"
     arguments = ["--systems", "bmuf_adam", "--workers", "1", "--steps", "4"]
     arguments += ["--out", str(tmp_path)]
