@@ -24,18 +24,6 @@ from tests.trainer.fitting import (
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)]
-)
-def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> None:
-    model = partial(Net, batchnorm=True)
-    ranks = fit_on_ranks(4, partial(BMUF_GTC, block_size=3), model, 8, precision=precision)
-    for name, value in ranks[0].state.items():
-        assert all(torch.equal(result.state[name], value) for result in ranks), name
-        assert value.isfinite().all()
-    assert {result.weights.dtype for result in ranks} == {dtype}
-
-
-@pytest.mark.parametrize(
     ("group_size", "of", "skipping"),
     [(2, "gradient", [0, 1]), (2, "update", [1])],
 )
