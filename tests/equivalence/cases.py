@@ -258,13 +258,13 @@ def fit_all(cases: Sequence[Case]) -> dict[str, Values]:
     return {case.name: fit(case) for case in cases}
 
 
-def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
+def in_chunks(train_all: Callable[..., Any], cases: Sequence[Case], elements: int) -> Any:
     """Train the cases with small chunks, as if their models had millions of elements.
 
-    A shard may end in the middle of a chunk.
+    A shard or the moments of a parameter may end in the middle of a chunk.
     """
     with mock.patch.multiple(chunks, EXCHANGED=elements, EXCHANGED_ON_HOST=elements):
-        return fit_all(cases)
+        return train_all(cases)
 
 
 def state_of(net: nn.Module) -> Values:

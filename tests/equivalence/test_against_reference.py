@@ -19,7 +19,7 @@ from tests.equivalence.cases import (
     check_final,
     difference,
     fit_all,
-    fit_in_chunks,
+    in_chunks,
     run_reference,
 )
 from tests.ranks import run_ranks
@@ -141,7 +141,7 @@ CUT = [
 @pytest.fixture(scope="module")
 def cut_states() -> list[dict[str, Values]]:
     """Final states of runs with chunks of 7 elements, on two hosts of two ranks."""
-    return run_ranks(fit_in_chunks, 4, CUT, 7, ranks_per_node=2)
+    return run_ranks(in_chunks, 4, fit_all, CUT, 7, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)

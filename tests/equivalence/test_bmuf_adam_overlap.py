@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch.optim import Adam, AdamW, NAdam
 
 from lightning_hier import BMUFAdam
-from lightning_hier.algorithms import chunks
-from tests.equivalence.cases import Case, case, identical, make_reference
+from tests.equivalence.cases import Case, case, identical, in_chunks, make_reference
 from tests.equivalence.watching import Seen, assert_like_reference, reference_seen, watch_all
 from tests.ranks import run_ranks
 
@@ -48,19 +46,10 @@ CASES = [
 ]
 
 
-def _watch_in_chunks(cases: list[Case]) -> dict[str, Seen]:
-    """Train with small chunks, as if models had millions of elements.
-
-    The moments of a parameter may end in the middle of a chunk.
-    """
-    with mock.patch.multiple(chunks, EXCHANGED=29, EXCHANGED_ON_HOST=29):
-        return watch_all(cases)
-
-
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Seen]]:
     """Records of every rank."""
-    return run_ranks(_watch_in_chunks, 4, CASES)
+    return run_ranks(in_chunks, 4, watch_all, CASES, 29)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -17,8 +17,9 @@ from lightning_hier.reference import DiLoCo, Method, Training, Worker
 from tests.equivalence.cases import (
     Values,
     check_final,
-    fit_in_chunks,
+    fit_all,
     fragment_case,
+    in_chunks,
     run_reference,
 )
 from tests.ranks import run_ranks
@@ -74,7 +75,7 @@ CASES: list[Any] = [
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states of every rank."""
-    return run_ranks(fit_in_chunks, 4, CASES, 7)
+    return run_ranks(in_chunks, 4, fit_all, CASES, 7)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -46,13 +46,11 @@ def _two_tiers(name: str, across: str = "leader", **settings: Any) -> Case:
 ADAMW = partial(torch.optim.AdamW, lr=0.02, betas=(0.6, 0.9), weight_decay=0.1)
 NADAM = partial(torch.optim.NAdam, lr=0.02, betas=(0.8, 0.999), momentum_decay=0.05)
 _MOMENTS: dict[str, Any] = {"local_beta1": "keep", "block_momentum": 0.6, "trainer": _OFTEN}
-_AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
 _GTC = {"threshold": 0.02, "dense_below": 0, "net": "batch_norm"}
 CASES = [
     _bmuf("BMUF", epochs=2),
     _two_tiers("overlapping", "sharded", overlap=True, net="batch_norm", batches=10),
-    _two_tiers("BatchNorm", **_AVERAGE),
-    _two_tiers("rebound buffers", **{**_AVERAGE, "net": "rebinding"}),
+    _two_tiers("rebound buffers", local_momentum="average", net="rebinding"),
     # Optimizer b is at the end of a block for several steps of a.
     _case("two optimizers", group_size=2, block_size=2, find_unused_parameters=True, net="pair"),
     _case(
