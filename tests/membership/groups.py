@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,7 +49,6 @@ class Life:
         dies_at: step before which the process ends itself with SIGKILL, or a method and the number
             of completed synchronisations, such as ("send", 2).
         diverges_at: step in which the loss is NaN.
-        settings: further arguments of the strategy.
 
     """
 
@@ -62,7 +61,6 @@ class Life:
     resumes: str = ""
     dies_at: int | tuple[str, int] = -1
     diverges_at: int = -1
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,6 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
     strategy = lh.HierarchicalStrategy(
         block_sync=run.sync,
         membership=lh.TorchFT(run.lighthouse, life.group, run.groups, **settings),
-        **life.settings,
     )
     trainer = pl.Trainer(
         accelerator="cpu", devices=run.ranks, max_steps=run.steps * run.optimizers,

@@ -64,17 +64,15 @@ class _Loop:
 
 
 class Replying:
-    """The sending side of a server port.
+    """The sending side of a server port, on which no message stays queued.
 
     Attributes:
         send: function that gets an address and a message, and returns whether it is queued.
-        sending: addresses to which a message is still queued.
 
     """
 
     def __init__(self, send: Callable[[bytes, Message], bool]) -> None:
         self.send = send
-        self.sending: set[bytes] = set()
 
     def is_sending(self, address: bytes) -> bool:
-        return address in self.sending
+        return False

@@ -60,9 +60,7 @@ class Rank:
         self.plan = {block.number: block for block in plan}
         self.state = "computing"
         self.steps = 0
-        self.pushed = 0
         self.inbox: list[Received] = []
-        self.gradients: dict[tuple[int, int], Tensor] = {}
 
 
 class Cluster:
@@ -110,24 +108,23 @@ class Cluster:
         self._latest: dict[tuple[str, int, int], float] = {}
         self.ranks = [Rank(number, self, make) for number in range(world_size)]
 
-    def run(self, limit_s: float = 3000.0) -> None:
-        """Run until all ranks are done. Raise TimeoutError after ``limit_s`` of the clock."""
+    def run(self) -> None:
+        """Run until all ranks are done, or raise TimeoutError after 3000 s of the clock."""
         for rank in self.ranks:
             self._compute(rank)
         self._at(_TICK_S, self._tick)
         while any(rank.state != "done" for rank in self.ranks):
             self.now, _, happen = heapq.heappop(self._events)
-            if self.now > limit_s:
+            if self.now > 3000.0:
                 raise TimeoutError({rank.number: rank.state for rank in self.ranks})
             happen()
             self._check_timestamps()
 
     def post(self, sender: Rank, to: int, message: Message) -> bool:
         """Send a message from a worker to a server."""
-        target = self.ranks[to]
-        address = bytes([sender.number])
-        received = Received(sender.number, address, message)
-        self._deliver("up", sender.number, to, lambda: self._serve(target, received))
+        target = self.ranks[to].server
+        received = Received(sender.number, bytes([sender.number]), message)
+        self._deliver("up", sender.number, to, lambda: target.handle(received, self.now))
         return True
 
     def reply(self, sender: Rank, address: bytes, message: Message) -> bool:
@@ -146,9 +143,6 @@ class Cluster:
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), happen))
-
-    def _serve(self, rank: Rank, received: Received) -> None:
-        rank.server.handle(received, self.now)
 
     def _receive(self, rank: Rank, received: Received) -> None:
         rank.inbox.append(received)
@@ -192,7 +186,6 @@ class Cluster:
             parameter.grad = gradient
         rank.worker.push()
         rank.steps += 1
-        rank.pushed += 1
         rank.state = "pulling"
         self._poll(rank)
 
