@@ -15,7 +15,7 @@ from lightning_hier.fabric import HierarchicalStrategy
 from tests.fabric.loops import launched
 from tests.loop.loops import adam, network
 from tests.ranks import run_ranks
-from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
+from tests.trainer.mistakes import Mistakes, check_mistakes
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,7 @@ MISTAKES: Mistakes = {
 
 
 def test_wrong_set_up() -> None:
-    by_rank = errors_by_rank(__name__, ranks=2)
-    for name, (_, message) in MISTAKES.items():
-        check_errors([rank[name] for rank in by_rank], message)
+    check_mistakes(__name__, ranks=2)
 
 
 @pytest.mark.parametrize(

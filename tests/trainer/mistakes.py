@@ -18,12 +18,22 @@ def check_mistake(mistake: Callable[..., Any], message: str, *args: Any, ranks: 
     check_errors(run_ranks(mistake, ranks, *args, expect_failure=True), message)
 
 
-def check_errors(errors: list[str], message: str, kind: str = "ValueError") -> None:
+def check_errors(
+    errors: list[str], message: str, kind: str | tuple[str, ...] = "ValueError"
+) -> None:
     """Check that all errors are equal, start with ``kind``, and match ``message``."""
     for error in errors:
         assert error.startswith(kind), error
         assert re.search(message, error, re.DOTALL), error
     assert len(set(errors)) == 1
+
+
+def check_mistakes(module: str, ranks: int = 4, kind: str | tuple[str, ...] = "ValueError") -> None:
+    """Check that each of the ``MISTAKES`` of a module is the expected error on every rank."""
+    by_rank = errors_by_rank(module, ranks)
+    mistakes: Mistakes = import_module(module).MISTAKES
+    for name, (_, message) in mistakes.items():
+        check_errors([f"{rank[name]}\n({name})" for rank in by_rank], message, kind)
 
 
 def errors_by_rank(module: str, ranks: int = 4) -> list[dict[str, str]]:

@@ -23,7 +23,7 @@ from tests.trainer.fitting import (
     fits_on_ranks,
     fitted,
 )
-from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
+from tests.trainer.mistakes import Mistakes, check_errors, check_mistakes
 
 NO_SANITY_CHECK = {"num_sanity_val_steps": 0}
 
@@ -66,9 +66,7 @@ MISTAKES: Mistakes = {
 
 
 def test_one_error_names_ranks_groups_and_tensors_before_a_model_is_sent() -> None:
-    by_rank = errors_by_rank(__name__)
-    for name, (_, message) in MISTAKES.items():
-        check_errors([rank[name] for rank in by_rank], message, kind="NonFiniteModelError")
+    check_mistakes(__name__, kind="NonFiniteModelError")
 
 
 def test_only_buffers_that_remain_after_the_warm_up_must_be_finite() -> None:

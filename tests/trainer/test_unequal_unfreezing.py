@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.trainer.fitting import Net, fit, this_rank
-from tests.trainer.mistakes import Mistakes, errors_by_rank
+from tests.trainer.mistakes import Mistakes, check_mistakes
 
 # Groups have one rank or two. A single group of all ranks does not average models.
 _AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4)
@@ -65,38 +64,24 @@ def _fit(name: str, chosen: list[str | None], sizes: tuple[int, int]) -> None:
 
 _ALONE: list[str | None] = ["first", None, None, None]
 _BY_GROUP: list[str | None] = ["first", "first", "second", "second"]
-_SIZES = {"equal sizes": (3, 3), "other sizes": (3, 70)}
-_OF_GROUPS = {
-    case: (
-        partial(_fit, "bmuf_gtc", _BY_GROUP, sizes),
-        f"({sizes[1]},) torch.float32 in optimizer 0 only",
-    )
-    for case, sizes in _SIZES.items()
-}
+_FIRST = r"first \(3,\) torch.float32"
+_ERROR = (
+    f"{_FIRST} in optimizer 0 only on rank 0; {_FIRST} frozen only on ranks 1, 2, 3. "
+    "Freeze and unfreeze the same parameters at the same step on all ranks"
+)
 MISTAKES: Mistakes = {
-    **{name: (partial(_fit, name, _ALONE, (3, 5)), "") for name in STRATEGIES},
-    **_OF_GROUPS,
+    **{name: (partial(_fit, name, _ALONE, (3, 5)), _ERROR) for name in STRATEGIES},
+    # Parameters of equal sizes would be averaged with each other without an error.
+    **{
+        f"groups, second parameter of {size}": (
+            partial(_fit, "bmuf_gtc", _BY_GROUP, (3, size)),
+            rf"{_FIRST} in optimizer 0 only on ranks 0, 1;.*second \({size},\) torch.float32 in "
+            "optimizer 0 only",
+        )
+        for size in (3, 70)
+    },
 }
 
 
-@pytest.fixture(scope="module")
-def errors() -> list[dict[str, str]]:
-    return errors_by_rank(__name__)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_one_rank_alone_unfreezes(errors: list[dict[str, str]], name: str) -> None:
-    for rank in errors:
-        assert rank[name].startswith(
-            "OutOfStepError: the ranks train different parameters: first (3,) torch.float32 in "
-            "optimizer 0 only on rank 0; first (3,) torch.float32 frozen only on ranks 1, 2, 3. "
-            "Freeze and unfreeze the same parameters at the same step on all ranks"
-        )
-
-
-@pytest.mark.parametrize("name", _OF_GROUPS)
-def test_groups_unfreeze_different_parameters(errors: list[dict[str, str]], name: str) -> None:
-    """Parameters of equal sizes would be averaged with each other without an error."""
-    for rank in errors:
-        assert "first (3,) torch.float32 in optimizer 0 only on ranks 0, 1;" in rank[name]
-        assert f"second {MISTAKES[name][1]}" in rank[name]
+def test_ranks_and_groups_that_unfreeze_different_parameters_get_one_error() -> None:
+    check_mistakes(__name__, kind="OutOfStepError: the ranks train different parameters: ")
