@@ -2,6 +2,7 @@
 
 The files are not copied; their links, which are relative to the repository, are rewritten. Mermaid
 is loaded from docs/assets/ if it is there. Otherwise the reader's browser loads it from a CDN.
+The search lists guides and the API before reports.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
@@ -31,6 +33,12 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
         text = for_the_site((ROOT / source).read_text())
         files.append(File.generated(config, target, content=text))
     return files
+
+
+def on_page_markdown(_: str, *, page: Page, **__: Any) -> None:
+    """Let the search prefer pages that explain something to those that report what was measured."""
+    if page.file.src_uri.startswith(("reports/", "decisions/", "changes.md")):
+        page.meta["search"] = {"boost": 0.2}
 
 
 def for_the_site(text: str) -> str:
