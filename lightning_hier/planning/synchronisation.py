@@ -185,7 +185,8 @@ class _Fragment:
         else:
             scattered += self._weights * width
         if scattered:
-            load += group.all_to_all(scattered) + group.all_gather(scattered / group.size)
+            # To the hosts that sum, and back from them.
+            load += group.all_to_all(scattered) + group.all_to_all(scattered)
         return load
 
     def _encode(self) -> Load:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -131,3 +132,16 @@ def test_settings_that_no_strategy_has_are_refused(settings: Any, message: str) 
     with pytest.raises(ValueError) as raised:
         Settings(**settings)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("hosts", [4, 64])
+def test_quantised_sums_take_two_latencies_on_any_number_of_hosts(hosts: int) -> None:
+    workload = Workload(parameters=10**6, step_s=0.1)
+    pauses = []
+    for latency_s in (0.0, 1.0):
+        link = Link(bytes_per_second=1e12, latency_s=latency_s)
+        network = Network(hosts=hosts, devices=1, within=link, between=link)
+        settings = Settings(block_size=10, across_dtype="int8")
+        pauses.append(predict("bmuf", workload, network, settings).pause_s)
+    reports = 1 + math.log2(hosts)
+    assert pauses[1] - pauses[0] == pytest.approx(reports + 2)

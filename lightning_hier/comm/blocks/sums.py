@@ -44,9 +44,9 @@ def quantised_sum(
 ) -> Scheduled:
     """Sum ``piece`` over the groups, in place, quantised. Stages as in :func:`exact_sum`.
 
-    It is a reduce-scatter (by an all-to-all) and an all-gather: every host sums an equal shard of
-    the chunk and sends the sum to the others. Both steps round, with error feedback. The result is
-    bit for bit the same in all groups.
+    It is a reduce-scatter and an all-gather, each by an all-to-all: every host sums an equal shard
+    of the chunk and sends the sum to the others. Both steps round, with error feedback. The result
+    is bit for bit the same in all groups.
 
     Args:
         piece: 1-D.
@@ -178,7 +178,9 @@ def _quantised_between(
         codec.decode(row, feedback.sums, add=True)
     # All ranks decode these bytes, so that groups have the same bits. This rank decodes them, too.
     codec.encode_(feedback.sums, sent[0])
-    second = between.all_gather(received.view(-1), sent[0], _KIND)
+    # To all at once: the bytes of an all-gather, whose ring would take a latency for each host.
+    sent[1:] = sent[0]
+    second = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
     yield Due([second])
     # Complete shards with the dtype of the errors are decoded in place. Others need a buffer.
