@@ -1,6 +1,6 @@
 """Compare BMUF-Adam with synchronous Adam on rendered lines of text.
 
-python -m examples.ocr.demo            less than 6 minutes on 2 cores
+python -m examples.ocr.demo            5 to 8 minutes on 2 cores
 python -m examples.ocr.demo --short    one minute, too short for good error rates
 """
 
