@@ -219,19 +219,22 @@ def _from_models_(
 ) -> Tensor:
     """Update W and Delta from the mean of models, in place. Returns Delta(t)."""
     eta, zeta, ahead = group["block_momentum"], group["block_lr"], look_ahead(group)
-    # W_g(t-1) follows from W and Delta, and is no argument, because it would be one more model in
-    # memory.
-    start = model.add(update, alpha=ahead) if ahead and update is not None else model
-    moved = mean - start
-    if zeta == 1.0:
-        model.copy_(mean)
-    else:
-        moved.mul_(zeta)
-        torch.lerp(start, mean, zeta, out=model)
+    from_global = group["update_from"] == "global"
     # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1).
-    if update is not None and not (group["nesterov"] and group["update_from"] == "global"):
-        model.add_(update, alpha=eta)
-    return moved if update is None else torch.add(moved, update, alpha=eta, out=update)
+    added = None if group["nesterov"] and from_global else update
+    start, after = model, mean
+    # W_g(t-1) follows from W and Delta, and is no argument, because it would be one more model in
+    # memory. It is not needed if W(t) is the mean.
+    if ahead and update is not None and (zeta != 1.0 or added is not None):
+        start = model.add(update, alpha=ahead)
+    if zeta != 1.0:
+        after = torch.lerp(start, mean, zeta)
+    if added is not None:
+        after = after.add(added, alpha=eta)
+    # Eq. 4, so that Delta needs no pass of its own.
+    update = torch.sub(after, model if from_global else start, out=update)
+    model.copy_(after)
+    return update
 
 
 def _from_updates_(
