@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
-from examples.image.data_module import Images
-from examples.image.model import ResNetClassifier
+from examples.image.digits import Images, ResNetClassifier
 from examples.image.step_pause import StepClock, Straggler
 from examples.quiet import progress, quiet_trainer, silence_lightning
 from examples.run_store import run_job

@@ -22,8 +22,7 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.lightning import RayLightningEnvironment, RayTrainReportCallback
 from ray.train.torch import TorchTrainer
 
-from examples.image.data_module import Images
-from examples.image.model import ResNetClassifier
+from examples.image.digits import Images, ResNetClassifier
 
 
 def train_worker(config: dict[str, Any]) -> None:

@@ -11,8 +11,7 @@ import lightning.pytorch as pl
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.fixed_schedule import FixedScheduleLSTM
-from examples.image.data_module import Images
-from examples.image.model import ResNetClassifier
+from examples.image.digits import Images, ResNetClassifier
 from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 from examples.ocr.data_module import TextLines

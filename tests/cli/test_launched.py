@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.image.model import ResNetClassifier
+from examples.image.digits import ResNetClassifier
 from examples.loopback import loopback_interface
 from tests.cli.shell import run_python
 from tests.conftest import REPOSITORY
@@ -21,7 +21,7 @@ SCRIPT = "import sys\nfrom lightning_hier.cli.main import main\nsys.exit(main())
 def test_script_starts_two_ranks(tmp_path: Path) -> None:
     """Fast variant: the tests of the examples on two ranks, ``tests/examples/test_*``.
 
-    The checkpoint loads without arguments, because it holds the sizes of the data.
+    The checkpoint loads without arguments, because it holds those of the model.
     """
     script = tmp_path / "lightning-hier"
     script.write_text(SCRIPT)
@@ -34,5 +34,5 @@ def test_script_starts_two_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     (checkpoint,) = tmp_path.rglob("*.ckpt")
     model = ResNetClassifier.load_from_checkpoint(checkpoint, weights_only=True)
-    assert (model.hparams["num_classes"], model.hparams["image_channels"]) == (10, 1)
+    assert model.hparams["channels"] == [4]
     assert torch.isfinite(model(torch.zeros(1, 1, 8, 8))).all()

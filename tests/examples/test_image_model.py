@@ -1,30 +1,22 @@
-"""Tests of the image example's model: shapes, optimizer, training, scores, command line."""
+"""Tests of the image example: scores, data, and its command on two ranks."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+import re
+import sys
+from contextlib import redirect_stdout
+from runpy import run_module
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch.nn import functional
 
-from examples.image.data_module import Images
-from examples.image.model import ResNetClassifier
+from examples.image.digits import Images, ResNetClassifier
 from examples.quiet import quiet_trainer
 from lightning_hier import HierarchicalStrategy
-from tests.examples import command_lines
-from tests.examples.command_lines import EXAMPLES, run
 from tests.ranks import run_ranks
-
-CONFIGS = EXAMPLES / "image" / "configs"
-SIZES = {"num_classes": 10, "image_channels": 1}
-
-
-def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
-    """Arguments of a run of the digits config that takes a second or two."""
-    config, small = CONFIGS / "digits.yaml", ["--model.channels=[4]", "--data.batch_images=64"]
-    return command_lines.small_run(config, directory, *small, *more, command=command)
 
 
 def scores_on_this_rank() -> tuple[float, float, float, float]:
@@ -33,16 +25,16 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
     pl.seed_everything(0, verbose=False)
     strategy = HierarchicalStrategy(group_size="world", warmup_steps=0)
     trainer = quiet_trainer(strategy, devices=3)
-    model, data = ResNetClassifier(**SIZES, channels=(4,)), Images(batch_images=7)
+    model, data = ResNetClassifier(channels=(4,)), Images(batch_images=7)
     logged = trainer.validate(model, data, verbose=False)[0]
     images, labels = [], []
     for rank in range(3):
         sampler = data.val_dataloader().sampler
         sampler.rank = rank
         for draw in sampler:
-            batch = data.val_dataloader().dataset[draw]
-            images.append(batch.images)
-            labels.append(batch.labels)
+            of_batch = data.val_dataloader().dataset[draw]
+            images.append(of_batch[0])
+            labels.append(of_batch[1])
     with torch.no_grad():
         logits, wanted = model.eval()(torch.cat(images)), torch.cat(labels)
     accuracy = (logits.argmax(1) == wanted).float().mean().item()
@@ -57,17 +49,21 @@ def test_scores_weigh_all_images_of_all_ranks_alike() -> None:
         assert loss == pytest.approx(wanted_loss, rel=1e-5)
 
 
-def fit_on_this_rank(directory: str, strategy: str) -> list[float]:
+def printed_on_this_rank(strategy: str) -> str:
+    """Output of the command after two epochs."""
     torch.set_num_threads(1)
-    arguments = [f"--trainer.strategy={strategy}", "--trainer.devices=2"]
-    cli = run(small_run(Path(directory), *arguments))
-    return [float(each.detach().double().sum()) for each in cli.model.parameters()]
+    sys.argv = ["digits", f"--strategy={strategy}", "--ranks=2", "--epochs=2"]
+    with redirect_stdout(io.StringIO()) as printed:
+        run_module("examples.image.digits", run_name="__main__")
+    return printed.getvalue()
 
 
-def test_servers_hold_a_model_that_was_sized_by_the_data(tmp_path: Path) -> None:
-    """Synchronous strategies are tested with the other examples."""
-    first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path), "psp")
-    assert first == second and len(first) > 4
+@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+def test_command_prints_the_test_accuracy_of_a_model_that_has_learnt(strategy: str) -> None:
+    printed, of_second = run_ranks(printed_on_this_rank, 2, strategy)
+    (accuracy,) = re.findall(r"test/accuracy\W+([\d.]+)", printed)
+    assert float(accuracy) > 0.5
+    assert "test/accuracy" not in of_second
 
 
 def test_digits_are_divided_without_loss_and_the_same_each_time() -> None:
@@ -75,15 +71,15 @@ def test_digits_are_divided_without_loss_and_the_same_each_time() -> None:
     for module in (data, again):
         module.setup("fit")
     splits = {name: split[list(range(len(split)))] for name, split in data.splits.items()}
-    assert {name: len(batch.labels) for name, batch in splits.items()} == {
+    assert {name: len(labels) for name, (_, labels) in splits.items()} == {
         "train": 1197,
         "valid": 300,
         "test": 300,
     }
-    images = torch.cat([batch.images for batch in splits.values()])
+    images = torch.cat([of_split for of_split, _ in splits.values()])
     assert images.shape == (1797, 1, 8, 8)
     # 1797 digits of which no two are the same.
     assert len(images.flatten(1).unique(dim=0)) == 1797
-    train = splits["train"].images
+    train = splits["train"][0]
     assert train.mean().abs() < 1e-4 and abs(train.std() - 1) < 1e-3
-    assert torch.equal(again.splits["test"][[0]].images, splits["test"].images[:1])
+    assert torch.equal(again.splits["test"][[0]][0], splits["test"][0][:1])

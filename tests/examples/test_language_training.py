@@ -50,6 +50,19 @@ def test_a_mesh_trains_the_same_model(tmp_path: Path) -> None:
     assert scores[0] == pytest.approx(alone, rel=1e-5)
 
 
+def weights_on_this_rank(folder: str) -> list[float]:
+    model = small_model()
+    trainer = quiet_trainer("psp", devices=2, max_steps=3)
+    trainer.fit(model, small_data(Path(folder), batch_windows=4))
+    return [float(each.detach().double().sum()) for each in model.parameters()]
+
+
+def test_servers_hold_a_model_that_was_sized_by_the_data(tmp_path: Path) -> None:
+    """Synchronous strategies are tested below, and with the other examples."""
+    first, second = run_ranks(weights_on_this_rank, 2, str(write_texts(tmp_path / "texts")))
+    assert first == second and len(first) > 4
+
+
 def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> None:
     data = small_data(write_texts(tmp_path / "texts"))
     with pytest.raises(ValueError, match="vocabulary of the model must be at least the data's 257"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.acoustic.batching import FrameBatchSampler
-from examples.image.data_module import ImageSampler
+from examples.image.digits import ImageSampler
 from examples.language.windows import WindowSampler
 from examples.ocr.lines import LineBatchSampler
 
