@@ -14,7 +14,10 @@ from typing import Any
 
 import hypothesis  # noqa: F401
 import pytest  # noqa: F401
+import torch.distributed._tensor  # noqa: F401
 import torch.distributed.algorithms.ddp_comm_hooks  # noqa: F401
+import torch.distributed.checkpoint  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
 from lightning.fabric.utilities import registry
 
 import lightning_hier.parameter_server.psp.engine

@@ -246,7 +246,7 @@ def fit(case: Case, **more: Any) -> Values:
     pl.seed_everything(rank_number(), verbose=False)
     module = make_module(case, seed=rank_number())
     trainer = make_trainer(case, **more)
-    model: Any = torch.compile(module, backend="aot_eager") if case.compiled else module
+    model: Any = torch.compile(module, backend="eager") if case.compiled else module
     trainer.fit(model, loader(rank_number(), case.batches))
     if case.compiled:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"], "nothing was compiled"

@@ -42,7 +42,13 @@ def test_a_run_in_the_file_is_not_done_again(
     assert first.endswith(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", TASKS)
+# Their builds read, or synthesise, whole corpora.
+_SLOW = {"acoustic", "an4"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in TASKS]
+)
 def test_each_task_builds_a_module_and_its_data(name: str) -> None:
     task = TASKS[name]
     if name == "an4" and not Path(AN4).exists():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import lightning_hier
+from examples.language import small_loop
 from lightning_hier.fabric import hierarchical
 from lightning_hier.loop.wrapping import without_ddp
 from tests.conftest import REPOSITORY
@@ -86,6 +87,7 @@ def _run(loop: str, arguments: list[str]) -> tuple[Tensor, list[float]]:
     # This process ends with the run.
     lightning_hier.attach = hierarchical.attach = noted
     _shorten_blocks()
+    setattr(small_loop, "_VALIDATED_BATCHES", 3)  # noqa: B010
     sys.argv = [loop, *arguments]
     with redirect_stdout(io.StringIO()) as printed:
         run_module(f"examples.{loop}", run_name="__main__")

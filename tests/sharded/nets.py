@@ -36,7 +36,8 @@ class Divided(pl.LightningModule):
     def __init__(self, optimizer: str = "SGD", lr: float = 0.05, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(11)
-        self.optimizer, self.lr, self.options = optimizer, lr, options
+        # With foreach, operators dispatch lists of tensors, instead of each DTensor.
+        self.optimizer, self.lr, self.options = optimizer, lr, {"foreach": True, **options}
         self.first = nn.Linear(5, 6).double()  # 6 rows do not divide evenly among four ranks
         self.second = nn.Linear(6, 2).double()
         self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))

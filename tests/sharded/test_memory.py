@@ -82,7 +82,7 @@ class Transformer(pl.LightningModule):
         return self.layers(torch.randn(1, 2, WIDTH)).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-5)
+        return torch.optim.AdamW(self.parameters(), lr=1e-5, foreach=True)
 
     def on_train_batch_end(self, *_: Any) -> None:
         if self.trainer.global_step == STEPS:  # in the middle of a block

@@ -49,7 +49,7 @@ class Wrapped(Divided):
         if self.way == "wrapper":
             apply_activation_checkpointing(self, check_fn=lambda own: own is self.first)
         elif self.way == "compile":
-            self.first = torch.compile(self.first, backend="aot_eager")  # type: ignore[assignment]
+            self.first = torch.compile(self.first, backend="eager")  # type: ignore[assignment]
         fully_shard(self.first, mesh=mesh["data_parallel"])
         fully_shard(self, mesh=mesh["data_parallel"])
 
