@@ -109,6 +109,7 @@ def automatic_values(settings: Synchronisation) -> dict[str, Any]:
         "warmup_steps": int(settings.warmup_steps),
         "density": getattr(settings.gradient_sync, "density", None),
         "block_size": getattr(sync, "block_size", None),
+        "moments_every": getattr(sync, "moments_every", None),
         **{name: getattr(sync, name, None) for name in MOMENTUM},
         "run_steps": settings.run_steps,
     }

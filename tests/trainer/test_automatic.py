@@ -60,8 +60,9 @@ def test_defaults_of_a_run_of_known_length() -> None:
         assert result.notes == [0.9] * 6 + [0.5] * 54
     numbers, beta = results[0][1]
     assert numbers == (
-        "warmup_steps='auto' is 6, block_size='auto' is 3, block_momentum='auto' is 0, because the "
-        "run has 60 steps and 2 groups. The learning rate to pass is that of DDP."
+        "warmup_steps='auto' is 6, block_size='auto' is 3, block_momentum='auto' is 0, "
+        "moments_every='auto' is 4, because the run has 60 steps and 2 groups. The learning rate "
+        "to pass is that of DDP."
     )
     assert "AdamW uses a first beta of 0.5 instead of 0.9" in beta
 

@@ -48,6 +48,17 @@ def test_bmuf_adam_has_twenty_blocks_for_each_model(
     assert lh.DiLoCo(block_size="auto").resolved(steps, models).steps == block_size
 
 
+def test_moments_travel_less_often_only_with_automatic_blocks() -> None:
+    assert lh.BMUFAdam().resolved(300, 4).moments_every == 4
+    assert lh.BMUFAdam(moments_every=1).resolved(300, 4).moments_every == 1
+    assert lh.BMUFAdam(block_size=7).moments_every == 1
+    asked = Synchronisation(0, lh.AllReduce(), lh.BMUFAdam())
+    # A run that was saved before there was an automatic number goes on with every block.
+    for saved, every in (({"moments_every": 4}, 4), ({}, 1)):
+        resumed = asked.with_values({"block_size": 7, **saved})
+        assert resumed.block_sync == lh.BMUFAdam(block_size=7, moments_every=every)
+
+
 @pytest.mark.parametrize(
     ("steps", "bmuf", "bmuf_adam", "diloco"),
     [

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from typing_extensions import override
+from typing_extensions import Self, override
 
-from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
+from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto, is_number
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
 from lightning_hier.comm.blocks.bmuf import BlockMomentumSync
@@ -27,6 +27,8 @@ LocalBeta1 = float | Auto | Literal["keep"]
 # bmuf_adam 2.2, last paragraph.
 _ADVISED_BETA1 = 0.5
 _MANY_MODELS = 16
+# Measured in docs/reports/defaults.md.
+_MOMENTS_EVERY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class BMUFAdam(BlockMomentumSync):
             and k unchanged (eq. 13), the paper's baseline.
         moments_every: blocks between two exchanges of the moments, which stay local in between, as
             in DES-LOC (arXiv 2505.22549). rho_n follows every block. The tau of an exchange is
-            that of all blocks since the last one.
+            that of all blocks since the last one. ``"auto"``: 4 if ``block_size`` is ``"auto"``,
+            otherwise 1.
         local_beta1: largest first beta of the local optimizer while blocks run and there are
             several groups: ``"auto"`` (0.5), a number in [0, 1), or ``"keep"`` (no limit).
         across_dtype: as in :class:`BlockSync`. If updates are quantised or sparse, moments are sent
@@ -86,7 +89,7 @@ class BMUFAdam(BlockMomentumSync):
     """
 
     moments: Moments = "corrected"
-    moments_every: int = 1
+    moments_every: int | Auto = "auto"
     local_beta1: LocalBeta1 = "auto"
 
     @property
@@ -96,17 +99,33 @@ class BMUFAdam(BlockMomentumSync):
 
     @property
     def state_every(self) -> int:
-        """``moments_every``."""
-        return self.moments_every
+        """``moments_every``, as a number."""
+        return 1 if self.moments_every == "auto" else self.moments_every
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        check_whole("moments_every", self.moments_every)
+        check_whole_or_auto("moments_every", self.moments_every)
+        # With blocks of the user's own, moments are exchanged as often as in the paper.
+        if self.moments_every == "auto" and self.block_size != "auto":
+            object.__setattr__(self, "moments_every", 1)
         check_choice("moments", self.moments, get_args(Moments))
         beta1: Any = self.local_beta1
         if beta1 not in ("auto", "keep") and not (is_number(beta1) and 0.0 <= beta1 < 1.0):
             raise ValueError(f"local_beta1 must be 'auto', 'keep' or lie in [0, 1), got {beta1!r}")
+
+    @override
+    def automatic(self, *, varies: bool = False) -> list[str]:
+        """See :class:`BlockSync`."""
+        return super().automatic(varies=varies) + ["moments_every"] * (self.moments_every == "auto")
+
+    @override
+    def resolved(self, run_steps: float, num_models: int, *, varies: bool = False) -> Self:
+        """See :class:`BlockSync`."""
+        known = super().resolved(run_steps, num_models, varies=varies)
+        if self.moments_every != "auto":
+            return known
+        return replace(known, moments_every=_MOMENTS_EVERY)
 
     @override
     def blocks_of_run(self, num_models: int) -> int:
