@@ -64,7 +64,7 @@ SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
         ("sgd_momentum", 500, "BMUF", INT4),
         ("sgd_momentum", 100, "BMUF", INT4 | LATE),
         ("sgd_momentum", 10, "DiLoCo", SPARSE | LATE),
-        ("adam", 15_000, "BMUFAdam", {}),
+        ("adam", 15_000, "BMUFAdam", {"moments_every": 4}),
         ("adam", 2000, "BMUFAdam", INT4 | {"moments_every": 6}),
         ("adam", 500, "DiLoCo", INT4),
         ("adam", 100, "DiLoCo", INT4 | LATE),
