@@ -259,7 +259,7 @@ def main() -> None:
         logger=False,
         enable_checkpointing=False,
     )
-    model, data = ResNetClassifier(), Images()
+    model, data = ResNetClassifier(decay_epochs=(15, 20)), Images()
     trainer.fit(model, data)
     trainer.test(model, data)
 

@@ -30,7 +30,7 @@ from lightning_hier import (
 _ONE_WORKER = "one worker"
 # BMUF-Adam lowers the first beta to 0.5 by default.
 _DDP_HALF_BETA1 = "ddp, first beta 0.5"
-# Systems that were measured before moments_every="auto" was 4.
+# In the runs of the report, these systems exchange the moments at every block.
 _MOMENTS_OF_EVERY_BLOCK = BMUFAdam(moments_every=1)
 SYSTEMS: dict[str, Callable[[], HierarchicalStrategy]] = {
     "ddp": lambda: HierarchicalStrategy(group_size="world"),

@@ -231,7 +231,7 @@ def _from_models_(
         after = torch.lerp(start, mean, zeta)
     if added is not None:
         after = after.add(added, alpha=eta)
-    # Eq. 4, so that Delta needs no pass of its own.
+    # Delta(t) by eq. 4: one subtraction, where G(t) and the sum of eq. 3 would be two passes.
     update = torch.sub(after, model if from_global else start, out=update)
     model.copy_(after)
     return update

@@ -28,7 +28,7 @@ PREFERENCE: tuple[Mapping[str, Any], ...] = (
 """Settings by their effect on what the model learns, the smallest first."""
 
 # docs/reports/low_communication.md: int4, and moments less often, cost less loss than a delay.
-# docs/reports/defaults.md: moments at every 4th block cost nothing.
+# docs/reports/defaults.md: moments at every 4th block cost no loss there.
 ADAM_PREFERENCE: tuple[Mapping[str, Any], ...] = (
     {"block_sync": "bmuf_adam", "moments_every": 4},
     {"block_sync": "bmuf_adam", "across_dtype": "int4", "moments_every": 6},
@@ -97,8 +97,11 @@ def candidates(
             continue
         if not fixed.get("overlap", True) and "overlap" in option:
             option = {n: value for n, value in option.items() if n not in _LATE}
+        chosen = {**option, **fixed}
+        if chosen["block_sync"] != "bmuf_adam":  # a fixed one, which sends no moments
+            chosen["moments_every"] = 1
         try:
-            option_settings = replace(settings, **{**option, **fixed})
+            option_settings = replace(settings, **chosen)
         except ValueError:  # a fixed block has too few steps
             continue
         # Fixed fields make some options equal. The first one keeps its place.

@@ -280,6 +280,9 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         names = [n for n in self._asked.automatic if saved.get(n) not in (None, used[n])]
         if saved.get("run_steps") == used["run_steps"]:  # momentum follows the number of groups
             names = [name for name in names if name not in MOMENTUM]
+        # It would be another number beside a block_size of the user's own.
+        if "block_size" in names and saved.get("moments_every") is not None:
+            names = [*dict.fromkeys([*names, "moments_every"])]
         if names:
             before = ", ".join(f"{name}={saved[name]}" for name in names)
             now = ", ".join(f"{name}={used[name]}" for name in names)

@@ -98,8 +98,8 @@ def test_automatic_values_of_another_length_are_an_error(tmp_path: Path) -> None
     jobs = [partial(_automatic, path, steps, resume=steps != 12) for steps in (12, 13)]
     assert run_ranks(in_turn, 2, jobs) == [[(1, 1)] * 2] * 2
     expected = (
-        "began with warmup_steps=1, block_size=1, block_momentum=0.0, and 'auto' is "
-        "warmup_steps=9, block_size=4, block_momentum=0.1111"
+        "began with warmup_steps=1, block_size=1, block_momentum=0.0, moments_every=4, and 'auto' "
+        "is warmup_steps=9, block_size=4, block_momentum=0.1111"
     )
     for outcome in rank_outcomes(_automatic, 2, path, 90, resume=True):
         assert outcome.error is not None and expected in outcome.error

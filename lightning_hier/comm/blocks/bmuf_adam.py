@@ -99,7 +99,7 @@ class BMUFAdam(BlockMomentumSync):
 
     @property
     def state_every(self) -> int:
-        """``moments_every``, as a number."""
+        """``moments_every``, or 1 while it is ``"auto"``."""
         return 1 if self.moments_every == "auto" else self.moments_every
 
     def __post_init__(self) -> None:
