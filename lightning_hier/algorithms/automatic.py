@@ -22,6 +22,9 @@ _LEAST_DENSITY = 0.01
 _LARGEST_DENSITY = 0.1
 _STEPS_OF_AN_ELEMENT = 30.0
 
+MOMENTS_EVERY = 4
+"""Blocks between two exchanges of the moments of BMUF-Adam."""
+
 
 def auto_block_size(run_steps: float, blocks: int) -> int:
     """Steps of a block, for so many blocks in a run: from 4 to 50, and 1 in runs of 20 steps.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lightning_hier.algorithms.automatic import MOMENTS_EVERY
 from lightning_hier.planning.gradients import step_with_gradients
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
@@ -28,9 +29,8 @@ PREFERENCE: tuple[Mapping[str, Any], ...] = (
 """Settings by their effect on what the model learns, the smallest first."""
 
 # docs/reports/low_communication.md: int4, and moments less often, cost less loss than a delay.
-# docs/reports/defaults.md: moments at every 4th block cost no loss there.
 ADAM_PREFERENCE: tuple[Mapping[str, Any], ...] = (
-    {"block_sync": "bmuf_adam", "moments_every": 4},
+    {"block_sync": "bmuf_adam", "moments_every": MOMENTS_EVERY},
     {"block_sync": "bmuf_adam", "across_dtype": "int4", "moments_every": 6},
     {"block_sync": "diloco", "across_dtype": "int4"},
     {"block_sync": "diloco", "across_dtype": "int4", **_LATE},

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto, is_number
-from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.automatic import MOMENTS_EVERY, Auto
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
 from lightning_hier.comm.blocks.bmuf import BlockMomentumSync
 from lightning_hier.comm.blocks.local_state import LocalState, stepping_with
@@ -27,8 +27,6 @@ LocalBeta1 = float | Auto | Literal["keep"]
 # bmuf_adam 2.2, last paragraph.
 _ADVISED_BETA1 = 0.5
 _MANY_MODELS = 16
-# Measured in docs/reports/defaults.md.
-_MOMENTS_EVERY = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +123,8 @@ class BMUFAdam(BlockMomentumSync):
         known = super().resolved(run_steps, num_models, varies=varies)
         if self.moments_every != "auto":
             return known
-        return replace(known, moments_every=_MOMENTS_EVERY)
+        # With its blocks known, it has taken them for those of the user.
+        return replace(known, moments_every=MOMENTS_EVERY)
 
     @override
     def blocks_of_run(self, num_models: int) -> int:
