@@ -1,20 +1,19 @@
-"""Base class of the samplers of the examples, with equally many batches for each rank.
+"""Base classes of the samplers of the examples, with equally many batches for each rank.
 
 :class:`BatchIndex` is a batch of data that are augmented.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import numpy as np
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-Item = TypeVar("Item")
 
 
 class BatchIndex(NamedTuple):
@@ -30,7 +29,7 @@ class BatchIndex(NamedTuple):
     positions: tuple[int, ...]
 
 
-class StepSampler(DistributedSampler[Item], ABC):
+class StepSampler(DistributedSampler[Any], ABC):
     """Yields the batches of one rank. Each step has one batch for each rank.
 
     The steps, and the batches of a step, are shuffled by (seed, epoch).
@@ -49,7 +48,15 @@ class StepSampler(DistributedSampler[Item], ABC):
         ValueError: rank or world size is out of range.
     """
 
-    def __init__(self, items: int, *, rank: int, world_size: int, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        items: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} of {world_size}")
         super().__init__(
@@ -61,36 +68,82 @@ class StepSampler(DistributedSampler[Item], ABC):
         )
         self.world_size = world_size
 
-    def steps(self, epoch: int) -> list[list[list[int]]]:
-        """Return all steps of an epoch, each with one batch for each rank."""
-        draw = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of this rank in the epoch of ``set_epoch``."""
+        draw = np.random.default_rng([self.seed, self.epoch]) if self.shuffle else None
         batches = self._batches(draw)
         steps = [batches[i : i + self.world_size] for i in range(0, len(batches), self.world_size)]
         if draw is not None:
             draw.shuffle(steps)
             for step in steps:
                 draw.shuffle(step)
-        return steps
-
-    def __iter__(self) -> Iterator[Item]:
-        """Yield the batches of this rank in the epoch of ``set_epoch``."""
-        for step in self.steps(self.epoch):
+        for step in steps:
             yield self._item(step[self.rank])
 
     @abstractmethod
-    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
+    def __len__(self) -> int:
+        """Return the number of batches of a rank in an epoch."""
+
+    @abstractmethod
+    def _batches(self, draw: np.random.Generator | None) -> list[np.ndarray]:
         """Return the batches, ordered so that adjacent ones have similar cost.
 
         Their number is a multiple of the world size.
         """
 
-    @abstractmethod
-    def _item(self, batch: list[int]) -> Item:
+    def _item(self, batch: np.ndarray) -> Any:
         """Return the index of a batch for the data set."""
+        return batch.tolist()
+
+
+class EvenSampler(StepSampler):
+    """Yields batches whose sizes differ by at most one item.
+
+    Their number is the smallest possible multiple of the world size, and every item is used once.
+
+    Args:
+        items: number of items of the data set.
+        batch_items: largest number of items in a batch of one rank.
+        whole: whether every batch has ``batch_items`` items. An epoch then omits less than a step,
+            other items in each epoch if they are shuffled.
+        options: further arguments of :class:`StepSampler`.
+
+    Raises:
+        ValueError: a number is out of range, or there are fewer items than batches.
+    """
+
+    def __init__(
+        self, items: int, *, batch_items: int, whole: bool = False, **options: Any
+    ) -> None:
+        super().__init__(items, **options)
+        if batch_items < 1:
+            raise ValueError(f"a batch must have at least 1 item, got {batch_items}")
+        in_step = batch_items * self.world_size
+        self._steps = items // in_step if whole else math.ceil(items / in_step)
+        self._used = self._steps * in_step if whole else items
+        if not 0 < self._steps * self.world_size <= items:
+            raise ValueError(
+                f"{items} items don't fill batches of {batch_items} on each of {self.world_size} "
+                "ranks; take fewer ranks, another size of batches, or more data"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of batches of a rank in an epoch."""
+        return self._steps
+
+    def _order(self, draw: np.random.Generator | None) -> np.ndarray:
+        """Return the items, ordered so that adjacent ones have similar cost."""
+        items = len(self.dataset)  # type: ignore[arg-type]
+        return np.arange(items) if draw is None else draw.permutation(items)
+
+    def _batches(self, draw: np.random.Generator | None) -> list[np.ndarray]:
+        # Views of one array, because an epoch of a large corpus has millions of items.
+        order = self._order(draw)[: self._used]
+        return np.array_split(order, self._steps * self.world_size)
 
 
 def rank_loader(
-    dataset: Dataset[Any], sampler: StepSampler[Any], *, num_workers: int
+    dataset: Dataset[Any], sampler: StepSampler, *, num_workers: int = 0
 ) -> DataLoader[Any]:
     """Return a loader of the batches of one rank."""
     # batch_size=None, because the items of the sampler are whole batches.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 _BUCKET_WIDTH = 1.1
 
 
-class FrameBatchSampler(StepSampler[list[int]]):
+class FrameBatchSampler(StepSampler):
     """Yields the positions of the utterances of each batch of one rank.
 
     Batches contain utterances of similar length (a bucket), which need little padding. The
@@ -34,27 +35,16 @@ class FrameBatchSampler(StepSampler[list[int]]):
         lengths: number of frames of each utterance.
         batch_frames: largest number of frames of a batch, including padding: number of utterances
             times the length of the longest one. A longer utterance is a batch by itself.
-        rank: rank of this process.
-        world_size: number of ranks among which the batches are distributed.
-        shuffle: whether to shuffle in each epoch. Otherwise, batches are in order of length.
-        seed: seed of the shuffling, the same on all ranks.
+        options: further arguments of :class:`~examples.rank_batches.StepSampler`.
 
     Raises:
         ValueError: there are no utterances, one has no frames, or an argument is out of range.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        *,
-        batch_frames: int = 2048,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, lengths: Sequence[int], *, batch_frames: int = 2048, **options: Any) -> None:
         _check(lengths, batch_frames)
-        super().__init__(len(lengths), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
+        super().__init__(len(lengths), **options)
+        world_size = self.world_size
         self.batch_frames = batch_frames
         self._lengths = np.asarray(lengths, dtype=np.int64)
         self._by_length = np.argsort(self._lengths, kind="stable")
@@ -78,15 +68,12 @@ class FrameBatchSampler(StepSampler[list[int]]):
         """Return the number of batches of a rank in an epoch."""
         return len(self._cuts) // self.world_size
 
-    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
+    def _batches(self, draw: np.random.Generator | None) -> list[np.ndarray]:
         order = self._by_length.copy()
         if draw is not None:
             for start, end in self._buckets:
                 draw.shuffle(order[start:end])
-        return [order[start:end].tolist() for start, end in self._cuts]
-
-    def _item(self, batch: list[int]) -> list[int]:
-        return batch
+        return [order[start:end] for start, end in self._cuts]
 
 
 def _check(lengths: Sequence[int], batch_frames: int) -> None:

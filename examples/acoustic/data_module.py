@@ -110,7 +110,7 @@ class AcousticDataModule(CorpusData[Corpus]):
             shuffle=shuffle,
             seed=self.seed,
         )
-        return rank_loader(dataset, sampler, num_workers=0)
+        return rank_loader(dataset, sampler)
 
     def _build(self) -> Corpus:
         fitted = Fitted.from_state_dict(self.fitted) if self.fitted else None

@@ -7,7 +7,6 @@ torchrun --nproc-per-node 4 -m examples.image.digits --strategy psp
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,63 +21,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchvision.models.resnet import BasicBlock
 
 import lightning_hier  # noqa: F401  # registers the strategies
-from examples.rank_batches import StepSampler, rank_and_world_size, rank_loader
+from examples.rank_batches import EvenSampler, rank_and_world_size, rank_loader
 
 CLASSES = 10
 _SPLITS = {"test": slice(0, 300), "valid": slice(300, 600), "train": slice(600, None)}
-
-
-class ImageSampler(StepSampler[list[int]]):
-    """Yields the batches of one rank.
-
-    The images are divided into batches of at most ``batch_images`` images. The number of batches is
-    the smallest possible multiple of the world size, and their sizes differ by at most one. Every
-    image is used once.
-
-    Args:
-        images: number of images of the split.
-        batch_images: maximum number of images in a batch of one rank.
-        rank: rank of the batches.
-        world_size: number of ranks.
-        shuffle: whether to shuffle in each epoch. Otherwise, the order is that of the split.
-        seed: seed of the random generators, equal on all ranks.
-
-    Raises:
-        ValueError: if a number is out of range, or there are fewer images than batches.
-    """
-
-    def __init__(
-        self,
-        images: int,
-        *,
-        batch_images: int,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(images, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
-        if batch_images < 1:
-            raise ValueError(f"batch_images must be at least 1, got {batch_images}")
-        self._images = images
-        self._steps = math.ceil(images / (batch_images * world_size))
-        if self._steps * world_size > images:
-            raise ValueError(
-                f"{images} images don't fill {self._steps} batches on each of {world_size} ranks; "
-                "take fewer ranks or a larger batch_images"
-            )
-
-    def __len__(self) -> int:
-        """Number of batches of each rank in an epoch."""
-        return self._steps
-
-    def _batches(self, generator: np.random.Generator | None) -> list[list[int]]:
-        images = self._images
-        order = np.arange(images) if generator is None else generator.permutation(images)
-        return [part.tolist() for part in np.array_split(order, self._steps * self.world_size)]
-
-    def _item(self, batch: list[int]) -> list[int]:
-        return batch
 
 
 class Images(pl.LightningDataModule):
@@ -87,7 +33,7 @@ class Images(pl.LightningDataModule):
     A batch has the images (B, 1, 8, 8), normalised by the mean and standard deviation of the train
     split, and the labels (B,).
 
-    Every rank has the same number of batches, which an ``ImageSampler`` creates. Set
+    Every rank has the same number of batches, which an ``EvenSampler`` creates. Set
     ``use_distributed_sampler=False`` in the Trainer, because the data module already distributes
     the batches.
 
@@ -131,15 +77,15 @@ class Images(pl.LightningDataModule):
     def _loader(self, split: str, *, shuffle: bool = False) -> DataLoader[Any]:
         rank, world_size = rank_and_world_size(self.trainer)
         dataset = self.splits[split]
-        sampler = ImageSampler(
+        sampler = EvenSampler(
             len(dataset),
-            batch_images=self.batch_images,
+            batch_items=self.batch_images,
             rank=rank,
             world_size=world_size,
             shuffle=shuffle,
             seed=self.seed,
         )
-        return rank_loader(dataset, sampler, num_workers=0)
+        return rank_loader(dataset, sampler)
 
 
 class ResNetClassifier(pl.LightningModule):

@@ -12,8 +12,8 @@ from examples.array_cache import default_cache_dir
 from examples.corpus_data import CorpusData, builder_of, check_arguments
 from examples.language.corpus import DEFAULT_BPE_SIZE, Corpus, definition_of, tokenise
 from examples.language.documents import Documents, folder_documents, stdlib_documents
-from examples.language.windows import Batch, WindowDataset, WindowSampler
-from examples.rank_batches import rank_and_world_size, rank_loader
+from examples.language.windows import Batch, WindowDataset
+from examples.rank_batches import EvenSampler, rank_and_world_size, rank_loader
 
 CorpusName = Literal["stdlib", "folder"]
 
@@ -26,7 +26,7 @@ BUILDERS: dict[str, Callable[..., Documents]] = {
 class Text(CorpusData[Corpus]):
     """Text from one of two sources, tokenised and divided into windows.
 
-    Ranks read different windows, in equally many batches (``WindowSampler``). Pass
+    Ranks read different windows, in equally many batches (``EvenSampler``). Pass
     ``use_distributed_sampler=False`` to the Trainer, because the data module divides the windows
     itself. Tokens are cached. One rank of each host computes them, and the other ranks read them.
 
@@ -139,9 +139,10 @@ class Text(CorpusData[Corpus]):
     ) -> DataLoader[Batch]:
         dataset = self.dataset(split)
         rank, world_size = _data_parallel_rank_and_size(self.trainer)
-        sampler = WindowSampler(
+        sampler = EvenSampler(
             len(dataset),
-            batch_windows=batch_windows,
+            batch_items=batch_windows,
+            whole=shuffle,
             rank=rank,
             world_size=world_size,
             shuffle=shuffle,

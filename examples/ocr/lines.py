@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from examples.ocr.alphabet import encode
-from examples.rank_batches import BatchIndex, StepSampler
+from examples.rank_batches import BatchIndex, EvenSampler
 
 PAPER = 255
 
@@ -116,12 +116,8 @@ class LineDataset(Dataset[Batch]):
         )
 
 
-class LineBatchSampler(StepSampler[BatchIndex]):
-    """Yields the batches of one rank.
-
-    The lines are sorted by width and divided into batches of at most ``batch_lines`` lines. The
-    number of batches is the smallest possible multiple of the world size, and their sizes differ by
-    at most one. No line is dropped.
+class LineBatchSampler(EvenSampler):
+    """Yields the batches of one rank: lines of similar width, of which none is dropped.
 
     All ranks have batches of similar widths in the same step, so that they finish it at about the
     same time. Shuffling changes the order of lines of similar width, the order of the steps, and
@@ -130,46 +126,21 @@ class LineBatchSampler(StepSampler[BatchIndex]):
     Args:
         widths: width of each line in pixels.
         batch_lines: maximum number of lines in a batch of one rank.
-        rank: rank of the batches.
-        world_size: number of ranks.
-        shuffle: whether to shuffle in each epoch. Otherwise, batches are sorted by width.
-        seed: seed of the random generators, equal on all ranks.
+        options: further arguments of :class:`~examples.rank_batches.StepSampler`.
 
     Raises:
         ValueError: if a number is out of range, or there are fewer lines than batches.
     """
 
-    def __init__(
-        self,
-        widths: Sequence[int],
-        *,
-        batch_lines: int = 16,
-        rank: int = 0,
-        world_size: int = 1,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> None:
-        if batch_lines < 1:
-            raise ValueError(f"batch_lines must be at least 1, got {batch_lines}")
-        super().__init__(len(widths), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
+    def __init__(self, widths: Sequence[int], *, batch_lines: int = 16, **options: Any) -> None:
+        super().__init__(len(widths), batch_items=batch_lines, **options)
         self._log_widths = np.log(np.asarray(widths, dtype=np.float64))
-        self._steps = math.ceil(len(widths) / (batch_lines * world_size))
-        if len(widths) < max(1, self._steps) * world_size:
-            raise ValueError(
-                f"{len(widths)} lines do not fill a batch on each of {world_size} ranks; take "
-                "fewer ranks or more lines"
-            )
 
-    def __len__(self) -> int:
-        """Number of batches of each rank in an epoch."""
-        return self._steps
-
-    def _batches(self, generator: np.random.Generator | None) -> list[list[int]]:
+    def _order(self, draw: np.random.Generator | None) -> np.ndarray:
         keys = self._log_widths
-        if generator is not None:
-            keys = keys + generator.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
-        order = np.argsort(keys, kind="stable")
-        return [part.tolist() for part in np.array_split(order, self._steps * self.world_size)]
+        if draw is not None:
+            keys = keys + draw.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
+        return np.argsort(keys, kind="stable")
 
-    def _item(self, batch: list[int]) -> BatchIndex:
-        return BatchIndex(self.epoch, tuple(batch))
+    def _item(self, batch: np.ndarray) -> BatchIndex:
+        return BatchIndex(self.epoch, tuple(batch.tolist()))

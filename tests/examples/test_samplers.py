@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.acoustic.batching import FrameBatchSampler
-from examples.image.digits import ImageSampler
-from examples.language.windows import WindowSampler
 from examples.ocr.lines import LineBatchSampler
+from examples.rank_batches import EvenSampler
 
 # By example: a sampler of items of these sizes, with at most `most` items or frames in a batch.
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "acoustic": lambda sizes, most, **rest: FrameBatchSampler(sizes, batch_frames=most, **rest),
     "ocr": lambda sizes, most, **rest: LineBatchSampler(sizes, batch_lines=most, **rest),
-    "image": lambda sizes, most, **rest: ImageSampler(len(sizes), batch_images=most, **rest),
-    "language": lambda sizes, most, **rest: WindowSampler(len(sizes), batch_windows=most, **rest),
+    "image": lambda sizes, most, **rest: EvenSampler(len(sizes), batch_items=most, **rest),
+    "language": lambda sizes, most, **rest: EvenSampler(
+        len(sizes), batch_items=most, whole=rest["shuffle"], **rest
+    ),
 }
 
 
