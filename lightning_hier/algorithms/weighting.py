@@ -7,42 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
-    """Weight of each group in the mean of the models, and the effective number of groups.
-
-    With n_k samples in the block of group k::
-
-        p_k   = n_k / sum(n)                       mean = sum over k of p_k * w_k
-        N_eff = sum(n)^2 / sum(n^2)                = 1 / sum(p^2), and N if all n_k are equal
-
-    ``N_eff`` replaces the number of averaged models in the equations of block momentum
-    (docs/algorithms.md, weighting by samples).
-
-    Args:
-        samples: n_k of each group, at least 0. A group without samples has no weight.
-
-    Returns:
-        p_k of each group, and N_eff, from 1 to the number of groups.
-
-    Raises:
-        ValueError: a number is negative or not finite, or no group has samples.
-
-    """
-    if not all(math.isfinite(count) and count >= 0 for count in samples) or not any(samples):
-        raise ValueError(
-            "samples must be finite numbers of at least 0, with at least one above 0, got "
-            f"{list(samples)}"
-        )
-    # Divided by the largest, so that neither sums nor squares overflow.
-    largest = max(samples)
-    relative = [count / largest for count in samples]
-    total = math.fsum(relative)
-    squares = math.fsum(share * share for share in relative)
-    # Rounded, they do not sum to exactly 1. Groups therefore average local updates: a mean of
-    # models would shrink or grow them in every block (docs/algorithms.md, weighting by samples).
-    return [share / total for share in relative], total * total / squares
-
-
 @dataclass(frozen=True)
 class GroupWeight:
     """Weight of a group in a mean.
@@ -60,13 +24,32 @@ class GroupWeight:
 def group_weights(samples: Sequence[float]) -> list[GroupWeight]:
     """Weight of each group by its samples, or equal weights if no group has samples.
 
+    With n_k samples in the block of group k::
+
+        p_k   = n_k / sum(n)                       mean = sum over k of p_k * w_k
+        N_eff = sum(n)^2 / sum(n^2)                = 1 / sum(p^2), and N if all n_k are equal
+
+    ``N_eff`` replaces the number of averaged models in the equations of block momentum
+    (docs/algorithms.md, weighting by samples).
+
     Args:
-        samples: n_k of each group, as in :func:`sample_weights`.
+        samples: n_k of each group, at least 0. A group without samples has no weight.
+
+    Raises:
+        ValueError: a number is negative or not finite.
 
     """
-    # Without samples, only buffers can differ, as in an evaluation at the end of a block.
-    weights, effective = sample_weights(samples if any(samples) else [1.0] * len(samples))
-    return [GroupWeight(weight, effective) for weight in weights]
+    if not all(math.isfinite(count) and count >= 0 for count in samples):
+        raise ValueError(f"samples must be finite numbers of at least 0, got {list(samples)}")
+    # Divided by the largest, so that neither sums nor squares overflow. Without samples, only
+    # buffers can differ, as in an evaluation at the end of a block.
+    largest = max(samples)
+    relative = [count / largest if largest else 1.0 for count in samples]
+    total = math.fsum(relative)
+    effective = total * total / math.fsum(share * share for share in relative)
+    # Rounded, they do not sum to exactly 1. Groups therefore average local updates: a mean of
+    # models would shrink or grow them in every block (docs/algorithms.md, weighting by samples).
+    return [GroupWeight(share / total, effective) for share in relative]
 
 
 def weighted_block_momentum(effective: float, *, block_lr: float = 1.0, c: float = 1.0) -> float:

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.algorithms.weighting import (
-    sample_weights,
-    weighted_block_momentum,
-)
+from lightning_hier.algorithms.weighting import GroupWeight, group_weights, weighted_block_momentum
 from lightning_hier.strategies.batch_samples import batch_samples
 from tests.trainer.fitting import Net
 
@@ -96,15 +93,17 @@ def test_momentum_by_samples_has_a_value_for_every_block(make: Any, rule: str) -
 
 
 def test_unequal_samples() -> None:
-    weights, effective = sample_weights([30, 10, 0])
+    weights = [own.weight for own in group_weights([30, 10, 0])]
+    [effective] = {own.effective for own in group_weights([30, 10, 0])}
     assert weights == [0.75, 0.25, 0.0]
     assert effective == pytest.approx(1600 / 1000, rel=1e-15)
     assert effective == pytest.approx(1 / sum(own * own for own in weights), rel=1e-15)
-    assert sample_weights([5, 0, 0]) == ([1.0, 0.0, 0.0], 1.0)
+    assert group_weights([5, 0]) == [GroupWeight(1.0, 1.0), GroupWeight(0.0, 1.0)]
+    assert group_weights([0, 0]) == [GroupWeight(0.5, 2.0)] * 2
     assert weighted_block_momentum(1.0) == 0.0
 
 
-@pytest.mark.parametrize("samples", [[], [0, 0], [1, -1], [math.nan, 1], [1, math.inf]])
+@pytest.mark.parametrize("samples", [[1, -1], [math.nan, 1], [1, math.inf]])
 def test_bad_samples_are_refused(samples: list[float]) -> None:
     with pytest.raises(ValueError, match="samples must be finite numbers of at least 0"):
-        sample_weights(samples)
+        group_weights(samples)
