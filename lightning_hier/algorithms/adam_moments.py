@@ -35,7 +35,9 @@ def next_rho(rho: float, steps: float, eta: float) -> float:
     return eta * rho + steps
 
 
-def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: BlockSteps) -> None:
+def advance_moment_(
+    mean: Tensor, previous: Tensor, *, beta: float, steps: BlockSteps, square: bool
+) -> None:
     """Turn the mean of the workers' moments into the moment for the next start model, in place.
 
     The workers' mean belongs to the mean of the models, and the next block starts ``ahead`` steps
@@ -55,28 +57,22 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
         beta: decay rate of this moment.
         steps: steps of this block. If ``local`` is 0, the gradient is unknown and the moment is
             not changed.
+        square: whether it is a second moment, whose result is at least 0. In exact arithmetic, it
+            is at least beta^(tau + ahead) times the previous one. Rounding may make a very small
+            one negative, and its square root would be NaN.
 
     """
-    if steps.ahead == 0.0 or steps.local == 0.0:
-        return
-    # An estimate: the gradient with which this block would have moved `previous` to `mean`.
-    kept = beta**steps.local
-    gradient = previous.mul(-kept).add_(mean).div_(1.0 - kept)
-    mean.lerp_(gradient, 1.0 - beta**steps.ahead)
-
-
-def advance_square_(mean: Tensor, previous: Tensor, *, beta: float, steps: BlockSteps) -> None:
-    """:func:`advance_moment_` for the second moment, with a result of at least 0.
-
-    In exact arithmetic, the result is at least beta^(tau + ahead) times the previous moment.
-    Rounding may make a very small one negative, and its square root would be NaN.
-    """
-    advance_moment_(mean, previous, beta=beta, steps=steps)
-    _clamp_(mean)
+    if steps.ahead != 0.0 and steps.local != 0.0:
+        # An estimate: the gradient with which this block would have moved `previous` to `mean`.
+        kept = beta**steps.local
+        gradient = previous.mul(-kept).add_(mean).div_(1.0 - kept)
+        mean.lerp_(gradient, 1.0 - beta**steps.ahead)
+    if square:
+        _clamp_(mean)
 
 
 def merge_moment_(
-    moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
+    moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float, square: bool
 ) -> None:
     """Replace the past of a moment by the past of the start model, some steps later, in place.
 
@@ -92,19 +88,13 @@ def merge_moment_(
         start: moment of the start model, same shape.
         beta: decay rate of this moment.
         steps: steps of this worker since ``sent``.
+        square: whether it is a second moment, whose own contributions are at least 0.
 
     """
     kept = beta**steps
-    moment.sub_(sent, alpha=kept).add_(start, alpha=kept)
-
-
-def merge_square_(
-    moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
-) -> None:
-    """:func:`merge_moment_` for the second moment, whose own contributions are at least 0."""
-    kept = beta**steps
-    # Clamped before the start is added, so that the result is at least beta^steps * start.
-    _clamp_(moment.sub_(sent, alpha=kept))
+    moment.sub_(sent, alpha=kept)
+    if square:  # before the start is added, so that the result is at least beta^steps * start
+        _clamp_(moment)
     moment.add_(start, alpha=kept)
 
 

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_hier as lh
-from lightning_hier.algorithms.adam_moments import (
-    BlockSteps,
-    advance_square_,
-)
+from lightning_hier.algorithms.adam_moments import BlockSteps, advance_moment_
 from lightning_hier.strategies.optimizer_checks import log_advice
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
@@ -39,7 +36,7 @@ def test_squares_never_become_negative(
     previous = torch.tensor(squares, dtype=torch.float32)
     mean = previous * beta**tau + torch.tensor(added, dtype=torch.float32)
     steps = BlockSteps(tau, eta * tau / (1 - eta))
-    advance_square_(mean, previous, beta=beta, steps=steps)
+    advance_moment_(mean, previous, beta=beta, steps=steps, square=True)
     assert (mean >= 0.0).all() and mean.isfinite().all()
 
 

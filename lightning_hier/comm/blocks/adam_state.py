@@ -14,9 +14,7 @@ from torch.optim import Adam, NAdam, Optimizer, RAdam
 from lightning_hier.algorithms.adam_moments import (
     BlockSteps,
     advance_moment_,
-    advance_square_,
     merge_moment_,
-    merge_square_,
     nadam_product,
     next_rho,
 )
@@ -239,18 +237,16 @@ class AdamMoments(LocalState):
         steps = self._owners[id(tensor)]
         if previous is None or self._eta == 0.0:
             return
-        if id(tensor) in self._squares:
-            advance_square_(mean, previous, beta=steps.beta(1), steps=steps.block)
-        else:
-            advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
+        square = id(tensor) in self._squares
+        beta = steps.beta(int(square))
+        advance_moment_(mean, previous, beta=beta, steps=steps.block, square=square)
 
     def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
         """Merge a range of a moment, in place."""
         steps = self._owners[id(tensor)]
-        if id(tensor) in self._squares:
-            merge_square_(values, sent, start, beta=steps.beta(1), steps=steps.since)
-        else:
-            merge_moment_(values, sent, start, beta=steps.beta(0), steps=steps.since)
+        square = id(tensor) in self._squares
+        beta = steps.beta(int(square))
+        merge_moment_(values, sent, start, beta=beta, steps=steps.since, square=square)
 
     def finish(self, *, exchanged: bool) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
