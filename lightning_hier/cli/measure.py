@@ -120,7 +120,7 @@ class StepTimes(pl.Callback):
         """Set the first batch size.
 
         Raises:
-            ValueError: there is one host, or no batch size that can be set.
+            ValueError: there is one host, no batch size that can be set, or too long a step.
 
         """
         known = lightning_hasattr(pl_module, "batch_size")
@@ -130,6 +130,12 @@ class StepTimes(pl.Callback):
                 "measure sets `batch_size` of the data module or of the LightningModule, from "
                 "which train_dataloader() must take the size of a rank's batches. It must be a "
                 f"whole number of at least {_LEAST}, got {given!r}"
+            )
+        if trainer.accumulate_grad_batches >= STEPS - _UNTIMED:
+            raise ValueError(
+                f"measure times {STEPS - _UNTIMED} batches, fewer than the accumulate_grad_batches="
+                f"{trainer.accumulate_grad_batches} of a step: pass a smaller number, the batch "
+                "sizes are the same"
             )
         if _layout(trainer)[1] < 2:
             raise ValueError(
@@ -180,11 +186,6 @@ class StepTimes(pl.Callback):
 def median_step(ends_s: Sequence[float], batches: int) -> float:
     """Median seconds of a batch, from the ends of batches of which ``batches`` make a step."""
     timed = ends_s[_UNTIMED:]
-    if batches >= len(timed):
-        raise ValueError(
-            f"measure times {len(timed)} batches, fewer than the accumulate_grad_batches={batches} "
-            "of a step: pass a smaller number, the batch sizes are the same"
-        )
     return median((timed[i + batches] - timed[i]) / batches for i in range(len(timed) - batches))
 
 
