@@ -23,8 +23,8 @@ from lightning_hier.planning import (
     predict_all,
     recommend,
 )
+from lightning_hier.planning.inputs import OptimizerName
 from lightning_hier.planning.prediction import ACROSS_BYTES, BlockSyncName
-from lightning_hier.planning.workload import OptimizerName
 
 _TEXT = """\
 Predict the cost of each strategy without training, and recommend one.

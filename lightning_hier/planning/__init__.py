@@ -3,11 +3,10 @@
 The equations are in docs/planning.md. All dataclasses check their values and raise ``ValueError``.
 """
 
-from lightning_hier.planning.network import Link, Network, Processor
+from lightning_hier.planning.inputs import Link, Network, Processor, Workload, size_of
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.recommend import Recommendation, recommend
 from lightning_hier.planning.strategies import predict, predict_all
-from lightning_hier.planning.workload import Workload, size_of
 
 __all__ = [
     "Link",

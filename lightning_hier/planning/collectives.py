@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from lightning_hier.planning.network import Network
+from lightning_hier.planning.inputs import Network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from lightning_hier.planning.collectives import Load, RankGroup
+from lightning_hier.planning.inputs import Network, Workload
 from lightning_hier.planning.layout import Layout
-from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Settings
-from lightning_hier.planning.workload import Workload
 
 # A backward pass computes about twice as much as a forward pass.
 _BACKWARD = 2 / 3

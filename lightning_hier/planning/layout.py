@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_hier.planning.collectives import RankGroup
-from lightning_hier.planning.network import Network
+from lightning_hier.planning.inputs import Network
 from lightning_hier.planning.prediction import Settings
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from lightning_hier.planning.collectives import Load
-from lightning_hier.planning.network import Network
+from lightning_hier.planning.inputs import Network, Workload
 from lightning_hier.planning.prediction import Prediction, Settings
-from lightning_hier.planning.workload import Workload
 
 # Copies that take as long as one end needs to encrypt or to decrypt a message to another host
 # (docs/reports/transport.md).

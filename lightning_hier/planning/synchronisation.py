@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from lightning_hier.algorithms.chunks import exchanged_length
 from lightning_hier.planning.collectives import Load
+from lightning_hier.planning.inputs import Network, Workload
 from lightning_hier.planning.layout import Layout
-from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
-from lightning_hier.planning.workload import Workload
 
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2

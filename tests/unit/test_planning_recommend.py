@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_hier.planning import Link, Network, Processor, Workload, recommend
-from lightning_hier.planning.candidates import ENOUGH, LONG
+from lightning_hier.planning.recommend import ENOUGH, LONG
 
 LSTM = Workload(parameters=24_300_000, step_s=0.15)
 FAST_INSIDE = Link(bytes_per_second=20e9, latency_s=2e-5)
