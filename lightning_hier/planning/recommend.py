@@ -227,7 +227,7 @@ def _candidates(
         fixed: fields of :class:`Settings` that the user has set.
 
     Raises:
-        ValueError: the fixed fields do not suit the optimizer.
+        ValueError: the fixed fields do not suit each other or the optimizer.
 
     """
     adam = workload.optimizer == "adam"
@@ -235,6 +235,12 @@ def _candidates(
     if moments and not adam:
         raise ValueError(
             f"{moments[0]}={fixed[moments[0]]} needs optimizer='adam', got {workload.optimizer!r}"
+        )
+    block_sync = fixed.get("block_sync", "bmuf_adam")
+    if fixed.get("moments_every", 1) > 1 and block_sync != "bmuf_adam":
+        raise ValueError(
+            f"moments_every={fixed['moments_every']} needs block_sync='bmuf_adam', got "
+            f"{block_sync!r}"
         )
     fitted: dict[Settings, Candidate] = {}
     for option in ADAM_PREFERENCE if adam else PREFERENCE:

@@ -146,6 +146,10 @@ def test_table_of_choosing_has_the_recommendations(link: str, mbit_s: int, tmp_p
         ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
         (" ".join([*ARGS, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
         (" ".join([*ARGS, "--overlap", "9", "--block-size", "8"]), "overlap must be at most"),
+        (
+            " ".join([*ARGS, *"--optimizer adam --block-sync diloco --moments-every 2".split()]),
+            "moments_every=2 needs block_sync='bmuf_adam', got 'diloco'",
+        ),
     ],
 )
 def test_error_of_wrong_arguments(args: str, expected_text: str) -> None:
