@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -118,89 +119,71 @@ class BFloat16Codec(Codec):
             chunk.add_(read) if add else chunk.copy_(read)
 
 
-class Int8Codec(Codec):
-    """One byte per element. A group of consecutive elements shares a scale.
+class QuantisedCodec(Codec):
+    """A byte or half a byte per element, in whole steps of a scale that a group of them shares.
 
-    The scale is the largest magnitude of the group divided by 127, in float32. The error of an
-    element is at most half of the scale. The scales precede the elements, so both are aligned.
+    The scale is the largest magnitude of the group divided by the largest step, in float32. The
+    error of an element is at most half of the scale. The scales precede the elements, so both are
+    aligned. In half a byte, steps are from -7 to 7. With so few, the largest element of a longer
+    group costs more accuracy than the shorter group costs bytes.
+
+    Byte i of a group of half bytes holds element i in its lower half and element i + 64 in its
+    upper half, so that both halves are contiguous.
+
+    Args:
+        bits: 8 with groups of ``QUANTISATION_GROUP`` elements, or 4 with ``INT4_GROUP``.
+
     """
 
+    def __init__(self, bits: Literal[8, 4]) -> None:
+        self._bits = bits
+        self._group, self._most = (QUANTISATION_GROUP, 127.0) if bits == 8 else (INT4_GROUP, 7.0)
+
     def bytes_for(self, numel: int) -> int:
-        """One per element and four per group, rounded up to a multiple of 8."""
-        return -(-(numel + 4 * (numel // QUANTISATION_GROUP)) // 8) * 8
+        """Bytes of the steps and four per group, rounded up to a multiple of 8."""
+        return -(-(numel * self._bits // 8 + 4 * (numel // self._group)) // 8) * 8
 
     def encode_(
         self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
     ) -> None:
         """See :class:`Codec`."""
-        scales, steps = _parts(out, values.numel() // QUANTISATION_GROUP, values.numel())
+        scales, steps = self._parts(out, values.numel())
         if loops := loops_for(values, plus):
-            loops.encode_int8(*_summed(values, plus, weight), scales.data_ptr(), steps.data_ptr())
+            encode = loops.encode_int8 if self._bits == 8 else loops.encode_int4
+            encode(*_summed(values, plus, weight), scales.data_ptr(), steps.data_ptr())
             return
-        for rows, scale, stored in _groups(values, scales, steps.view(torch.int8), plus, weight):
-            rounded, wide = _quantise(rows, scale, 127.0)
-            stored.copy_(rounded)
+        for rows, scale, stored in _groups(values, scales, steps, plus, weight):
+            rounded, wide = _quantise(rows, scale, self._most)
+            if self._bits == 8:
+                stored.copy_(rounded)
+            else:
+                lower, upper = rounded.chunk(2, dim=1)
+                # 16 * (upper + _INT4_ZERO) + lower + _INT4_ZERO
+                stored.copy_((upper * 16).add_(lower).add_(17 * _INT4_ZERO))
             # The same product as in decode, so that the error is exact.
             rows.sub_(rounded.mul_(wide))
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
-        scales, steps = _parts(data, out.numel() // QUANTISATION_GROUP, out.numel())
+        scales, steps = self._parts(data, out.numel())
         if loops := loops_for(out):
-            loops.decode_int8(*_place(out), scales.data_ptr(), steps.data_ptr(), add)
+            decode = loops.decode_int8 if self._bits == 8 else loops.decode_int4
+            decode(*_place(out), scales.data_ptr(), steps.data_ptr(), add)
             return
-        for rows, scale, stored in _groups(out, scales, steps.view(torch.int8)):
-            values = stored.to(out.dtype).mul_(scale.to(out.dtype).unsqueeze(1))
+        for rows, scale, stored in _groups(out, scales, steps):
+            if self._bits == 8:
+                values = stored.to(out.dtype)
+            else:
+                values = torch.cat([stored & 15, stored >> 4], dim=1).to(out.dtype).sub_(_INT4_ZERO)
+            values.mul_(scale.to(out.dtype).unsqueeze(1))
             rows.add_(values) if add else rows.copy_(values)
 
-
-class Int4Codec(Codec):
-    """Half a byte per element, in whole steps from -7 to 7. A group of elements shares a scale.
-
-    The scale is the largest magnitude of the group divided by 7, in float32. The error of an
-    element is at most half of the scale. A group has ``INT4_GROUP`` elements: with so few steps,
-    the largest element of a longer group costs more accuracy than the shorter group costs bytes.
-
-    Byte i of a group holds element i in its lower half and element i + 64 in its upper half, so
-    that both halves are contiguous.
-    """
-
-    def bytes_for(self, numel: int) -> int:
-        """A half per element and four per group, rounded up to a multiple of 8."""
-        return -(-(numel // 2 + 4 * (numel // INT4_GROUP)) // 8) * 8
-
-    def encode_(
-        self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
-    ) -> None:
-        """See :class:`Codec`."""
-        scales, packed = _parts(out, values.numel() // INT4_GROUP, values.numel() // 2)
-        if loops := loops_for(values, plus):
-            loops.encode_int4(*_summed(values, plus, weight), scales.data_ptr(), packed.data_ptr())
-            return
-        for rows, scale, stored in _groups(values, scales, packed, plus, weight):
-            rounded, wide = _quantise(rows, scale, 7.0)
-            lower, upper = rounded.chunk(2, dim=1)
-            # 16 * (upper + _INT4_ZERO) + lower + _INT4_ZERO
-            stored.copy_((upper * 16).add_(lower).add_(17 * _INT4_ZERO))
-            rows.sub_(rounded.mul_(wide))
-
-    def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """See :class:`Codec`."""
-        scales, packed = _parts(data, out.numel() // INT4_GROUP, out.numel() // 2)
-        if loops := loops_for(out):
-            loops.decode_int4(*_place(out), scales.data_ptr(), packed.data_ptr(), add)
-            return
-        for rows, scale, stored in _groups(out, scales, packed):
-            steps = torch.cat([stored & 15, stored >> 4], dim=1).to(out.dtype).sub_(_INT4_ZERO)
-            values = steps.mul_(scale.to(out.dtype).unsqueeze(1))
-            rows.add_(values) if add else rows.copy_(values)
-
-
-def _parts(data: Tensor, groups: int, length: int) -> tuple[Tensor, Tensor]:
-    """Views of the scales (float32) and of the bytes of the elements in the encoded bytes."""
-    # Scales first, because float32 must be aligned and bytes need not be.
-    end = 4 * groups
-    return data[:end].view(torch.float32), data[end : end + length]
+    def _parts(self, data: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+        """Views of the scales (float32) and of the steps in the encoded bytes."""
+        # Scales first, because float32 must be aligned and bytes need not be.
+        end = 4 * (numel // self._group)
+        steps = data[end : end + numel * self._bits // 8]
+        return data[:end].view(torch.float32), steps.view(torch.int8) if self._bits == 8 else steps
 
 
 def _summed_chunks(

@@ -20,12 +20,12 @@ from lightning_hier.algorithms.kernels.native import (
     loops_for,
 )
 from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP as GROUP
-from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, QuantisedCodec
 from lightning_hier.algorithms.sparse_codec import largest
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
 CODECS = pytest.mark.parametrize(
-    "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
+    "codec", [BFloat16Codec(), QuantisedCodec(8), QuantisedCodec(4)], ids=["bf16", "int8", "int4"]
 )
 seeds = st.integers(0, 2**16)
 
@@ -53,7 +53,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 @given(
-    codec=st.sampled_from([BFloat16Codec(), Int8Codec(), Int4Codec()]),
+    codec=st.sampled_from([BFloat16Codec(), QuantisedCodec(8), QuantisedCodec(4)]),
     blocks=st.integers(1, 4),
     seed=seeds,
     data=st.data(),

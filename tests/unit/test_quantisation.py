@@ -15,8 +15,7 @@ from lightning_hier.algorithms.quantisation import (
     BFloat16Codec,
     Codec,
     ExactCodec,
-    Int4Codec,
-    Int8Codec,
+    QuantisedCodec,
 )
 from lightning_hier.algorithms.quantisation import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.sparse_codec import SELECTION_BLOCK, SparseCodec
@@ -25,10 +24,10 @@ CODECS = pytest.mark.parametrize(
     "codec",
     [
         BFloat16Codec(),
-        Int8Codec(),
-        Int4Codec(),
+        QuantisedCodec(8),
+        QuantisedCodec(4),
         ExactCodec(torch.float64),
-        SparseCodec(Int4Codec(), 0.3),
+        SparseCodec(QuantisedCodec(4), 0.3),
         SparseCodec(ExactCodec(torch.float64), 0.1),
     ],
     ids=["bf16", "int8", "int4", "exact", "sparse int4", "sparse exact"],
@@ -66,7 +65,7 @@ def test_decoded_value_and_error_add_up_to_the_value(codec: Codec, number: int, 
 
 @pytest.mark.parametrize(
     ("codec", "group", "levels", "rounding"),
-    [(Int8Codec(), GROUP, 127, 1e-4), (Int4Codec(), INT4_GROUP, 7, 1e-6)],
+    [(QuantisedCodec(8), GROUP, 127, 1e-4), (QuantisedCodec(4), INT4_GROUP, 7, 1e-6)],
     ids=["int8", "int4"],
 )
 @given(number=groups, seed=seeds)
@@ -101,12 +100,12 @@ def test_values_at_both_ends_of_the_range(codec: Codec) -> None:
 
 def test_bytes() -> None:
     assert BFloat16Codec().bytes_for(4 * GROUP) == 8 * GROUP
-    assert Int8Codec().bytes_for(4 * GROUP) == 4 * GROUP + 16
-    assert Int8Codec().bytes_for(3 * GROUP) == 3 * GROUP + 16  # a multiple of 8
-    assert Int4Codec().bytes_for(4 * GROUP) == 2 * GROUP + 4 * 16
+    assert QuantisedCodec(8).bytes_for(4 * GROUP) == 4 * GROUP + 16
+    assert QuantisedCodec(8).bytes_for(3 * GROUP) == 3 * GROUP + 16  # a multiple of 8
+    assert QuantisedCodec(4).bytes_for(4 * GROUP) == 2 * GROUP + 4 * 16
     assert ExactCodec(torch.float32).bytes_for(3) == 16
     # 41 of each 4096 elements, 2 of 100: values of whole groups, and two bytes for each position.
-    assert SparseCodec(Int8Codec(), 0.01).bytes_for(2 * 4096 + 100) == GROUP + 8 + 2 * 84
+    assert SparseCodec(QuantisedCodec(8), 0.01).bytes_for(2 * 4096 + 100) == GROUP + 8 + 2 * 84
 
 
 @given(numel=st.integers(1, 2 * SELECTION_BLOCK + 50), seed=seeds)

@@ -52,7 +52,7 @@ static inline float scale_of(const float *restrict v, int numel, float largest, 
     return scale;
 }
 
-/* Int8Codec.encode_; `numel` is a multiple of GROUP. */
+/* QuantisedCodec.encode_ of bytes; `numel` is a multiple of GROUP. */
 void encode_int8(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, int8_t *restrict out) {
     for (int64_t from = 0; from < numel; from += GROUP) {
@@ -69,8 +69,8 @@ void encode_int8(float *restrict values, int64_t numel, const float *restrict pl
     }
 }
 
-/* Int4Codec.encode_; `numel` is a multiple of GROUP4. A half byte holds a step plus 8, hence
-   136 = 16 * 8 + 8. Byte i of a group holds elements i and i + 64, so both halves are
+/* QuantisedCodec.encode_ of half bytes; `numel` is a multiple of GROUP4. A half byte holds a step
+   plus 8, hence 136 = 16 * 8 + 8. Byte i of a group holds elements i and i + 64, so both halves are
    contiguous. */
 void encode_int4(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, uint8_t *restrict out) {
@@ -89,7 +89,7 @@ void encode_int4(float *restrict values, int64_t numel, const float *restrict pl
     }
 }
 
-/* Int8Codec.decode of the first `numel` elements. */
+/* QuantisedCodec.decode of bytes of the first `numel` elements. */
 void decode_int8(float *restrict values, int64_t numel, const float *restrict scales,
                  const int8_t *restrict steps, int add) {
     for (int64_t from = 0; from < numel; from += GROUP) {
@@ -102,7 +102,7 @@ void decode_int8(float *restrict values, int64_t numel, const float *restrict sc
     }
 }
 
-/* Int4Codec.decode; `numel` is a multiple of GROUP4. */
+/* QuantisedCodec.decode of half bytes; `numel` is a multiple of GROUP4. */
 void decode_int4(float *restrict values, int64_t numel, const float *restrict scales,
                  const uint8_t *restrict packed, int add) {
     for (int64_t from = 0; from < numel; from += GROUP4) {

@@ -1,4 +1,4 @@
-/* GTC's passes of reference.py over tensors of float32. native.py compiles and calls these
+/* GTC's passes of gtc.py over tensors of float32. native.py compiles and calls these
    functions.
 
    They do the same operations in the same order, so results have the same bits. No function

@@ -11,8 +11,7 @@ from lightning_hier.algorithms.quantisation import (
     BFloat16Codec,
     Codec,
     ExactCodec,
-    Int4Codec,
-    Int8Codec,
+    QuantisedCodec,
 )
 from lightning_hier.algorithms.sparse_codec import SparseCodec
 from lightning_hier.comm.across import AcrossRoute
@@ -37,7 +36,7 @@ def make_codec(across_dtype: AcrossDtype, dtype: torch.dtype, density: float = 1
     """
     if not dtype.is_floating_point:
         return None
-    codecs = {"bfloat16": BFloat16Codec(), "int8": Int8Codec(), "int4": Int4Codec()}
+    codecs = {"bfloat16": BFloat16Codec(), "int8": QuantisedCodec(8), "int4": QuantisedCodec(4)}
     codec: Codec | None = codecs.get(across_dtype)
     if density < 1.0:
         return SparseCodec(codec or ExactCodec(error_dtype(dtype)), density)
