@@ -127,7 +127,9 @@ def recommend(
         ValueError: a value is out of range, or groups do not fit the hosts.
 
     """
-    fixed = fixed or {}
+    fixed = dict(fixed or {})
+    if fixed.get("density") == 1:  # which GTC refuses: exact gradients are sent without it
+        fixed["density"] = None
     settings, reasons = _gradients(workload, network, fixed)
     compared = _candidates(workload, network, settings, fixed)
     best = _choose(compared)

@@ -45,6 +45,7 @@ def test_yaml_gives_the_strategy(tmp_path: Path) -> None:
         "--optimizer adam --overlap 5 --group-size 1 --across-dtype int4",
         "--group-size 1",
         "--density 0.02",
+        "--density 1 --group-size 2",
         "--between-mbit-s 5 --block-sync diloco --overlap 0 --across-dtype int4",
     ):
         run([*ARGS, *more.split(), "--yaml", str(file)])
