@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -84,20 +83,3 @@ def plain(message: str) -> str:
     lines = message.strip().splitlines()
     kept = [line for line in lines if line.strip() and not _NOISE.match(line.strip(" -"))]
     return dedent("\n".join(kept)).removeprefix("- ") or message
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Parser of a command that does not train, which reports errors in one line."""
-
-    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
-        """Create the parser of ``command``. The help shows both texts without reformatting."""
-        super().__init__(
-            prog=f"{PROGRAM} {command}",
-            description=description,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        """End with status 2."""
-        end_with(f"{message}; '{self.prog} --help' lists the arguments")

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import yaml
 
-from lightning_hier.cli.mistakes import CommandParser
+from lightning_hier.cli.mistakes import PROGRAM, end_with
 from lightning_hier.planning import (
     Link,
     Network,
@@ -92,9 +92,17 @@ def run(args: list[str]) -> None:
         print(f"\nwritten: {arguments.json}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports an error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        end_with(f"{message}; '{self.prog} --help' lists the arguments")
+
+
 def _parser() -> argparse.ArgumentParser:
-    """Create the parser."""
-    command = CommandParser("plan", _TEXT)
+    """Create the parser, whose help shows the text without reformatting."""
+    plain = argparse.RawDescriptionHelpFormatter
+    command = _Parser(prog=f"{PROGRAM} plan", description=_TEXT, formatter_class=plain)
     add = command.add_argument
     add("--yaml", type=Path, metavar="FILE", help="write the recommended Trainer settings")
     add("--json", type=Path, metavar="FILE", help="write all predictions")

@@ -6,14 +6,10 @@ import logging
 import os
 import warnings
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from lightning_hier.cli.main import COMMANDS
 from lightning_hier.cli.mistakes import INSTALL, PROGRAM, end_with, mistakes_in_one_screen
 from lightning_hier.strategies.registry import PRESETS, class_path_of, register, summary
-
-if TYPE_CHECKING:
-    from lightning_hier.cli.lightning_cli import TrainingCLI
 
 NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
 # Prefixes of module names. They match the module that the warning points to (stacklevel).
@@ -95,15 +91,14 @@ def run(args: list[str]) -> None:
     # --help_all is the help of LightningCLI.
     asked = ["--help" if argument == "--help_all" else argument for argument in with_classes(rest)]
     with mistakes_in_one_screen():
-        cli = _measuring(asked) if name == "measure" else TrainingCLI([name, *asked])
+        if name == "measure":
+            from lightning_hier.cli.measure import MeasuringCLI
+
+            cli: TrainingCLI = MeasuringCLI(["fit", *asked])
+        else:
+            cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.first_batch.has_begun):
         cli.run()
-
-
-def _measuring(args: list[str]) -> TrainingCLI:
-    from lightning_hier.cli.measure import MeasuringCLI
-
-    return MeasuringCLI(["fit", *args])
 
 
 def with_classes(args: list[str]) -> list[str]:
