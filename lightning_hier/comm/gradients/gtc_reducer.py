@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,42 +48,12 @@ from lightning_hier.comm.worker import GradientMemory
 _SATURATED = 0.5
 
 
-@dataclass
-class _Exact:
+class _Exact(NamedTuple):
     """Tensors whose gradients are averaged exactly: flat mean, and its destination."""
 
     mean: Tensor
     places: Sequence[Tensor]
     pending: Pending
-
-
-@dataclass
-class _Bucket:
-    """One bucket between two stages.
-
-    Attributes:
-        mean: gradients of this rank, which become the mean.
-        scale: current factor of loss scaling.
-        future: future of the mean.
-        compressed: tensors that are compressed.
-        exact: other tensors, and compressed ones in their first step.
-        returned: parameters whose residuals have been added to exact gradients.
-        facts: for each rank of the group, whether a value is not finite, and a number for each
-            compressed tensor.
-        pending: exchange of the facts, then of the payload.
-        failed: whether a value of any rank is not finite.
-
-    """
-
-    mean: Tensor
-    scale: float
-    future: Future
-    compressed: list[CompressedTensor] = field(default_factory=list)
-    exact: list[_Exact] = field(default_factory=list)
-    returned: list[Parameter] = field(default_factory=list)
-    facts: Tensor = field(init=False)
-    pending: Pending | None = field(init=False)
-    failed: bool = False
 
 
 class GTCReducer(Reducer):
@@ -106,12 +76,14 @@ class GTCReducer(Reducer):
         *,
         grad_scale: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self._config = config
         self._fixed = None if config.threshold == "auto" else config.threshold
         self._memory = memory
         self._grad_scale = grad_scale
-        self._open: list[_Bucket] = []
+        # Stages of the buckets of this step, and whether a value of any rank is not finite in it.
+        self._open: list[Iterator[None]] = []
+        self._failed = False
         # Counts of elements since the density was last logged.
         self._sent = self._elements = 0
         self._warned = False
@@ -122,24 +94,20 @@ class GTCReducer(Reducer):
         # A rank alone goes on below only to add the residuals of a run with larger groups.
         if self.channel.size == 1 and not self._memory.tensors:
             return finished(bucket.buffer)
-        if bucket.is_first:
-            self._open.clear()  # an interrupted backward pass leaves its buckets
-        with profiler_range("hier/gtc/encode"):
-            encoded, exact = self._encode(bucket)
-            gradients = torch.cat(exact) if exact else None
-            # As compressed tensors, whose first step is averaged with these. _write_mean scales
-            # again.
-            if gradients is not None and encoded.scale != 1.0:
-                gradients.div_(encoded.scale)
-            self._exchange_facts(encoded, gradients)
-            self._average_exact(encoded, gradients, exact)
-        self._open.append(encoded)
-        if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
-            self._send(self._open[-2])
+        if bucket.is_first:  # an interrupted backward pass leaves its buckets
+            self._open, self._failed = [], False
+        future = open_future(bucket.buffer)
+        self._open.append(self._stages(bucket, future))
+        # Each call runs one stage. The counts of the previous bucket have arrived meanwhile.
+        for stages in reversed(self._open[-2:]):
+            next(stages)
         if bucket.is_last:
-            self._send(encoded)
-            self._finish()
-        return encoded.future
+            next(self._open[-1])
+            # One failed bucket fails the step: thresholds and residuals of all change together.
+            for stages in self._open:
+                next(stages, None)
+            self._open = []
+        return future
 
     @override
     def metrics(self) -> dict[str, float]:
@@ -150,11 +118,57 @@ class GTCReducer(Reducer):
         self._sent = self._elements = 0
         return values
 
-    def _encode(self, bucket: GradientBucket) -> tuple[_Bucket, list[Tensor]]:
-        """Add residuals, and select elements. Returns also what is averaged exactly."""
+    def _stages(self, bucket: GradientBucket, future: Future) -> Iterator[None]:
+        """The three stages of a bucket, whose mean is then the result of ``future``."""
         # Read once for a bucket: the mean is scaled by the factor by which it was divided.
-        encoded = _Bucket(bucket.buffer, self._grad_scale(), open_future(bucket.buffer))
-        exact = []
+        scale = self._grad_scale()
+        with profiler_range("hier/gtc/encode"):
+            compressed, places, returned = self._encode(bucket, scale)
+            gradients = torch.cat(places) if places else None
+            # As compressed tensors, whose first step is averaged with these. Their means are
+            # scaled again.
+            if gradients is not None and scale != 1.0:
+                gradients.div_(scale)
+            facts, pending = self._exchange_facts(compressed, gradients, bucket.buffer.device)
+            exact = [] if gradients is None else [self._average(gradients, places)]
+        yield
+        pending.wait()
+        # Equal on all ranks, so they skip, choose encodings and move thresholds alike.
+        of_ranks = facts.view(self.channel.size, -1).cpu()
+        self._failed = self._failed or bool(of_ranks[:, 0].any())
+        payload = None
+        if not self._failed:
+            for tensor, own in zip(compressed, of_ranks.unbind(1)[1:], strict=True):
+                tensor.add_facts(own)
+            present = [tensor for tensor in compressed if not tensor.skipped]
+            payload = self._send([tensor for tensor in present if not tensor.is_first_step])
+            # Without a threshold, tensors are averaged exactly.
+            if first := [tensor.flat for tensor in present if tensor.is_first_step]:
+                exact.append(self._average(torch.cat(first), first))
+        yield
+        for started in (*(own.pending for own in exact), payload):
+            if started is not None:
+                started.wait()
+        if self._failed:  # also if this rank's gradients are finite: all ranks skip the step
+            bucket.buffer.fill_(math.nan)
+        else:
+            self._write_mean(compressed, exact, scale)
+            # Residuals that were added to exact gradients have been sent completely.
+            for parameter in returned:
+                del self._memory.tensors[parameter]
+        future.set_result(bucket.buffer)
+
+    def _encode(
+        self, bucket: GradientBucket, scale: float
+    ) -> tuple[list[CompressedTensor], list[Tensor], list[Parameter]]:
+        """Add residuals, and select elements.
+
+        Returns:
+            Tensors that are compressed, gradients that are averaged exactly, and parameters whose
+            residuals have been added to the latter.
+
+        """
+        compressed, exact, returned = [], [], []
         for parameter, flat in bucket.tensors():
             absent = parameter in bucket.absent
             # DDP's buckets contain ``.grad`` of such a parameter. With several optimizers, it may
@@ -163,86 +177,54 @@ class GTCReducer(Reducer):
                 flat.zero_()
             if self.channel.size > 1 and self._config.compresses(flat.numel()):
                 memory = self._memory.of(parameter, flat, self._fixed)
-                tensor = CompressedTensor.encode_(flat, memory, absent=absent, scale=encoded.scale)
-                encoded.compressed.append(tensor)
+                tensor = CompressedTensor.encode_(flat, memory, absent=absent, scale=scale)
+                compressed.append(tensor)
                 continue
             exact.append(flat)
-            # Added here, but removed only in `finish`: the step may fail on another rank.
+            # Added here, but removed only in the end: the step may fail on another rank.
             if parameter in self._memory.tensors and not absent:
-                flat.add_(self._memory.tensors[parameter].residual, alpha=encoded.scale)
-                encoded.returned.append(parameter)
-        return encoded, exact
+                flat.add_(self._memory.tensors[parameter].residual, alpha=scale)
+                returned.append(parameter)
+        return compressed, exact, returned
 
-    def _exchange_facts(self, encoded: _Bucket, exact: Tensor | None) -> None:
-        """Start to exchange the facts of compressed tensors, and whether all values are finite."""
-        finite = all(tensor.finite for tensor in encoded.compressed) and (
+    def _exchange_facts(
+        self, compressed: Sequence[CompressedTensor], exact: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Pending]:
+        """Start to exchange whether all values are finite, and a number for each tensor."""
+        finite = all(tensor.finite for tensor in compressed) and (
             exact is None or bool(exact.isfinite().all())
         )
         # float64 represents every count of up to 2**53 exactly.
-        facts = [float(not finite), *(tensor.fact for tensor in encoded.compressed)]
-        row = torch.tensor(facts, dtype=torch.float64).to(encoded.mean.device)
-        encoded.facts = row.new_empty(self.channel.size * len(row))
-        encoded.pending = self.channel.all_gather(encoded.facts, row, "gradient_counts")
+        own = [float(not finite), *(tensor.fact for tensor in compressed)]
+        row = torch.tensor(own, dtype=torch.float64).to(device)
+        facts = row.new_empty(self.channel.size * len(row))
+        return facts, self.channel.all_gather(facts, row, "gradient_counts")
 
-    def _average_exact(
-        self, bucket: _Bucket, gradients: Tensor | None, places: Sequence[Tensor]
-    ) -> None:
+    def _average(self, gradients: Tensor, places: Sequence[Tensor]) -> _Exact:
         """Start averaging flat gradients of this rank. ``places`` get the mean."""
-        if gradients is not None:
-            # Divide first, then sum: this keeps half precision in range, and gloo has no mean.
-            mean = gradients.div_(self.channel.size)
-            pending = self.channel.all_reduce_(mean, "gradients")
-            bucket.exact.append(_Exact(mean, places, pending))
+        # Divide first, then sum: this keeps half precision in range, and gloo has no mean.
+        mean = gradients.div_(self.channel.size)
+        return _Exact(mean, places, self.channel.all_reduce_(mean, "gradients"))
 
-    def _send(self, bucket: _Bucket) -> None:
-        """Read the facts of all ranks, and start the exchange of what they send."""
-        assert bucket.pending is not None
-        bucket.pending.wait()
-        bucket.pending = None
-        # Equal on all ranks, so they skip, choose encodings and move thresholds alike.
-        facts = bucket.facts.view(self.channel.size, -1).cpu()
-        bucket.failed = bool(facts[:, 0].any())
-        if bucket.failed:
-            return
-        for tensor, facts_of_tensor in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
-            tensor.add_facts(facts_of_tensor)
-        present = [tensor for tensor in bucket.compressed if not tensor.skipped]
-        sent = [tensor for tensor in present if not tensor.is_first_step]
-        if any(sum(tensor.counts) for tensor in sent):
-            own, received = payload_rows(sent, self.channel.size)
-            bucket.pending = self.channel.all_gather(received.view(-1), own, "gradients")
-        # Without a threshold, tensors are averaged exactly.
-        first = [tensor.flat for tensor in present if tensor.is_first_step]
-        self._average_exact(bucket, torch.cat(first) if first else None, first)
+    def _send(self, tensors: Sequence[CompressedTensor]) -> Pending | None:
+        """Start the exchange of payloads, if any rank sends something."""
+        if not any(sum(tensor.counts) for tensor in tensors):
+            return None
+        own, received = payload_rows(tensors, self.channel.size)
+        return self.channel.all_gather(received.view(-1), own, "gradients")
 
-    def _finish(self) -> None:
-        """Complete the buckets of this step, and change residuals and thresholds if it counts."""
-        # One failed bucket fails the step: thresholds and residuals of all must change together.
-        failed = any(bucket.failed for bucket in self._open)
-        for bucket in self._open:
-            for pending in (*(exact.pending for exact in bucket.exact), bucket.pending):
-                if pending is not None:
-                    pending.wait()
-            if failed:  # also if this rank's gradients are finite, so that all ranks skip the step
-                bucket.mean.fill_(math.nan)
-            else:
-                self._write_mean(bucket)
-            bucket.future.set_result(bucket.mean)
-        self._open.clear()
-
-    def _write_mean(self, bucket: _Bucket) -> None:
-        for exact in bucket.exact:
-            if bucket.scale != 1.0:
-                exact.mean.mul_(bucket.scale)
-            sizes = [place.numel() for place in exact.places]
-            torch._foreach_copy_(list(exact.places), list(exact.mean.split(sizes)))
-        # Residuals that were added to exact gradients have been sent completely.
-        for parameter in bucket.returned:
-            del self._memory.tensors[parameter]
+    def _write_mean(
+        self, compressed: Sequence[CompressedTensor], exact: Sequence[_Exact], scale: float
+    ) -> None:
+        for own in exact:
+            if scale != 1.0:
+                own.mean.mul_(scale)
+            sizes = [place.numel() for place in own.places]
+            torch._foreach_copy_(list(own.places), list(own.mean.split(sizes)))
         with profiler_range("hier/gtc/decode"):
-            for tensor in bucket.compressed:
-                tensor.decode_(bucket.scale)
-        for tensor in bucket.compressed:
+            for tensor in compressed:
+                tensor.decode_(scale)
+        for tensor in compressed:
             if not tensor.skipped:
                 self._adapt_threshold(tensor)
 

@@ -46,18 +46,20 @@ class GradientBucket:
 
 
 class Reducer:
-    """Turns the gradients of a bucket into their mean over some ranks.
+    """Reduces the gradients of buckets over some ranks. This one leaves each rank its own.
 
     Attributes:
         channel: channel of these ranks.
 
     """
 
-    channel: Channel
+    def __init__(self, channel: Channel) -> None:
+        """Reduce for the ranks of ``channel``."""
+        self.channel = channel
 
     def reduce(self, bucket: GradientBucket) -> Future:
         """Start reducing ``bucket``, in place. The result of the future is its buffer."""
-        raise NotImplementedError
+        return finished(bucket.buffer)
 
     def metrics(self) -> dict[str, float]:
         """Values to log, by name, besides the traffic."""
@@ -70,10 +72,6 @@ class Reducer:
 class AllReducer(Reducer):
     """Exact mean over the ranks of a channel."""
 
-    def __init__(self, channel: Channel) -> None:
-        """Average over ``channel``."""
-        self.channel = channel
-
     def reduce(self, bucket: GradientBucket) -> Future:
         """Start to sum the ranks' shares of the mean."""
         if self.channel.size == 1:
@@ -84,24 +82,12 @@ class AllReducer(Reducer):
         return pending.future(nothing_left=bucket.is_last)
 
 
-class KeepGradients(Reducer):
-    """Leaves each rank its own gradients."""
-
-    def __init__(self, channel: Channel) -> None:
-        """Average over no rank of ``channel``."""
-        self.channel = channel
-
-    def reduce(self, bucket: GradientBucket) -> Future:
-        """Return the gradients of this rank."""
-        return finished(bucket.buffer)
-
-
 class HookReducer(Reducer):
     """A communication hook of the user, restricted to the ranks of a channel, with its traffic."""
 
     def __init__(self, channel: Channel, config: CommHook) -> None:
         """Set the group of ``channel`` in the hook's state if it has none."""
-        self.channel = channel
+        super().__init__(channel)
         self._hook = config.hook
         self._bytes_per_element = config.bytes_per_element
         self._state: Any = config.state

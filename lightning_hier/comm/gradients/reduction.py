@@ -19,7 +19,6 @@ from lightning_hier.comm.gradients.reducers import (
     Future,
     GradientBucket,
     HookReducer,
-    KeepGradients,
     Reducer,
     finished,
 )
@@ -197,7 +196,7 @@ def build_reducer(
 
     """
     if isinstance(config, GTC) and config.of == "update":
-        return KeepGradients(group)  # UpdateExchange sends what optimizers make of them
+        return Reducer(group)  # UpdateExchange sends what optimizers make of them
     if isinstance(config, GTC):
         return GTCReducer(group, config, memory, grad_scale=grad_scale)
     if isinstance(config, CommHook):
