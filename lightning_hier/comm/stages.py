@@ -73,38 +73,34 @@ class Pipeline:
         self._at_once = at_once
         self._active: list[_Chunk] = []
         self._round: deque[_Chunk] = deque()
+        self._waited = 0
 
     @property
     def finished(self) -> bool:
         """Whether all chunks have passed through all stages, after :meth:`run`."""
         return not self._round
 
-    def run(self, due: int | None = None) -> int:
+    def run(self, due: int | None = None) -> None:
         """Advance the chunks.
 
         Args:
-            due: number of :class:`Due` to wait for. The run ends before the next one. None: run to
-                the end.
-
-        Returns:
-            Number of :class:`Due` that were waited for.
+            due: number of :class:`Due` since the start to wait for. The run ends before the next
+                one. None: run to the end.
 
         Raises:
             PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
-        waited = 0
         while self._round or self._begin_round():
             # Before the chunk is taken, so that the next run begins with it.
             scheduled = isinstance(self._round[0].awaited, Due)
-            if scheduled and due is not None and waited >= due:
+            if scheduled and due is not None and self._waited >= due:
                 break
-            waited += scheduled
+            self._waited += scheduled
             chunk = self._round.popleft()
             for pending in chunk.awaited or ():
                 pending.wait()
             chunk.awaited = next(chunk.stages, None)
-        return waited
 
     def abandon(self) -> None:
         """Give up the chunks, and wait until their collectives have failed or completed."""
@@ -134,37 +130,34 @@ class _Chunk:
     awaited: Sequence[Pending] | None = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
-    """Distributes waits for ``due`` :class:`Due` evenly over ``steps`` steps after ``begin``."""
+    """Distributes the waits for ``due`` :class:`Due` evenly over ``steps`` steps."""
 
     due: int
     steps: int
-    begin: int
+    step: int = 0
 
-    def until(self, step: int) -> int:
+    @property
+    def until_now(self) -> int:
         # From the total, and not step by step, so that no rounding adds up: all are due at the end.
-        return self.due * min(step - self.begin, self.steps) // self.steps
+        return self.due * min(self.step, self.steps) // self.steps
 
 
 class OverlapQueue:
     """Pipelines that advance at training steps and share process groups.
 
-    A pipeline starts when all previous ones have finished. How far it advances at a step follows
-    from the number of steps and not from what has completed, so the order of all collectives, also
-    of other process groups between two steps, is the same on all ranks. Over NCCL, ranks that start
-    collectives of two communicators in different orders can deadlock. A step waits for a collective
-    that is due and not complete.
+    How far a pipeline advances at a step follows from the number of steps and not from what has
+    completed, so the order of all collectives, also of other process groups between two steps, is
+    the same on all ranks. Over NCCL, ranks that start collectives of two communicators in different
+    orders can deadlock. A step waits for a collective that is due and not complete.
 
     Other users of the process groups must call :meth:`finish` first.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Pipeline] = deque()
-        self._plans: list[_Plan] = []
-        self._past = 0  # due of plans whose steps are over
-        # Steps and waits since the queue was last empty.
-        self._step = self._waited = 0
+        # In the order in which they were added.
+        self._plans: dict[Pipeline, _Plan] = {}
 
     def add(self, chunks: Sequence[Scheduled], *, at_once: int, steps: int) -> Pipeline:
         """Add a pipeline, and run its stages up to the first :class:`Due`.
@@ -178,9 +171,8 @@ class OverlapQueue:
 
         """
         work = Pipeline(chunks, at_once=at_once)
-        self._waiting.append(work)
-        self._plans.append(_Plan(sum(chunk.due for chunk in chunks), steps, self._step))
-        self._run()
+        self._plans[work] = _Plan(sum(chunk.due for chunk in chunks), steps)
+        self._run(work)
         return work
 
     def step(self) -> None:
@@ -190,53 +182,37 @@ class OverlapQueue:
             PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
-        if self._waiting:
-            self._step += 1
-            self._run()
+        for work, plan in [*self._plans.items()]:
+            plan.step += 1
+            self._run(work)
 
-    def finish(self, last: Pipeline | None = None) -> None:
-        """Finish all pipelines up to ``last``; None finishes all.
+    def _run(self, work: Pipeline) -> None:
+        with profiler_range("hier/block/overlap"):
+            work.run(self._plans[work].until_now)
+        if work.finished:
+            del self._plans[work]
+
+    def finish(self, work: Pipeline | None = None) -> None:
+        """Finish a pipeline, if it has not finished yet, or all of them.
+
+        All ranks of the groups must finish the same one at the same step.
 
         Raises:
             PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
-        # Earlier pipelines first, because all ranks finish them in the order in which they began.
-        while self._waiting and (last is None or last in self._waiting):
-            self._waited += self._waiting[0].run()
-            self._waiting.popleft()
-        if not self._waiting:
-            self._reset_plans()
+        for own in [own for own in self._plans if work in (None, own)]:
+            own.run()
+            del self._plans[own]
 
     def abandon(self) -> None:
         """Give up all pipelines, and wait until their collectives have failed or completed.
 
         Collectives that have started could otherwise still write into their tensors.
         """
-        for pipeline in self._waiting:
-            pipeline.abandon()
-        self._waiting.clear()
-        self._reset_plans()
-
-    def _run(self) -> None:
-        current = [plan for plan in self._plans if plan.until(self._step) < plan.due]
-        # Plans whose steps are over are only counted, so that their list stays short.
-        self._past += sum(plan.due for plan in self._plans) - sum(plan.due for plan in current)
-        self._plans = current
-        while self._waiting:
-            planned = self._past + sum(plan.until(self._step) for plan in self._plans)
-            first = self._waiting[0]
-            with profiler_range("hier/block/overlap"):
-                self._waited += first.run(planned - self._waited)
-            if not first.finished:
-                return
-            # What is left of the plan at this step goes to the next pipeline.
-            self._waiting.popleft()
-        self._reset_plans()
-
-    def _reset_plans(self) -> None:
-        self._plans = []
-        self._past = self._step = self._waited = 0
+        for work in self._plans:
+            work.abandon()
+        self._plans.clear()
 
 
 def side_by_side(parts: Iterable[Stages]) -> Stages:
