@@ -73,18 +73,15 @@ def _gather(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return gather_rows(values.to(device), world).cpu()
 
 
-def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:
-    """The values of :func:`gather_json`, or None if they are equal on all ranks.
-
-    If they are equal, only a hash of each rank is exchanged. A collective of the world: every rank
-    must call it.
-    """
+def _gather_where_different(settings: Any, device: torch.device) -> list[Any] | None:
+    """The settings of every rank, or None if they are equal: then only hashes are exchanged."""
     # Keys are sorted, because ranks may have added them in different orders.
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     # All ranks have all digests, so they take the same branch.
+    place = "the comparison of settings"
     if len(set(gather_json(digest, device, place=place))) == 1:
         return None
-    return gather_json(value, device, place=place)
+    return gather_json(settings, device, place=place)
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
@@ -97,26 +94,14 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
         PeerError: a rank did not take part within the time limit; names it.
 
     """
-    is_source = not dist.is_initialized() or dist.get_rank() == source
-    rows = gather_json(sealed(value) if is_source else None, device, place="a broadcast")
-    return opened(rows[source if len(rows) > source else 0], source)
-
-
-def sealed(value: Any) -> dict[str, Any]:
-    """Wrap a value to send, or the reason why JSON cannot represent it. See :func:`opened`."""
-    try:
-        return {"value": _exact(value, "")}
-    except TypeError as error:
-        return {"problem": str(error)}
-
-
-def opened(message: Mapping[str, Any], source: int) -> Any:
-    """Unwrap the value that rank ``source`` has sent.
-
-    Raises:
-        TypeError: on every rank, if JSON cannot represent it exactly.
-
-    """
+    message: dict[str, Any] = {}
+    if not dist.is_initialized() or dist.get_rank() == source:
+        try:
+            message["value"] = _exact(value, "")
+        except TypeError as error:
+            message["problem"] = str(error)
+    rows = gather_json(message, device, place="a broadcast")
+    message = rows[source if len(rows) > source else 0]
     if "problem" in message:
         raise TypeError(
             f"rank {source} can't broadcast a value that JSON can't represent exactly "
@@ -148,28 +133,6 @@ def _named(value: Any, where: str) -> str:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     return f"{type(value).__name__}: {shown}{where and f' at {where}'}"
-
-
-def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
-    """Message that names the settings in which ranks differ, or None if they are equal.
-
-    Args:
-        settings: for each rank, values by name.
-
-    """
-    names = sorted({name for values in settings for name in values})
-    problems = []
-    for name in names:
-        texts = (json.dumps(values.get(name), sort_keys=True) for values in settings)
-        holders = ranks_by_value(texts)
-        if len(holders) > 1:
-            values = "; ".join(
-                f"{value} on {named_ranks(ranks)}" for value, ranks in holders.items()
-            )
-            problems.append(f"{name}: {values}")
-    if not problems:
-        return None
-    return "all ranks must have the same settings, but they differ in " + " | ".join(problems)
 
 
 def list_difference(lists: Sequence[Sequence[str]]) -> str | None:
@@ -214,7 +177,7 @@ def require_same_list(
         ValueError: on every rank, naming the entries that differ and the ranks that have them.
 
     """
-    lists = gather_where_different(entries, device, place="the comparison of settings")
+    lists = _gather_where_different(entries, device)
     if lists is not None:
         raise ValueError(f"{rule}, but ranks differ: {list_difference(lists)}. {way_out}")
 
@@ -228,10 +191,18 @@ def require_same(settings: Mapping[str, Any], device: torch.device) -> None:
         ValueError: on every rank, naming the settings that differ and the ranks that have them.
 
     """
-    different = gather_where_different(settings, device, place="the comparison of settings")
-    problem = difference(different or ())
-    if problem is not None:
-        raise ValueError(problem)
+    of_ranks = _gather_where_different(settings, device) or []
+    problems = []
+    for name in sorted({name for values in of_ranks for name in values}):
+        texts = (json.dumps(values.get(name), sort_keys=True) for values in of_ranks)
+        holders = ranks_by_value(texts)
+        if len(holders) > 1:
+            named = (f"{value} on {named_ranks(ranks)}" for value, ranks in holders.items())
+            problems.append(f"{name}: {'; '.join(named)}")
+    if problems:
+        raise ValueError(
+            "all ranks must have the same settings, but they differ in " + " | ".join(problems)
+        )
 
 
 @contextmanager
