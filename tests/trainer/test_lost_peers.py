@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
+import lightning_hier as lh
 from examples.loopback import free_port
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.trainer.fitting import (
@@ -171,16 +173,43 @@ class _Alone(Callback):
             pl_module.log("loss", 1.0, on_step=True, sync_dist=True)
 
 
-def _callback_on_one_rank() -> None:
-    callbacks = [_Alone()] if this_rank() == 1 else []
-    fitted(partial(ONE_TIER, block_size=6), Net, 12, callbacks=callbacks)
+class _Asking(Callback):
+    """Broadcasts on one rank only. Its first message is as long as that of a block's end."""
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if args[-1] == 3:
+            trainer.strategy.broadcast("a value")
 
 
-def test_a_callback_on_one_rank_is_an_error_that_names_both_places() -> None:
-    for outcome in rank_outcomes(_callback_on_one_rank, 3):
+def _callback_on_one_rank(callback: Callback, strategy: Any) -> None:
+    callbacks = [callback] if this_rank() == 1 else []
+    fitted(strategy, Net, 12, callbacks=callbacks)
+
+
+SAMPLES = partial(
+    HIERARCHICAL,
+    group_size=1,
+    block_sync=lh.ModelAveraging(block_size=6, weighting="samples"),
+    timeout=LIMIT,
+)
+
+
+@pytest.mark.parametrize(
+    ("callback", "strategy", "place"),
+    [
+        (_Alone(), partial(ONE_TIER, block_size=6), "a reduction over all ranks"),
+        (_Asking(), partial(ONE_TIER, block_size=6), "a broadcast"),
+        (_Asking(), SAMPLES, "a broadcast"),
+    ],
+    ids=["reduction", "broadcast", "broadcast, samples"],
+)
+def test_a_callback_on_one_rank_is_an_error_that_names_both_places(
+    callback: Callback, strategy: Any, place: str
+) -> None:
+    for outcome in rank_outcomes(_callback_on_one_rank, 3, callback, strategy):
         error = str(outcome.error)
         assert error.startswith("PeerError") and "the ranks are in different collectives" in error
-        assert "rank 1 at a reduction over all ranks" in error, error
+        assert f"rank 1 at {place}" in error, error
         assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error, error
 
 

@@ -160,15 +160,19 @@ class HealthExchange:
             self._trained.digest(with_found=True),
         )
         world = self._communicators.world
-        # Ranks may be at different points, so all reports have the same length.
-        samples = [*health.samples, *[0.0] * self._counted][: self._counted]
-        values = [*astuple(report)[:-1], *samples]
         # float64 represents counts and digests exactly, below 2**53, and any sum of squares.
+        values = astuple(report)[:-1]
         row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
         with profiler_range("hier/block/status"):
             rows = world.gather_rows(row, "status")
         if not set(rows[:, 0].tolist()) <= set(SyncPoint):
             raise DifferentCollectivesError(f"{point.text} got data of another collective")
+        if self._counted:
+            # In a second message: the first may meet that of gather_json, which has its length.
+            # Ranks may be at different points, so all send equally many.
+            samples = [*health.samples, *[0.0] * self._counted][: self._counted]
+            of_ranks = world.gather_rows(row.new_tensor(samples), "status")
+            rows = torch.cat([rows, of_ranks], dim=1)
         reports = [_report(values, self._counted) for values in rows.tolist()]
         if len({report.digest for report in reports}) > 1:
             self._unite([report.digest for report in reports])
