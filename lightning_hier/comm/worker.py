@@ -84,6 +84,14 @@ class GradientMemory:
         for x, kept, *rest in chunks(shared, residual, *others):
             yield x if kept is None else x - kept, *rest
 
+    def is_local(self, parameter: Parameter, value: Tensor) -> bool:
+        """Whether ``value`` is x minus the residual of a shared parameter.
+
+        If the value is that of the parameter between two steps, hooks have not written to it.
+        """
+        chunked = self.local_chunks(parameter, value.reshape(-1))
+        return all(torch.equal(local, now) for local, now in chunked)
+
     def write_local(self, parameter: Parameter) -> None:
         """Write x minus the residual into a shared parameter."""
         memory, shared = self.tensors.get(parameter), self.shared[parameter]

@@ -84,10 +84,15 @@ class EngineState:
 
         It finishes what is in flight: a collective of the world if there is anything.
         """
-        blocks = self._synchroniser.blocks
+        blocks, memory = self._synchroniser.blocks, self._worker.memory
+        local = self._synchroniser.local.parameters()
+        # With GTC of updates, what hooks have written since the last step is neither in x nor in
+        # the residuals.
+        written = [p for p in memory.shared if p in local and not memory.is_local(p, local[p])]
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
-            "memory": self._worker.memory.state(self.names),
+            "memory": memory.state(self.names),
+            "written_parameters": {self.names[p]: local[p] for p in written},
             "samples": list(self._worker.samples),
             "buffers": self._synchroniser.local.buffers(),
         }
@@ -125,6 +130,9 @@ class EngineState:
             local_tensor(tensors[name]).copy_(value)
         self._worker.memory.load(rank["memory"], self.parameters)
         self.subtract_residuals()
+        for name, value in rank.get("written_parameters", {}).items():
+            self._worker.memory.share([self.parameters[name]])  # small ones have no residuals
+            self.parameters[name].copy_(value)
         self._worker.samples = rank["samples"]
 
     def subtract_residuals(self) -> None:

@@ -145,6 +145,26 @@ def test_layer_that_the_rest_of_an_accumulated_step_does_not_use(tmp_path: Path)
     check_exact(2, strategy, tmp_path, number=8, max_epochs=2, **settings)
 
 
+class _Clip(Callback):
+    """Clips the weights after every step, before the checkpoint is saved."""
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.clamp_(-0.2, 0.2)
+
+
+def _clip() -> list[Callback]:
+    return [_Clip()]
+
+
+def test_weights_that_a_callback_writes_with_gtc_of_updates(tmp_path: Path) -> None:
+    """What it has written is neither in the model of the group nor in the residuals."""
+    strategy = partial(GTC, of="update")
+    settings: dict[str, Any] = {"make_callbacks": _clip, "optimizer": "AdamW", "max_epochs": 2}
+    check_exact(2, strategy, tmp_path, **settings)
+
+
 class _Counting(DropoutNet):
     """Returns a number of samples that differs between ranks and between batches."""
 

@@ -85,8 +85,7 @@ class UpdateExchange:
     def _note_written(self, parameters: Sequence[Parameter]) -> None:
         """Keep what hooks of the user have written since the last step: it has no factor c."""
         for parameter in parameters:
-            own = self._memory.local_chunks(parameter, parameter.detach().reshape(-1))
-            if not all(torch.equal(local, now) for local, now in own):
+            if not self._memory.is_local(parameter, parameter.detach()):
                 self._written[parameter] = parameter.detach().clone()
 
     @torch.no_grad()
