@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
+from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hier.comm.communicators import Communicators
@@ -14,6 +14,10 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.sharded_tensors import is_sharded
 
 _COMPILED = "_orig_mod"
+
+SPARSE = "sparse gradients are not supported"
+DENSE = "set sparse=False (GTC sends only a few elements of a dense gradient)"
+"""Parts of the errors about a sparse gradient."""
 
 
 def without_compile(model: Module) -> Module:
@@ -55,6 +59,9 @@ def check_wrapping(
         )
     size, groups = communicators.layout.sizes
     if isinstance(model, DistributedDataParallel):
+        check_dense(module)
+        if isinstance(gradient_sync, GTC):
+            check_compressible(module)
         _check_ddp(model, communicators, gradient_sync, warms_up=warms_up and groups > 1)
         return
     if not isinstance(gradient_sync, AllReduce):
@@ -70,6 +77,29 @@ def check_wrapping(
         )
     if is_sharded(module):
         _check_divided(module, communicators.group.ranks)
+
+
+def check_dense(module: Module) -> None:
+    """Raise ValueError for layers whose gradients are sparse."""
+    sparse = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, (Embedding, EmbeddingBag)) and child.sparse
+    ]
+    if sparse:
+        raise ValueError(f"{SPARSE}, but {', '.join(sparse)} has sparse=True: {DENSE}")
+
+
+def check_compressible(module: Module) -> None:
+    """Raise ValueError for trainable parameters that GTC cannot compress."""
+    named = module.named_parameters()
+    imaginary = [name for name, p in named if p.requires_grad and p.is_complex()]
+    if imaginary:
+        raise ValueError(
+            f"GTC compresses real gradients, but {', '.join(imaginary)} is complex: store it as a "
+            "real parameter, torch.view_as_real(...), or leave GTC out, as in "
+            "HierarchicalStrategy(block_sync=BMUF(...))"
+        )
 
 
 def _check_divided(module: Module, group: Sequence[int]) -> None:

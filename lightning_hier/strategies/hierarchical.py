@@ -22,17 +22,14 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
+from lightning_hier.loop.wrapping import check_compressible
 from lightning_hier.membership.torchft import (
     TorchFT,
     check_delay,
     check_membership,
     check_one_optimizer,
 )
-from lightning_hier.strategies import (
-    module_setup,
-    optimizer_checks,
-    trainer_checks,
-)
+from lightning_hier.strategies import module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.synchronous import SynchronousStrategy
@@ -123,7 +120,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
         if isinstance(self.gradient_sync, GTC):
-            trainer_checks.check_compressible(self._module)
+            check_compressible(self._module)
 
     @override
     def _check_optimizers(self) -> None:

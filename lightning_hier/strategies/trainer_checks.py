@@ -21,11 +21,12 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.loop.wrapping import DENSE, SPARSE, check_dense
 
 
 def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None]) -> None:
@@ -61,8 +62,6 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
     warn_of_coupling(trainer)
 
 
-_SPARSE = "sparse gradients are not supported"
-_DENSE = "set sparse=False (GTC sends only a few elements of a dense gradient)"
 # Errors of torch about a sparse gradient: of DDP's buckets, and of copies to servers.
 _OF_SPARSE = re.compile("Cannot access storage of SparseTensorImpl|copy_.. between dense and spa")
 
@@ -76,28 +75,10 @@ def check_module(module: Module) -> None:
             f"{', '.join(lazy)} of a lazy layer has no shape yet, so it can't be made equal on all "
             "ranks: call the module once with an example batch, in setup or before fit"
         )
-    sparse = [
-        name
-        for name, child in module.named_modules()
-        if isinstance(child, (Embedding, EmbeddingBag)) and child.sparse
-    ]
-    if sparse:
-        raise ValueError(f"{_SPARSE}, but {', '.join(sparse)} has sparse=True: {_DENSE}")
+    check_dense(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(
             "the model must have a trainable parameter, got none: set requires_grad=True"
-        )
-
-
-def check_compressible(module: Module) -> None:
-    """Raise ValueError for trainable parameters that GTC cannot compress."""
-    named = module.named_parameters()
-    imaginary = [name for name, p in named if p.requires_grad and p.is_complex()]
-    if imaginary:
-        raise ValueError(
-            f"GTC compresses real gradients, but {', '.join(imaginary)} is complex: store it as a "
-            "real parameter, torch.view_as_real(...), or leave GTC out, as in "
-            "HierarchicalStrategy(block_sync=BMUF(...))"
         )
 
 
@@ -120,7 +101,7 @@ def explain(error: BaseException, module: Module, strategy: str) -> None:
             "strategy; if they are never used, freeze them (requires_grad=False).",
         )
     elif _OF_SPARSE.search(text):
-        error.args = (f"{_SPARSE}, but a parameter has one: {_DENSE}",)
+        error.args = (f"{SPARSE}, but a parameter has one: {DENSE}",)
 
 
 def _unused(text: str, module: Module) -> str:

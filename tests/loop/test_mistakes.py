@@ -90,6 +90,16 @@ def half_frozen() -> nn.Module:
     return module
 
 
+def with_sparse_layer() -> nn.Module:
+    return network().append(nn.Embedding(3, 2, sparse=True))
+
+
+def complex_parameter() -> None:
+    module, groups = nn.ParameterList([torch.zeros(3, dtype=torch.complex64)]), lh.Groups(2)
+    model = DDP(module, process_group=groups.group)
+    lh.attach(model, adam(module), groups=groups, gradient_sync=lh.GTC(), **SYNC)
+
+
 MISTAKES: Mistakes = {
     "no_process_group": (
         lambda: lh.Groups(1),
@@ -113,6 +123,11 @@ MISTAKES: Mistakes = {
         "wrapped by DistributedDataParallel twice",
     ),
     "attached_twice": (attach_twice, "has a communication hook already"),
+    "sparse": (
+        lambda: Loop(2, make_module=with_sparse_layer, **SYNC),
+        "sparse gradients are not supported, but 3 has sparse=True",
+    ),
+    "complex": (complex_parameter, "GTC compresses real gradients, but 0 is complex"),
     "buffers_across": (
         lambda: Loop(1, make_module=lambda: nn.BatchNorm1d(4), wrap="world", **SYNC),
         "broadcast_buffers=True of a DistributedDataParallel module over all",
