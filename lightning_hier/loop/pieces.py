@@ -164,10 +164,11 @@ def as_bytes(state: Any) -> Tensor:
 
 
 def from_bytes(row: Tensor) -> Any:
-    """The state of :func:`as_bytes`, behind which there may be zeros."""
+    """The state of :func:`as_bytes`, on the CPU. Zeros may be behind it."""
     size = int(row[:_HEADER].view(torch.int64))
     content = io.BytesIO(row[_HEADER : _HEADER + size].numpy().tobytes())
-    return torch.load(content, weights_only=True)
+    # Not where it was: the GPU of the rank that has saved it may be that of another rank here.
+    return torch.load(content, map_location="cpu", weights_only=True)
 
 
 def padded(content: Tensor | None, length: int) -> Tensor | None:
