@@ -144,10 +144,7 @@ def attach(
     )
     with raise_everywhere(device, place="attach()"):
         _register(engine.reduction, model, warming=warms_up)
-    blocks = Blocks(engine, elastic)
-    if elastic is not None:
-        elastic.start(blocks, engine)
-    return blocks
+    return Blocks(engine, elastic)
 
 
 def _inner(optimizer: Any) -> Optimizer:

@@ -53,6 +53,8 @@ class Blocks:
         # Of all optimizers of the process: one that replaces an attached one has no hook of its
         # own. The reference is weak, because torch keeps the hook.
         self._hooks.append(register_optimizer_step_pre_hook(partial(_refuse_others, ref(self))))
+        if elastic is not None:
+            elastic.start(engine, self._state)
 
     @property
     def steps(self) -> int:
@@ -112,7 +114,7 @@ class Blocks:
             engine.reduction.end_warm_up()
         self._stepped.difference_update(counted)
         if self._elastic is not None:
-            self._elastic.serve(self)
+            self._elastic.serve(self._state)
 
     @contextmanager
     def global_model(self) -> Iterator[None]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,22 +14,20 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
+from lightning_hier.loop.state import LoopState
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.state_transfer import StateTransfer
 from lightning_hier.membership.torchft import TorchFT, check_membership
 
-if TYPE_CHECKING:
-    from lightning_hier.loop.blocks import Blocks
-
 _log = logging.getLogger("lightning_hier")
 
 
 class ElasticLoop:
-    """Connects the blocks of a job with the groups that are present.
+    """Connects the loop of a job with the groups that are present.
 
-    A group that synchronises saves its blocks with ``torch.distributed.checkpoint``, and the group
-    that joins loads them. Methods are collectives of the job unless stated otherwise.
+    A group that synchronises writes its state to files, which one that joins reads. Methods are
+    collectives of the job unless stated otherwise.
 
     Args:
         settings: settings of the groups.
@@ -58,21 +55,22 @@ class ElasticLoop:
         )
         self.joined = False
 
-    def start(self, blocks: Blocks, engine: Engine) -> None:
+    def start(self, engine: Engine, state: LoopState) -> None:
         """Wait for the groups that start together, or take the state of one that trains."""
         module = engine.module
         tensors = [*module.parameters(), *module.buffers()]
         elements = sum(parameter.numel() for parameter in module.parameters())
-        size = f"{len(tensors)} tensors, {elements} elements"
-        self.exchange.quorums.required["parameters"] = size
+        # As they are resolved in this job, whose ranks may be divided among hosts otherwise.
+        self.exchange.quorums.required |= state.kinds() | {
+            "divided": state.divided,
+            "parameters": f"{len(tensors)} tensors, {elements} elements",
+        }
         if self.exchange.start():
             self.exchange.share_initial_model(module)
             return
-        from torch.distributed import checkpoint as dcp  # takes long
-
         device = self.exchange.device
         own = random_state(device)
-        dcp.load({"blocks": blocks}, checkpoint_id=self._transfer.receive())
+        state.read(self._transfer.receive())
         set_random_state(own, device)  # groups must draw different numbers
         engine.synchroniser.forget_errors()  # those of the group that has sent the state
         self.joined = True
@@ -90,18 +88,9 @@ class ElasticLoop:
             )
         return self.joined
 
-    def serve(self, blocks: Blocks) -> None:
+    def serve(self, state: LoopState) -> None:
         """Send the state to the groups that wait for it, after the synchronisations of a step."""
-
-        def save(folder: Path) -> None:
-            from torch.distributed import checkpoint as dcp
-
-            try:
-                dcp.save({"blocks": blocks}, checkpoint_id=folder)
-            except dcp.CheckpointException as error:
-                raise OSError(str(error)) from error
-
-        self._transfer.serve(save)
+        self._transfer.serve(state.write)
 
     def close(self) -> None:
         """Leave the groups. Does not communicate."""

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from lightning_hier.algorithms.arguments import counted
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.sharded_tensors import local_tensor
+from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor
 from lightning_hier.comm.worker import StepCount
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.optimizer_state import load_optimizer, local_state_dict
@@ -30,6 +30,7 @@ class EngineState:
     Attributes:
         parameters: parameters of the module, by name.
         names: names of the parameters.
+        divided: whether FSDP2 or tensor parallelism divides the module among ranks.
 
     """
 
@@ -43,11 +44,12 @@ class EngineState:
         self._reduction = engine.reduction
         self.parameters: dict[str, Parameter] = dict(engine.module.named_parameters())
         self.names: dict[Parameter, str] = {p: name for name, p in self.parameters.items()}
+        self.divided = is_sharded(engine.module)
 
     @property
     def ranks_differ(self) -> bool:
         """Whether each rank of a group has a model and optimizers of its own."""
-        return self._engine.updates is not None
+        return self.divided or self._engine.updates is not None
 
     def kinds(self) -> State:
         """Return the settings that must equal those of a saved run to resume exactly."""

@@ -16,27 +16,30 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from typing_extensions import override
+from torch import Tensor
 
-from lightning_hier.comm.agreement import broadcast_json, gather_json
+from lightning_hier.comm.agreement import broadcast_json, gather_json, raise_everywhere
 from lightning_hier.comm.random_state import random_state, set_random_state
-from lightning_hier.comm.sharded_tensors import is_sharded
+from lightning_hier.comm.sharded_tensors import local_tensor, sharded_like
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.engine_state import EngineState
 from lightning_hier.loop.outer_state import outer_state, outer_states, parts_of
 from lightning_hier.loop.pieces import PartOfTensor, Row, as_bytes, from_bytes, padded
 from lightning_hier.membership.group_exchange import GroupExchange
 
+_FILE = "rank_{}.pt"
+
 # By optimizer, vector and parameter.
 _Outer = dict[str, dict[str, dict[str, PartOfTensor]]]
 
 
 class LoopState(EngineState):
-    """Reads and writes the state of a plain loop. :meth:`save` and :meth:`restore` are collectives.
+    """Reads and writes the state of a plain loop, by collectives of the world.
 
     Args:
         engine: engine of this rank.
@@ -47,25 +50,15 @@ class LoopState(EngineState):
     def __init__(self, engine: Engine, membership: GroupExchange | None) -> None:
         super().__init__(engine)
         self._membership = membership
-        self._divided = is_sharded(self._module)
-
-    @property
-    @override
-    def ranks_differ(self) -> bool:
-        return self._divided or super().ranks_differ
 
     def save(self) -> dict[str, Any]:
         """State of this rank, with copies of what training changes in place."""
         model = self._synchroniser.evaluation.state(self._module.state_dict)
-        device = self._communicators.device
-        group, own = None, self.of_rank() | {"random": random_state(device)}
-        outer, run = self._outer_and_run()
+        outer, of_outer = self._outer()
+        sections = self._sections()
+        sections["run"] |= of_outer
         communicators = self._communicators
-        if self.ranks_differ:
-            own |= self.of_group()
-        if communicators.group.position == 0 and not self._divided:
-            group = as_bytes(self.of_group())
-        rows = {"run": as_bytes(run), "group": group, "rank": as_bytes(own)}
+        rows = {n: None if own is None else as_bytes(own) for n, own in sections.items()}
         lengths = {name: 0 if row is None else len(row) for name, row in rows.items()}
         every = gather_json(lengths, communicators.device, place="the state of a checkpoint")
         longest = {name: max(of_rank[name] for of_rank in every) for name in rows}
@@ -84,7 +77,18 @@ class LoopState(EngineState):
             },
         }
 
-    def _outer_and_run(self) -> tuple[_Outer, dict[str, Any]]:
+    def _sections(self) -> dict[str, Any]:
+        """What this rank has of the run, of its group and for itself. Tensors are not copied."""
+        group, own = None, self.of_rank() | {"random": random_state(self._communicators.device)}
+        if self.ranks_differ:
+            own |= self.of_group()
+        if self._communicators.group.position == 0 and not self.divided:
+            group = self.of_group()
+        membership = None if self._membership is None else self._membership.state()
+        run = {**self.shared(), "divided": self.divided, "membership": membership}
+        return {"run": run, "group": group, "rank": own}
+
+    def _outer(self) -> tuple[_Outer, dict[str, Any]]:
         """Vectors of the outer steps, with nothing in flight, and what is equal on all ranks."""
         # In the warm-up those with which it will end, so that every state has the same entries.
         blocks = self._synchroniser.present_blocks()
@@ -93,44 +97,88 @@ class LoopState(EngineState):
         for index, buckets in enumerate(state):
             by_vector = outer[str(index)] = {}
             for vector, name, place, values in chain.from_iterable(map(parts_of, buckets)):
-                part = PartOfTensor(place, values, reads_all=not self._divided)
+                part = PartOfTensor(place, values, reads_all=not self.divided)
                 by_vector.setdefault(vector, {})[name] = part
         sync = self._settings.block_sync
         has_errors = sync is not None and sync.has_error_feedback
         return outer, {
-            **self.shared(),
-            "divided": self._divided,
             "had_residuals": bool(self._worker.memory.tensors) or has_errors,
             "outer": [[_settings(bucket) for bucket in buckets] for buckets in state],
-            "membership": None if self._membership is None else self._membership.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a state that was read into the values of :meth:`save`."""
         run = state["run"].loaded()
+        self._begin(run, state["model"])
+        if self.continues(run) and run["divided"] == self.divided:
+            own = state["rank"].loaded()
+            self._continue(run, own if self.ranks_differ else state["group"].loaded(), own)
+        else:
+            self._restore_elsewhere(state, run)
+
+    def write(self, folder: Path) -> None:
+        """Write what a group with equal settings needs to continue, a file for each rank.
+
+        Not by ``torch.distributed.checkpoint``, which unpickles its metadata: a group that joins
+        gets these files over the network.
+
+        Raises:
+            OSError: on every rank, if any of them could not write.
+
+        """
+        model = self._synchroniser.evaluation.state(self._module.state_dict)
+        own, rank = self._sections(), dist.get_rank()
+        if self.divided or rank == 0:
+            own["model"] = {
+                name: local_tensor(value) if isinstance(value, Tensor) else value
+                for name, value in model.items()
+            }
+        place = "the state of this group was written"
+        with raise_everywhere(self._communicators.device, error=OSError, place=place):
+            try:
+                torch.save(own, folder / _FILE.format(rank))
+            except RuntimeError as error:  # torch's, such as that of a full disk
+                raise OSError(str(error)) from error
+
+    def read(self, folder: Path) -> None:
+        """Continue the run of the group that has called :meth:`write`."""
+        own, first = (
+            torch.load(folder / _FILE.format(rank), map_location="cpu", weights_only=True)
+            for rank in (dist.get_rank(), dist.get_rank() if self.divided else 0)
+        )
+        targets = self._module.state_dict()
+        model = {
+            name: sharded_like(value, targets[name]) if isinstance(value, Tensor) else value
+            for name, value in first["model"].items()
+        }
+        self._begin(own["run"], model)
+        of_group = own["rank"] if self.ranks_differ else first["group"]
+        self._continue(own["run"], of_group, own["rank"])
+
+    def _begin(self, run: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+        """Load what every run takes from another one."""
         synchroniser = self._synchroniser
         synchroniser.rewind()
-        self._module.load_state_dict(state["model"])
+        self._module.load_state_dict(model)
         synchroniser.trained.note_frozen()
         self.load_steps(run)
         if not synchroniser.warming:
             self._reduction.end_warm_up()
         if self._membership is not None and run["membership"] is not None:
             self._membership.load(run["membership"])
-        if self.continues(run) and run["divided"] == self._divided:
-            own = state["rank"].loaded()
-            self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
-            self.load(run, own if self.ranks_differ else state["group"].loaded(), own)
-            set_random_state(own["random"], self._communicators.device)
-        else:
-            self._restore_elsewhere(state, run)
+
+    def _continue(self, run: Mapping[str, Any], group: Any, own: Any) -> None:
+        """Continue a run of the same groups exactly."""
+        self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
+        self.load(run, group, own)
+        set_random_state(own["random"], self._communicators.device)
 
     @torch.no_grad()
     def _restore_elsewhere(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Start from the global model of a run with other groups or settings."""
         world = self._communicators.world
         lost = ["residuals are lost"] if run["had_residuals"] else []
-        if self._divided or "group" not in state:
+        if self.divided or "group" not in state:
             lost.append("the state of local optimizers is lost")
         else:
             lost.append("local optimizers start from the state of rank 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -48,7 +49,11 @@ def _loop(address: str, group: int, sync: Any, group_size: Any = "world", **sett
     )  # fmt: skip
 
 
-def _train(address: str, ports: list[int], folder: str) -> Any:
+def _unpickled(*_: Any) -> Any:
+    raise AssertionError("what another group has sent was unpickled")
+
+
+def _train(address: str, ports: list[int], folder: str, wrap: str) -> Any:
     """Train in the groups 0, 1, and 1 again, which dies at its first life in its third block."""
     rank = int(os.environ["RANK"])
     life, number = _job(rank, 2, ports[rank // 2])
@@ -58,7 +63,9 @@ def _train(address: str, ports: list[int], folder: str) -> Any:
         if number == 0:
             leave_mark(marks, "returning")
     sync = lh.DiLoCo(block_size=TAU, fragments=2, overlap=1)
-    loop = _loop(address, group, sync, wrap="divided")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickle, "load", _unpickled)
+        loop = _loop(address, group, sync, wrap=wrap)
     loop.rank = group * 2 + number
     started = loop.blocks.steps
     if life == 2:  # its old checkpoint is older than what it has taken
@@ -81,13 +88,14 @@ def _train(address: str, ports: list[int], folder: str) -> Any:
     return started, loop.blocks.steps, loop.weights().tolist()
 
 
+@pytest.mark.parametrize("wrap", ["divided", "group"])
 def test_a_group_that_died_returns_with_the_state_of_the_other(
-    tmp_path: Path, address: str
+    tmp_path: Path, address: str, wrap: str
 ) -> None:
-    """Groups of two ranks, among which FSDP2 divides the module. Fragments travel for a step."""
+    """Groups of two ranks, divided by FSDP2 or wrapped by DDP. Fragments travel for a step."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(3)]
     ports = [store.port for store in stores]
-    outcomes = rank_outcomes(_train, 6, address, ports, str(tmp_path), timeout_s=100.0)
+    outcomes = rank_outcomes(_train, 6, address, ports, str(tmp_path), wrap, timeout_s=100.0)
     stayed, died, returned = (outcomes[i : i + 2] for i in (0, 2, 4))
     assert all(outcome.died for outcome in died)
     assert [outcome.error for outcome in [*stayed, *returned]] == [None] * 4

@@ -10,7 +10,7 @@ from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from typing_extensions import override
 
 from lightning_hier.comm.gradients.reached import reach
-from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
+from lightning_hier.comm.sharded_tensors import local_tensor, sharded_like
 from lightning_hier.loop.engine_state import EngineState, State
 from lightning_hier.loop.outer_state import outer_state
 from lightning_hier.loop.settings import automatic_values
@@ -34,13 +34,8 @@ class RunState(EngineState):
         module, self._session = session.trainer.lightning_module, session
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
-        mesh = module.device_mesh if is_sharded(module) else None
+        mesh = module.device_mesh if self.divided else None
         self._mesh = None if mesh is None else list(mesh.shape)
-
-    @property
-    @override
-    def ranks_differ(self) -> bool:
-        return self._mesh is not None or super().ranks_differ
 
     @override
     def kinds(self) -> State:
