@@ -14,6 +14,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
+from lightning_hier.loop.settings import described
 from lightning_hier.loop.state import LoopState
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
@@ -60,8 +61,9 @@ class ElasticLoop:
         module = engine.module
         tensors = [*module.parameters(), *module.buffers()]
         elements = sum(parameter.numel() for parameter in module.parameters())
-        # As they are resolved in this job, whose ranks may be divided among hosts otherwise.
-        self.exchange.quorums.required |= state.kinds() | {
+        # Those that follow from the hosts and the steps of this job.
+        resolved = described({"block_sync": engine.settings.block_sync}) | state.kinds()
+        self.exchange.quorums.required |= resolved | {
             "divided": state.divided,
             "parameters": f"{len(tensors)} tensors, {elements} elements",
         }

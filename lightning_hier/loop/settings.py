@@ -177,7 +177,7 @@ def kinds(
         # Averaged optimizer state is divided into the same shards as the model.
         "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
         # Each rank, or the first one, holds the part of the model that it exchanges.
-        "across": "sharded" if placement.sharded else "leader",
+        "across": placement.across,
         "warmup_steps": settings.warmup_steps,
     }
 

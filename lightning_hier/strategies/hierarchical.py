@@ -18,6 +18,7 @@ from typing_extensions import override
 from lightning_hier.algorithms.arguments import check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, RankLayout
@@ -137,6 +138,9 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             required = described({"warmup_steps": self.warmup_steps} | self._settings())
             for name in ("lighthouse", "group"):  # the others must be equal in all groups
                 required.pop(name)
+            if self.block_sync is not None:  # "auto" depends on the hosts of each job
+                across, group = self.block_sync.across, self.communicators.group
+                required["across"] = make_placement(across, group, nics=self._fewest_nics()).across
             self._elastic = ElasticFit(self, self.membership, required)
 
     @override

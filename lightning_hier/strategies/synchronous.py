@@ -89,12 +89,16 @@ class SynchronousStrategy(TieredStrategy, ABC):
             changes=self._changes,
             position=self._position,
             communicators=self.communicators,
-            nics=fewest_nics(self.root_device) if self.num_processes < self.world_size else None,
+            nics=self._fewest_nics(),
             wrap=wrap,
             metrics_callback=self._metrics_callback,
             elastic=self._elastic,
             **settings,
         )
+
+    def _fewest_nics(self) -> int | None:
+        """The smallest number of NICs of any host, or None for one host. A collective then."""
+        return fewest_nics(self.root_device) if self.num_processes < self.world_size else None
 
     @override
     def _settings(self) -> dict[str, Any]:

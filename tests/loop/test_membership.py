@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import TCPStore
 
 import lightning_hier as lh
+from lightning_hier.comm.blocks import shard_placement
 from tests.fabric.loops import FabricLoop
 from tests.loop.loops import Loop
 from tests.membership.groups import lighthouse
@@ -170,6 +171,22 @@ def test_groups_of_fabric(address: str) -> None:
         weights, sampler = outcomes[group].result
         torch.testing.assert_close(weights, plain, rtol=1e-4, atol=1e-5)
         assert sampler == {"num_replicas": 2, "rank": group}
+
+
+def _on_other_hosts(address: str, ports: list[int]) -> None:
+    group, number = _job(int(os.environ["RANK"]), 2, ports[int(os.environ["RANK"]) // 2])
+    os.environ["GROUP_RANK"] = str(group * number)  # the ranks of group 1 are on two hosts
+    shard_placement.count_nics = lambda: 1  # type: ignore[assignment, misc]
+    with pytest.raises(ValueError, match=r"differ in across: (leader|sharded) here"):
+        _loop(address, group, lh.BMUF(block_size=TAU))
+
+
+def test_groups_that_would_divide_their_model_differently(address: str) -> None:
+    """A rank of each host exchanges the model if it has a NIC of its own, otherwise the leader."""
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    ports = [store.port for store in stores]
+    outcomes = rank_outcomes(_on_other_hosts, 4, address, ports, timeout_s=100.0)
+    assert [outcome.error for outcome in outcomes] == [None] * 4
 
 
 def _refused(address: str) -> None:

@@ -47,6 +47,11 @@ class ShardPlacement:
         self.sharded = sharded
         self.distributes = group.size > 1
 
+    @property
+    def across(self) -> Across:
+        """The setting of this placement."""
+        return "sharded" if self.sharded else "leader"
+
     def holders(self, tensor: Tensor) -> int:
         """Number of ranks of the group that exchange the same elements of ``tensor``."""
         return 1
