@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn import Embedding, EmbeddingBag, Module, SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hier.comm.communicators import Communicators
@@ -57,6 +57,7 @@ def check_wrapping(
         raise ValueError(
             "the module is wrapped by DistributedDataParallel twice, or contains one: wrap it once"
         )
+    check_batch_norm(module, communicators.group.ranks)
     size, groups = communicators.layout.sizes
     if isinstance(model, DistributedDataParallel):
         check_dense(module)
@@ -100,6 +101,20 @@ def check_compressible(module: Module) -> None:
             "real parameter, torch.view_as_real(...), or leave GTC out, as in "
             "HierarchicalStrategy(block_sync=BMUF(...))"
         )
+
+
+def check_batch_norm(module: Module, group: Sequence[int]) -> None:
+    """Raise ValueError for a SyncBatchNorm whose statistics are those of other groups, too."""
+    for name, layer in module.named_modules():
+        if not isinstance(layer, SyncBatchNorm):
+            continue
+        ranks = dist.get_process_group_ranks(layer.process_group)  # None is the world
+        if not set(ranks) <= set(group):
+            raise ValueError(
+                f"the SyncBatchNorm {name!r} computes its statistics over the ranks {ranks}, which "
+                "sends bytes across groups at every step: pass groups.group to "
+                "convert_sync_batchnorm, or in a Trainer leave it out for sync_batchnorm=True"
+            )
 
 
 def _check_divided(module: Module, group: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.loop.settings import Synchronisation, check_synchronisations, described
-from lightning_hier.loop.wrapping import check_compressible
+from lightning_hier.loop.wrapping import check_batch_norm, check_compressible
 from lightning_hier.membership.torchft import (
     TorchFT,
     check_delay,
@@ -120,6 +120,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
+        if self._layer_sync is None:  # otherwise it converts the layers for this group
+            check_batch_norm(self._module, self.communicators.group.ranks)
         if isinstance(self.gradient_sync, GTC):
             check_compressible(self._module)
 

@@ -37,6 +37,7 @@ from lightning_hier.loop.settings import (
     automatic_values,
     check_synchronisations,
 )
+from lightning_hier.loop.wrapping import check_batch_norm
 from lightning_hier.strategies import arguments, data_checks, launch, module_setup
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
@@ -134,6 +135,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
+        check_batch_norm(self._module, self.communicators.group.ranks)
         averages = [c for c in trainer.callbacks if isinstance(c, both(WeightAveraging))]  # type: ignore[attr-defined]
         if averages:
             raise ValueError(

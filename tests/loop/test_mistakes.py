@@ -132,6 +132,10 @@ MISTAKES: Mistakes = {
         lambda: Loop(1, make_module=lambda: nn.BatchNorm1d(4), wrap="world", **SYNC),
         "broadcast_buffers=True of a DistributedDataParallel module over all",
     ),
+    "statistics_across": (
+        lambda: Loop(1, make_module=lambda: nn.Sequential(nn.SyncBatchNorm(4)), **SYNC),
+        "the SyncBatchNorm '0' computes its statistics over the ranks [0, 1]",
+    ),
     "unused_across": (
         lambda: Loop(1, wrap="world", ddp={"find_unused_parameters": True}, **SYNC),
         "find_unused_parameters=True of a DistributedDataParallel module over all",

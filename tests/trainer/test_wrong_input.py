@@ -172,6 +172,10 @@ MISTAKES: Mistakes = {
     ),
     "complex": (_complex, r"GTC compresses real gradients, but spectrum is complex: store it as"),
     "lazy": (_lazy, r"layers.2.weight, layers.2.bias of a lazy layer has no shape yet"),
+    "batch_norm_over_all": (
+        lambda: _fit("bmuf", nn.SyncBatchNorm.convert_sync_batchnorm(Net(batchnorm=True))),
+        r"SyncBatchNorm 'layers.1' computes its statistics over the ranks \[0, 1, 2, 3\]",
+    ),
     "nothing_to_train": (
         lambda: _fit("bmuf", Untrained().requires_grad_(False)),
         r"must have a trainable parameter",
