@@ -39,7 +39,12 @@ from lightning_hier.loop.settings import (
     described,
     resolved_for_run,
 )
-from lightning_hier.loop.wrapping import check_wrapping, without_compile, without_ddp
+from lightning_hier.loop.wrapping import (
+    check_wrapping,
+    inner_optimizer,
+    without_compile,
+    without_ddp,
+)
 from lightning_hier.membership.torchft import TorchFT, check_delay, check_one_optimizer
 
 _log = logging.getLogger("lightning_hier")
@@ -103,7 +108,7 @@ def attach(
     groups = groups or Groups("node" if membership is None else "world")
     communicators, device = groups.communicators, groups.device
     given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    optimizers = [_inner(each) for each in given]
+    optimizers = [inner_optimizer(each) for each in given]
     model, module = without_compile(model), without_ddp(model)
     asked = Synchronisation(
         warmup_steps, gradient_sync or AllReduce(), block_sync, membership is not None
@@ -145,18 +150,6 @@ def attach(
     with raise_everywhere(device, place="attach()"):
         _register(engine.reduction, model, warming=warms_up)
     return Blocks(engine, elastic)
-
-
-def _inner(optimizer: Any) -> Optimizer:
-    """The torch optimizer inside a wrapper, such as that of Accelerate."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer):
-        return _inner(inner)
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}"
-        )
-    return optimizer
 
 
 def _register(reduction: Reduction, model: Module, *, warming: bool) -> None:

@@ -16,6 +16,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.loop.elastic import ElasticLoop
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.state import LoopState
+from lightning_hier.loop.wrapping import inner_optimizer
 
 
 class Blocks:
@@ -97,7 +98,8 @@ class Blocks:
             )
         self._check_parameters()
         engine, synchroniser = self._engine, self._synchroniser
-        counted = [i for i, own in enumerate(engine.optimizers) if optimizer in (None, own)]
+        stepped = None if optimizer is None else inner_optimizer(optimizer)
+        counted = [i for i, own in enumerate(engine.optimizers) if stepped in (None, own)]
         if not counted:
             raise ValueError(
                 f"blocks.step({type(optimizer).__name__}) needs an optimizer that was passed to "
@@ -111,7 +113,7 @@ class Blocks:
         for index in counted:
             synchroniser.after_step(index)
         if engine.warm_up_has_ended:
-            engine.reduction.end_warm_up()
+            engine.reduction.set_warm_up(warming=False)
         self._stepped.difference_update(counted)
         if self._elastic is not None:
             self._elastic.serve(self._state)
@@ -172,6 +174,9 @@ class Blocks:
         self._require_running("load_state_dict()")
         if self._elastic is not None and self._elastic.refuses_state():
             return
+        for index in [*self._in_step]:
+            self._leave(index)  # a step that has failed, before its older rates are loaded
+        self._stepped.clear()
         self._state.restore(state_dict)
 
     def _require_running(self, what: str) -> None:

@@ -162,8 +162,7 @@ class LoopState(EngineState):
         self._module.load_state_dict(model)
         synchroniser.trained.note_frozen()
         self.load_steps(run)
-        if not synchroniser.warming:
-            self._reduction.end_warm_up()
+        self._reduction.set_warm_up(warming=synchroniser.warming)
         if self._membership is not None and run["membership"] is not None:
             self._membership.load(run["membership"])
 

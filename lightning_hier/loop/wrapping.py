@@ -1,13 +1,15 @@
-"""What a module of a plain loop may be wrapped in."""
+"""What a module and an optimizer of a plain loop may be wrapped in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import Embedding, EmbeddingBag, Module, SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
@@ -33,6 +35,18 @@ def without_ddp(model: Module) -> Module:
     if isinstance(model, DistributedDataParallel):
         model = without_compile(model.module)
     return model
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer:
+    """The torch optimizer inside a wrapper, such as that of Accelerate."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer):
+        return inner_optimizer(inner)
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"optimizer must be a torch.optim.Optimizer or a list of them, got {optimizer!r}"
+        )
+    return optimizer
 
 
 def check_wrapping(

@@ -6,6 +6,7 @@ import os
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
-from tests.loop.loops import Loop, batch, network
+from tests.loop.loops import Loop, adam, batch, network
 from tests.ranks import run_ranks
 from tests.trainer.fitting import fits_on_ranks
 
@@ -194,3 +195,18 @@ def weighted() -> Tensor:
 def test_groups_count_by_the_samples_that_the_loop_passes() -> None:
     first, second = run_ranks(weighted, 2)
     torch.testing.assert_close(second[1], first[0])
+
+
+def prepared() -> int:
+    """Steps that are counted for an optimizer that another library has wrapped."""
+    dist.init_process_group("gloo")
+    module = network()
+    wrapped: Any = SimpleNamespace(optimizer=adam(module))
+    blocks = lh.attach(module, [wrapped], groups=lh.Groups(1), **SYNC)
+    wrapped.optimizer.step()
+    blocks.step(wrapped)
+    return blocks.steps
+
+
+def test_steps_of_a_wrapped_optimizer_are_counted() -> None:
+    assert run_ranks(prepared, 2) == [1, 1]

@@ -69,6 +69,26 @@ def test_a_loaded_run_continues_bit_for_bit(
         assert torch.equal(rows[0], rows[1])
 
 
+def rolled_back(folder: str, wrap: str) -> tuple[Tensor, Tensor]:
+    """Weights after the first time, and after the second, to which a state of the warm-up leads."""
+    loop = Loop(1, wrap=wrap, block_sync=lh.BMUF(block_size=2), warmup_steps=3)
+    loop.train(2)
+    dcp.save({"blocks": loop.blocks}, checkpoint_id=folder)
+    loop.train(5)
+    first = loop.weights()
+    loop.optimizer.step()  # is not counted
+    dcp.load({"blocks": loop.blocks}, checkpoint_id=folder)
+    loop.done = 2
+    loop.train(5)
+    return first, loop.weights()
+
+
+@pytest.mark.parametrize("wrap", ["", "world"])
+def test_a_run_goes_back_to_its_own_warm_up(tmp_path: Path, wrap: str) -> None:
+    for first, second in run_ranks(rolled_back, 2, str(tmp_path), wrap):
+        assert torch.equal(first, second)
+
+
 def saved(folder: str, group_size: int, **settings: Any) -> Tensor:
     """The global model that is saved."""
     loop = Loop(group_size, **settings)

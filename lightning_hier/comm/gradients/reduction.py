@@ -112,36 +112,38 @@ class Reduction:
 
         Args:
             model: the module, perhaps wrapped by DDP.
-            warming: whether to average over the world until :meth:`end_warm_up`.
+            warming: whether to average over the world, until :meth:`set_warm_up` ends it.
 
         """
         # First, because a hook of the user gets the new group only if its state has none.
         self.close()
         channels = self._communicators
         reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.reduced, self.warming, self._hook = set(reduced), warming, None
+        self.reduced, self._hook = set(reduced), None
         # Also in the warm-up, in which only its metrics are used.
         self._in_group = build_reducer(self._config, channels.group, self._memory, self._grad_scale)
         if isinstance(model, DistributedDataParallel):
             # Without find_unused_parameters, every step reaches all parameters.
             reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
-            first = AllReducer(channels.world) if warming else self._in_group
-            self._ddp, self._hook = model, GradientHook(first, reached)
+            self._ddp, self._hook = model, GradientHook(self._in_group, reached)
             model.register_comm_hook(self._hook, gradient_hook)
-        elif warming and channels.across.size > 1:
-            self._warm_up = WarmUp(self._module, channels.across)
+        self.set_warm_up(warming=warming)
 
     @property
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order of their gradients in the first step."""
         return [] if self._hook is None else self._hook.reached.first_order
 
-    def end_warm_up(self) -> None:
-        """Average over the group from now on. Does not communicate."""
-        self.warming = False
-        if self._hook is not None and self._in_group is not None:
-            self._hook.reducer = self._in_group
+    def set_warm_up(self, *, warming: bool) -> None:
+        """Average over the world from now on, or over the group. Does not communicate."""
+        self.warming = warming
         self._remove_warm_up()
+        channels, in_group = self._communicators, self._in_group
+        assert in_group is not None, "a module is attached"
+        if self._hook is not None:
+            self._hook.reducer = AllReducer(channels.world) if warming else in_group
+        elif warming and channels.across.size > 1:
+            self._warm_up = WarmUp(self._module, channels.across)
 
     def rehearse(self, order: Sequence[Parameter]) -> None:
         """Make DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
