@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +18,9 @@ import torch.distributed as dist
 
 import lightning_hier as lh
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership import connections, group_exchange, transfer
+from lightning_hier.membership import connections, group_exchange, state_transfer
 from lightning_hier.membership.connections import GroupLostError, serve_store
-from lightning_hier.membership.state_transfer import StateTransfer
+from lightning_hier.membership.state_transfer import StateTransfer, copy_between, copy_files
 from tests.ranks import run_ranks
 
 LIMIT = timedelta(seconds=20)
@@ -63,7 +64,7 @@ def test_a_group_that_reaches_no_other_group_ends(
 def test_a_group_that_has_ended_before_it_got_the_state_is_not_waited_for(tmp_path: Path) -> None:
     store, begun = serve_store("127.0.0.1"), time.monotonic()
     with pytest.raises(GroupLostError, match="has ended"):
-        transfer.send_folder(tmp_path, store, _ended(), "copy", host="127.0.0.1", timeout=LIMIT)
+        copy_between(tmp_path, "copy", _ended(), store, "127.0.0.1", LIMIT)
     assert time.monotonic() - begun < LIMIT.total_seconds()
 
 
@@ -74,12 +75,12 @@ def _copy(folder: Path) -> str:
     own.mkdir()
     if dist.get_rank() == 0:
         (folder / "outside").write_bytes(b"abc")
-        transfer._sizes = lambda _: {"../outside": 3}  # type: ignore[assignment]
+        state_transfer._sizes = lambda _: {"../outside": 3}  # type: ignore[assignment]
         store = serve_store("127.0.0.1")
         dist.broadcast(torch.tensor([store.port]), 0)
         with suppress(GroupLostError):  # the other rank may have closed the connection already
             address = f"127.0.0.1:{store.port}"
-            transfer.send_folder(own, store, address, "copy", host="127.0.0.1", timeout=LIMIT)
+            copy_between(own, "copy", address, store, "127.0.0.1", LIMIT)
         dist.barrier()
         return ""
     port = torch.zeros(1, dtype=torch.int64)
@@ -87,7 +88,7 @@ def _copy(folder: Path) -> str:
     address = f"127.0.0.1:{int(port)}"
     message = ""
     try:
-        transfer.receive_folder(own, address, "copy", host="127.0.0.1", timeout=LIMIT)
+        copy_between(own, "copy", address, None, "127.0.0.1", LIMIT)
     except ValueError as error:
         message = str(error)
     dist.barrier()
@@ -97,6 +98,28 @@ def _copy(folder: Path) -> str:
 def test_a_path_outside_of_the_folder_is_an_error(tmp_path: Path) -> None:
     _, message = run_ranks(_copy, 2, tmp_path)
     assert message == "another group has sent the path '../outside'"
+
+
+def _shared(folder: Path) -> list[bytes]:
+    """What rank 0 has, as on another host, and what is on a disk that both share."""
+    dist.init_process_group("gloo")
+    shared, own = folder / "shared", folder / os.environ["RANK"]
+    for place in (shared, own):
+        place.mkdir(exist_ok=True)
+        if dist.get_rank() == 1:
+            (place / "a").mkdir()
+            (place / "a" / "b").write_bytes(bytes(range(200)))
+    dist.barrier()
+    assert dist.group.WORLD is not None
+    for place in (shared, own):
+        copy_files(place, dist.group.WORLD, 1, writes=dist.get_rank() == 0)
+    return [(place / "a" / "b").read_bytes() for place in (shared, own)]
+
+
+def test_files_of_another_host_are_copied_and_those_of_a_shared_disk_are_kept(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(_shared, 2, tmp_path) == [[bytes(range(200))] * 2] * 2
 
 
 def test_a_lighthouse_that_has_no_address() -> None:
