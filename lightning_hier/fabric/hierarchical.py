@@ -289,8 +289,8 @@ class HierarchicalStrategy(DDPStrategy):
             weights_only=True if weights_only is None else weights_only,
         )
         if not isinstance(state, dict) or not state:
-            self._require_fresh(path, [state])
-            return read(state)
+            with self._starting_from(path, [state]):
+                return read(state)
         attached = {key: own for key, own in state.items() if self._attached_of(own)}
         others = {key: own for key, own in state.items() if key not in attached}
         with raise_everywhere(self.root_device, error=OSError, place=LOADING):
@@ -305,12 +305,12 @@ class HierarchicalStrategy(DDPStrategy):
             if section["precision"]:
                 self.precision.load_state_dict(section["precision"])
             return checkpoint
-        self._require_fresh(path, attached.values())
-        for key, value in saved.items():
-            if isinstance(attached[key], Module):
-                self.load_module_state_dict(attached[key], value, strict)
-            else:
-                attached[key].load_state_dict(value)
+        with self._starting_from(path, attached.values()):
+            for key, value in saved.items():
+                if isinstance(attached[key], Module):
+                    self.load_module_state_dict(attached[key], value, strict)
+                else:
+                    attached[key].load_state_dict(value)
         return checkpoint
 
     @override
@@ -367,14 +367,24 @@ class HierarchicalStrategy(DDPStrategy):
         """The module with its optimizers to which a module or an optimizer belongs, if any."""
         return next((attached for attached in self._attached if attached.has(value)), None)
 
-    def _require_fresh(self, path: str | Path, values: Iterable[object]) -> None:
-        """Raise RuntimeError if ``values`` have been trained, so that blocks have started."""
-        for attached in map(self._attached_of, values):
-            if attached is not None and attached.blocks.steps:
+    @contextmanager
+    def _starting_from(self, path: str | Path, values: Iterable[object]) -> Iterator[None]:
+        """Context in which ``values`` are loaded, from which training starts.
+
+        Raises:
+            RuntimeError: they have been trained, so that blocks have started.
+
+        """
+        owners = [attached for attached in map(self._attached_of, values) if attached is not None]
+        for attached in owners:
+            if attached.blocks.steps:
                 raise RuntimeError(
                     f"{path} was not saved by this strategy together with its run, and can't be "
                     f"loaded after {attached.blocks.steps} steps: load it before training"
                 )
+        yield
+        for attached in owners:  # otherwise frozen parameters would seem written, and be averaged
+            attached.blocks._engine.synchroniser.trained.note_frozen()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.fabric.loops import FabricLoop
@@ -124,3 +124,29 @@ def test_checkpoints_of_others_and_incomplete_ones(tmp_path: Path) -> None:
     (tmp_path / "b.ckpt.ranks").rename(tmp_path / "elsewhere")
     for error in run_ranks(without_folder, 2, str(tmp_path / "b.ckpt"), expect_failure=True):
         assert "DamagedFileError" in error and "is incomplete" in error
+
+
+def half_frozen() -> nn.Module:
+    module = network()
+    module[0].requires_grad_(False)
+    return module
+
+
+def bytes_of_run(path: str) -> list[float]:
+    """Bytes across groups, without and with a checkpoint of plain Fabric."""
+    sync, sent = lh.BMUF(block_size=2), list[float]()
+    for loaded in ("", path):
+        run = FabricLoop(1, make_module=half_frozen, block_sync=sync, warmup_steps=0)
+        if loaded:
+            run.fabric.load(loaded, {"model": run.model})
+        run.train(4)
+        strategy: Any = run.fabric.strategy
+        sent.append(strategy.blocks[0].traffic.total("across").payload_bytes)
+    return sent
+
+
+def test_frozen_parameters_of_a_checkpoint_are_not_sent(tmp_path: Path) -> None:
+    weights = {name: torch.randn_like(value) for name, value in network().state_dict().items()}
+    torch.save({"model": weights}, tmp_path / "a.ckpt")
+    for without, loaded in run_ranks(bytes_of_run, 2, str(tmp_path / "a.ckpt")):
+        assert without == loaded

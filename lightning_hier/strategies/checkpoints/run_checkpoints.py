@@ -129,6 +129,7 @@ class RunCheckpoints:
         section = section_of(checkpoint)
         if section is None:
             rank_zero_warn(f"Resuming from {self._path}: {_PLAIN}")
+            session.synchroniser.trained.note_frozen()  # Lightning may have loaded them just now
             return False
         files = RankFiles.saved_with(self._path, section["save"])
         io = self._strategy.checkpoint_io
