@@ -69,6 +69,7 @@ class ElasticLoop:
         }
         if self.exchange.start():
             self.exchange.share_initial_model(module)
+            engine.synchroniser.trained.note_frozen()  # they were not written by the user
             return
         device = self.exchange.device
         own = random_state(device)

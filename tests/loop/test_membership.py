@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed import TCPStore
 
 import lightning_hier as lh
@@ -171,6 +172,32 @@ def test_groups_of_fabric(address: str) -> None:
         weights, sampler = outcomes[group].result
         torch.testing.assert_close(weights, plain, rtol=1e-4, atol=1e-5)
         assert sampler == {"num_replicas": 2, "rank": group}
+
+
+def _half_frozen(address: str, ports: list[int]) -> list[float]:
+    """The model of a group whose initial weights are not those of the other one."""
+    group, _ = _job(int(os.environ["RANK"]), 1, ports[int(os.environ["RANK"])])
+
+    def make_module() -> nn.Module:
+        torch.manual_seed(group)
+        layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        layers[0].requires_grad_(False)
+        return layers
+
+    loop = _loop(address, group, lh.BMUF(block_size=TAU), make_module=make_module)
+    loop.rank = group
+    loop.train(2 * TAU)
+    loop.blocks.finish()
+    return loop.weights().tolist()
+
+
+def test_frozen_parameters_are_those_of_the_first_group(address: str) -> None:
+    """They are shared before training, and are not averaged in one group alone."""
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    ports = [store.port for store in stores]
+    first, second = rank_outcomes(_half_frozen, 2, address, ports, timeout_s=100.0)
+    assert first.error is None and second.error is None
+    assert first.result == second.result
 
 
 def _on_other_hosts(address: str, ports: list[int]) -> None:
