@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -142,6 +144,9 @@ class Blocks:
         A collective of the world. All hooks are removed.
         """
         if not self._ended:
+            problem = self._engine.problem_at_end()
+            if problem is not None and dist.get_rank() == 0:
+                warnings.warn(problem, stacklevel=2)
             self._synchroniser.evaluation.end_training()
             self._ended = True
             self.detach()

@@ -91,6 +91,18 @@ class Engine:
         """Whether gradients are averaged over the world, and from the next step over the group."""
         return self.reduction.warming and not self.synchroniser.warming
 
+    def problem_at_end(self) -> str | None:
+        """Message about a run that ends in its warm-up, in which it saves no bytes, or None."""
+        warmup_steps = int(self.settings.warmup_steps)
+        steps = max((count.total for count in self.worker.steps), default=0)
+        if not 0 < steps <= warmup_steps:
+            return None
+        return (
+            f"the run has ended after {steps} steps, within its warm-up of {warmup_steps}: it "
+            "never synchronised a block and sent as many bytes as DDP. Pass a warmup_steps "
+            "below the number of steps of the run; 0 disables the warm-up."
+        )
+
     def stepping(self, optimizer: int) -> AbstractContextManager[None]:
         """Context of a step of an optimizer: its gradients have been averaged in the group."""
         synchroniser, updates = self.synchroniser, self.updates

@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.blocks.trained import parameters_of
 from lightning_hier.comm.communicators import Communicators
@@ -141,17 +140,6 @@ class FitSession(Engine):
         if self.wrapping.temporary or not (present <= trained.parameters and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
-
-    def warn_if_warming(self) -> None:
-        """Warn of a run that has ended in its warm-up, in which the strategy saves no bytes."""
-        warmup_steps = int(self.settings.warmup_steps)
-        steps = max((count.total for count in self.worker.steps), default=0)
-        if 0 < steps <= warmup_steps:
-            rank_zero_warn(
-                f"the run has ended after {steps} steps, within its warm-up of {warmup_steps}: it "
-                "never synchronised a block and sent as many bytes as DDP. Pass a warmup_steps "
-                "below the number of steps of the run; 0 disables the warm-up."
-            )
 
     def close(self) -> None:
         """Remove hooks of parameters."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -124,7 +124,8 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def on_train_end(self) -> None:
         super().on_train_end()
-        self._fit_session.warn_if_warming()
+        if (problem := self._fit_session.problem_at_end()) is not None:
+            rank_zero_warn(problem)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

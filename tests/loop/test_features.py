@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -210,3 +211,18 @@ def prepared() -> int:
 
 def test_steps_of_a_wrapped_optimizer_are_counted() -> None:
     assert run_ranks(prepared, 2) == [1, 1]
+
+
+def too_short() -> list[str]:
+    loop = Loop(1, block_sync=lh.BMUF(block_size=2))
+    loop.train(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop.blocks.finish()
+    return [str(w.message) for w in caught if "warm-up" in str(w.message)]
+
+
+def test_a_run_that_ends_in_its_warm_up_is_warned_of() -> None:
+    (said,), other = run_ranks(too_short, 2)
+    assert "ended after 2 steps, within its warm-up of 50: it never synchronised a block" in said
+    assert not other
