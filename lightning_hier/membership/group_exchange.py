@@ -276,7 +276,8 @@ class GroupExchange:
         except GroupLostError as error:
             failed = str(error)
         # The group votes as one, so a failure on any of its ranks is one of all.
-        failures = [text for text in gather_json(failed, self._own.device) if text]
+        every = gather_json(failed, self._own.device, place="an exchange with other groups")
+        failures = [text for text in every if text]
         if failures:
             # Other groups that still wait for this one then fail at once.
             self._disconnect()
