@@ -1,18 +1,16 @@
-"""Ranks in tiers, and one process group for each tier."""
+"""Ranks in tiers, and on hosts."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_hier.algorithms.arguments import counted
-from lightning_hier.comm.process_groups import ProcessGroups
-from lightning_hier.comm.traffic import TIERS
+from lightning_hier.comm.traffic import Tier
 
 GroupSize = int | Literal["node", "world"]
 """Size of a group: a number, ``"node"`` (ranks of a host) or ``"world"`` (all ranks)."""
@@ -23,7 +21,7 @@ class RankLayout:
     """Numbering of ranks: ``RankLayout((P, M))`` has M groups of P consecutive ranks.
 
     A rank has two coordinates: its position in its group, and the number of its group. A process
-    group of tier 0 is a group, and one of tier 1 has the ranks at one position in all groups.
+    group of tier ``across`` has the ranks at one position in all groups.
 
     Launchers number the ranks of a host consecutively, so the collectives of a group stay on one
     host if its size divides that of a host.
@@ -70,9 +68,9 @@ class RankLayout:
         group, position = divmod(rank, self.sizes[0])
         return position, group
 
-    def groups(self, tier: int) -> list[list[int]]:
+    def groups(self, tier: Tier) -> list[list[int]]:
         """All process groups of a tier, each as its ranks in ascending order."""
-        rows = self.grid() if tier == 0 else self.grid().T
+        rows = self.grid() if tier == "group" else self.grid().T
         groups: list[list[int]] = rows.tolist()
         return groups
 
@@ -81,34 +79,9 @@ class RankLayout:
         return torch.arange(self.world_size).view(self.sizes[1], self.sizes[0])
 
 
-def build_mesh(
-    layout: RankLayout,
-    *,
-    device_type: str,
-    timeout: timedelta,
-    process_groups: ProcessGroups,
-) -> DeviceMesh:
-    """Create the process groups of both tiers. Every rank of the world must call it.
-
-    Args:
-        layout: numbers of ranks and groups.
-        device_type: ``"cpu"`` or ``"cuda"``.
-        timeout: time limit of every collective of the groups.
-        process_groups: keeps the groups for later fits.
-
-    """
-    groups: list[dist.ProcessGroup] = []
-    rank = dist.get_rank()
-    # All groups of both tiers in one order: torch creates a group on all ranks together.
-    for tier, name in enumerate(TIERS):
-        for ranks in layout.groups(tier):
-            group = process_groups.of(ranks, timeout, name)
-            if rank in ranks:
-                groups.append(group)
-    # A DeviceMesh has its outermost dimension first: each row of the grid is a group.
-    return DeviceMesh.from_group(
-        list(reversed(groups)),
-        device_type,
-        mesh=layout.grid(),
-        mesh_dim_names=tuple(reversed(TIERS)),
-    )
+def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
+    """Ranks by host. On a single host, each rank is separate, because there is no link to save."""
+    hosts: defaultdict[int, list[int]] = defaultdict(list)
+    for rank in ranks:
+        hosts[host_of[rank]].append(rank)
+    return [[rank] for rank in ranks] if len(hosts) == 1 else list(hosts.values())

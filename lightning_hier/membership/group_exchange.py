@@ -12,11 +12,10 @@ import torch
 from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
-from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.communicators import AcrossRoute, Communicators
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.connections import GroupConnections, GroupLostError
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 import lightning_hier as lh
-from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
-from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.communicators import AcrossRoute, Communicators
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic

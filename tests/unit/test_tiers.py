@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_hier.comm.across import by_host
-from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.tiers import RankLayout, by_host
 
 
 @pytest.mark.parametrize("group_size", [0, -1, 3, 13])

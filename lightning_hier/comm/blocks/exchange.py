@@ -14,11 +14,11 @@ from lightning_hier.algorithms.quantisation import (
     QuantisedCodec,
 )
 from lightning_hier.algorithms.sparse_codec import SparseCodec
-from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback, error_dtype
 from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum, sparse_sum
+from lightning_hier.comm.communicators import AcrossRoute
 from lightning_hier.comm.stages import Scheduled, side_by_side
 
 AcrossDtype = Literal["same", "bfloat16", "int8", "int4"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.quantisation import Codec
-from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import AcrossRoute
 from lightning_hier.comm.stages import Due, Scheduled, Stages
 
 _KIND = "models"
