@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lightning_hier.planning.collectives import Load, RankGroup
+from lightning_hier.planning.collectives import Layout, Load, RankGroup
 from lightning_hier.planning.inputs import Network, Workload
-from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import Settings
 
 # A backward pass computes about twice as much as a forward pass.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_hier.algorithms.automatic import MOMENTS_EVERY
+from lightning_hier.planning.collectives import Layout
 from lightning_hier.planning.gradients import step_with_gradients
 from lightning_hier.planning.inputs import Network, Workload
-from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import best_push_period
 from lightning_hier.planning.strategies import predict

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lightning_hier.planning.collectives import Layout
 from lightning_hier.planning.gradients import BITMAP_DENSITY, WORD_BYTES, step_with_gradients
 from lightning_hier.planning.inputs import Network, Workload
-from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import predict_servers
 from lightning_hier.planning.synchronisation import synchronise

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from lightning_hier.algorithms.chunks import exchanged_length
-from lightning_hier.planning.collectives import Load
+from lightning_hier.planning.collectives import Layout, Load
 from lightning_hier.planning.inputs import Network, Workload
-from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.prediction import ACROSS_BYTES, Settings
 
 # Chunks in flight, one for each of gloo's threads.

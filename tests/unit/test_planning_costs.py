@@ -16,7 +16,7 @@ from lightning_hier.planning import (
     predict,
     predict_all,
 )
-from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.collectives import Layout
 
 ROUNDING = 1 + 1e-9
 FREE = 1e18
