@@ -9,28 +9,39 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
 import lightning_hier as lh
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from tests.conftest import REPOSITORY
 from tests.membership.groups import Life, Run, assert_equal_models, lighthouse, live_all, log
 from tests.waiting import leave_mark, wait_for_marks, wait_until
 
 TAU = 4
 
+_DILOCO = partial(lh.DiLoCo, block_size=TAU, across_dtype="int8")
 
-@pytest.mark.parametrize(("place", "delay"), [("send", 0), ("commit", 0), ("send", 2)])
-def test_a_group_dies_in_a_synchronisation(place: str, delay: int, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("place", "sync"),
+    [
+        ("send", _DILOCO()),
+        ("commit", _DILOCO()),
+        ("send", _DILOCO(overlap=2)),
+        ("send", lh.BMUFAdam(block_size=TAU)),  # its sum of steps fails first
+    ],
+)
+def test_a_group_dies_in_a_synchronisation(place: str, sync: BlockSync, tmp_path: Path) -> None:
     """If the group dies before the vote, the others repeat the synchronisation without it.
 
     If the group dies after the vote, the synchronisation counts.
     """
     lives = [Life(0), Life(1, dies_at=(place, 2)), Life(2)]
     with lighthouse() as address:
-        sync = lh.DiLoCo(block_size=TAU, overlap=delay, across_dtype="int8")
         run = Run(str(tmp_path), address, sync, steps=20, optimizer="AdamW", join_timeout_s=5.0)
         outcomes = live_all(run, lives)
     assert [outcome.error for outcome in outcomes] == [None] * 3

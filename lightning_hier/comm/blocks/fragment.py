@@ -385,6 +385,7 @@ class Fragment:
         self._since_average = state["since_average"]
         self._given_up, self._carried = state["given_up"], state["carried"]
         self._norms = Norms(*state["norms"])
+        self.local_state.set_counts({})  # without a sum in flight, which may have failed
         # In the order of the parameters, which is the same in both runs.
         counts = zip(self.local_state.counts(), state["counts"], strict=True)
         self.local_state.set_counts(dict(counts))
