@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.flat import FlatView
 
 # Dtypes that neither gloo nor NCCL sends. DDP broadcasts tensors as they are, not as bytes.
@@ -81,6 +83,17 @@ def broadcast_tensors_(
     if channel.size > 1:
         for view, values in broadcast_copies(tensors, channel, kind, source=source):
             view.write_from(values)
+
+
+def broadcast_buffers_(buffers: Sequence[Tensor], communicators: Communicators) -> None:
+    """Give all ranks the buffers of rank 0 or, of divided ones, those of the first group, in place.
+
+    A collective of the world.
+    """
+    whole = [buffer for buffer in buffers if not isinstance(buffer, DTensor)]
+    divided = [buffer for buffer in buffers if isinstance(buffer, DTensor)]
+    broadcast_tensors_(whole, communicators.world, "buffers")
+    broadcast_tensors_(divided, communicators.across, "buffers")
 
 
 def broadcast_copies(

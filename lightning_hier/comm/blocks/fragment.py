@@ -19,7 +19,7 @@ from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.blocks.trained import Members
-from lightning_hier.comm.broadcast import broadcast_copies, broadcast_tensors_
+from lightning_hier.comm.broadcast import broadcast_buffers_, broadcast_copies, broadcast_tensors_
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, Stages
@@ -165,7 +165,7 @@ class Fragment:
             )
             for bucket, chunk in self._chunks()
         )
-        self._broadcast_other_buffers()
+        broadcast_buffers_(self.members.other_buffers, self._context.communicators)
         self.steps, self.samples = 0, 0.0
 
     def send(self, averaging: Averaging, norms: Norms, *, delay: int) -> None:
@@ -332,12 +332,7 @@ class Fragment:
         """Write the other buffers, and the tensors that are not contiguous."""
         for bucket in self.buckets:
             bucket.shard.write_scattered(carried=False)
-        self._broadcast_other_buffers()
-
-    def _broadcast_other_buffers(self) -> None:
-        """Copy the other buffers of the first rank to all ranks."""
-        buffers = self.members.other_buffers
-        broadcast_tensors_(buffers, self._context.communicators.world, "buffers")
+        broadcast_buffers_(self.members.other_buffers, self._context.communicators)
 
     def load_grown(self, older: Fragment) -> None:
         """Load the state of a fragment with fewer tensors. A collective of the group."""
