@@ -130,7 +130,7 @@ class Engine:
     def metrics(self) -> dict[str, float]:
         """Metrics of gradients and blocks by name. Does not communicate."""
         of_updates = {} if self.updates is None else self.updates.metrics()
-        of_blocks = self.synchroniser.log.metrics(self.worker.steps)
+        of_blocks = self.synchroniser.metrics()
         return self.reduction.metrics() | of_updates | of_blocks
 
 

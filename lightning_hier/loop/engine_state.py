@@ -60,7 +60,7 @@ class EngineState:
         blocks, trained = self._synchroniser.blocks, self._synchroniser.trained
         return {
             "steps": [asdict(count) for count in self._worker.steps],
-            "trainable": [self.names[p] for p in self._synchroniser.local.parameters()],
+            "trainable": [self.names[p] for p in self._synchroniser.evaluation.local_parameters()],
             "written": [n for t, n in trained.buffers.names.items() if isinstance(t, Parameter)],
             "kept_equal": sorted(trained.kept_equal),
             "has_blocks": blocks is not None,
@@ -75,7 +75,7 @@ class EngineState:
         If the module is divided, these are the parts of this rank. Tensors are not copied.
         """
         # With GTC of updates, x: the residuals, by which ranks of a group differ, are of a rank.
-        local = self._synchroniser.local.parameters() | self._worker.memory.shared
+        local = self._synchroniser.evaluation.local_parameters() | self._worker.memory.shared
         return {
             "parameters": {self.names[p]: value for p, value in local.items()},
             "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
@@ -87,7 +87,7 @@ class EngineState:
         It finishes what is in flight: a collective of the world if there is anything.
         """
         blocks, memory = self._synchroniser.blocks, self._worker.memory
-        local = self._synchroniser.local.parameters()
+        local = self._synchroniser.evaluation.local_parameters()
         # With GTC of updates, what hooks have written since the last step is neither in x nor in
         # the residuals.
         written = [p for p in memory.shared if p in local and not memory.is_local(p, local[p])]
@@ -96,7 +96,7 @@ class EngineState:
             "memory": memory.state(self.names),
             "written_parameters": {self.names[p]: local[p] for p in written},
             "samples": list(self._worker.samples),
-            "buffers": self._synchroniser.local.buffers(),
+            "buffers": self._synchroniser.evaluation.local_buffers(),
         }
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:

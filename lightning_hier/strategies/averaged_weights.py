@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_hier.callbacks.packages import both
-from lightning_hier.comm.blocks.local_values import SavedTensors
+from lightning_hier.comm.blocks.saved_tensors import SavedTensors
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
 

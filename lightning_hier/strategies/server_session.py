@@ -18,7 +18,7 @@ from lightning_hier.algorithms.fingerprint import bit_sums
 from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health import NonFiniteModelError
-from lightning_hier.comm.blocks.local_values import SavedTensors
+from lightning_hier.comm.blocks.saved_tensors import SavedTensors
 from lightning_hier.comm.blocks.trained import KnownParameters, parameters_of
 from lightning_hier.comm.broadcast import (
     average_tensors_,

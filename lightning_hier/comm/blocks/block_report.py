@@ -1,9 +1,8 @@
-"""Reports of block synchronisations, and their metrics."""
+"""Reports of block synchronisations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from lightning_hier.algorithms.squares import SumOfSquares
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.worker import StepCount
 
 
 @dataclass
@@ -81,32 +79,3 @@ class BlockReport:
         # updates, which have one start model. Rounding may make it negative.
         distance = max(norms.models - mean, 0.0)
         return cls(update_norm=update**0.5, model_distance=distance**0.5)
-
-
-class BlockLog:
-    """The last report of the block of each optimizer.
-
-    Args:
-        optimizers: number of optimizers.
-
-    Attributes:
-        reports: reports by the index of the optimizer.
-
-    """
-
-    def __init__(self, optimizers: int) -> None:
-        self._optimizers = optimizers
-        self.reports: dict[int, BlockReport] = {}
-
-    def metrics(self, steps: Sequence[StepCount]) -> dict[str, float]:
-        """Metrics by name, with the counts of ``steps``."""
-        metrics: dict[str, float] = {}
-        for index, report in self.reports.items():
-            # Names without an index for the usual single optimizer.
-            prefix = "hier/block" if self._optimizers == 1 else f"hier/block/{index}"
-            metrics[f"{prefix}/update_norm"] = report.update_norm
-            metrics[f"{prefix}/model_distance"] = report.model_distance
-            metrics[f"{prefix}/blocks"] = steps[index].blocks
-            if steps[index].block_size:  # a rule computes it
-                metrics[f"{prefix}/block_size"] = steps[index].block_size
-        return metrics

@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch import Tensor
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_context import Membership
-from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
+from lightning_hier.comm.blocks.block_context import BlockContext, Membership
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
 from lightning_hier.comm.blocks.health import Averaging, SyncPoint
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
-from lightning_hier.comm.blocks.synchronised_model import SynchronisedModel
+from lightning_hier.comm.blocks.shard_placement import placement_of
+from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
 # there as well, so this limits how late ranks act on SIGTERM.
 _CHECK_EVERY = 50
 
 
-class BlockSynchroniser(SynchronisedModel):
+class BlockSynchroniser:
     """Runs the blocks of all optimizers of one rank.
 
     A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls and not
     updates, so that ranks stay in step if loss scaling skips an update on one of them.
 
-    Arguments, attributes and errors are those of :class:`SynchronisedModel`, and
+    Args:
+        module: model. Only its trainable parameters and its buffers are used.
+        optimizers: optimizers of the module. Each has its own block.
+        config: settings. None: models are not synchronised, but ranks are checked to be in step.
+        communicators: channels of this rank.
+        worker: step counts of this rank.
+        warmup_steps: steps before the first block, in which gradients are averaged over the world.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
+        offload: whether the state of outer steps lies in the memory of the host.
+        membership: finds the groups that are present, if groups come and go.
 
     Attributes:
+        module: see above.
+        communicators: see above.
+        worker: see above.
+        placement: division of the model among the ranks of a group.
+        blocks: one block for each optimizer. None before the first step after the warm-up.
+        buffers: buffers of the module.
+        trained: tensors that are synchronised.
+        health: exchange of health reports before every synchronisation.
         evaluation: swaps the global model into the module and back.
-        log: metrics of the synchronisations.
+
+    Raises:
+        ValueError: the settings do not support the number of groups.
 
     """
 
@@ -47,17 +73,51 @@ class BlockSynchroniser(SynchronisedModel):
         optimizers: Sequence[Optimizer],
         config: BlockSync | None,
         *,
+        communicators: Communicators,
+        worker: Worker,
+        warmup_steps: int = 0,
+        nics: int | None = None,
+        offload: bool = False,
         membership: Membership | None = None,
-        **settings: Any,
     ) -> None:
-        super().__init__(module, optimizers, config, membership=membership, **settings)
+        self.module = module
+        self.communicators = communicators
+        self.worker = worker
+        self._warmup_steps = warmup_steps
         self._membership = membership
+        across = config.across if config else "auto"
+        self.placement = placement_of(module, across, communicators.group, nics=nics)
+        common = self.placement, communicators, offload, membership
+        self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [
-            BlockSchedule(context.config, context.optimizer, models=self.communicators.models)
+            BlockSchedule(context.config, context.optimizer, models=communicators.models)
             for context in self._contexts
         ]
-        self.log = BlockLog(len(optimizers))
-        self.evaluation = Evaluation(self, finish_blocks=self.finish_blocks)
+        self.blocks: list[ModelBlock] | None = None
+        self.buffers = ModuleBuffers(module)
+        self.trained = TrainedTensors(module, list(optimizers), self.buffers)
+        # Of every fragment, and of the buffers.
+        counted = config.fragments + 1 if config and config.weighting == "samples" else 0
+        self.health = HealthExchange(
+            communicators,
+            worker,
+            self.trained,
+            counted=counted,
+            independent=membership is not None,
+        )
+        self.evaluation = Evaluation(self)
+        # The last one of the block of each optimizer, by its index.
+        self._reports: dict[int, BlockReport] = {}
+
+    @property
+    def warming(self) -> bool:
+        """Whether any optimizer is in its warm-up."""
+        return any(count.total < self._warmup_steps for count in self.worker.steps)
+
+    def before_step(self) -> None:
+        """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
+        if self.blocks is None and not self.warming:
+            self.blocks = self._new_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
@@ -69,7 +129,7 @@ class BlockSynchroniser(SynchronisedModel):
         if due == NOTHING_DUE:
             return
         assert self.blocks is not None
-        schedule = self._schedules[optimizer].current
+        schedule = self._schedules[optimizer]
         # To apply a mean, only the ranks of a group communicate.
         place = self.communicators.progress.at(SyncPoint.BLOCK.text)
         votes = self._membership is not None
@@ -88,7 +148,7 @@ class BlockSynchroniser(SynchronisedModel):
         # After a synchronisation that fails, it is still due.
         schedule.end_block(self.worker.steps[optimizer])
         if report is not None:
-            self.log.reports[optimizer] = report
+            self._reports[optimizer] = report
 
     def finish_blocks(self) -> None:
         """Synchronise the last, short blocks at the end of training, if groups come and go.
@@ -99,7 +159,7 @@ class BlockSynchroniser(SynchronisedModel):
             count = self.worker.steps[optimizer]
             # In the order of groups that train on. The first one may have been sent already, and
             # has then the steps since.
-            order = self._schedules[optimizer].current.order_after(count.in_block)
+            order = self._schedules[optimizer].order_after(count)
             for fragment in [*order, order[0]]:
                 if block.unsent(fragment):
                     self.buffers.reclaim()
@@ -107,6 +167,20 @@ class BlockSynchroniser(SynchronisedModel):
                     with place, self.worker.memory.group_model(), torch.no_grad():
                         self._commit(optimizer, fragment)
             count.in_block = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last synchronisations by name. Does not communicate."""
+        metrics: dict[str, float] = {}
+        for index, report in self._reports.items():
+            count = self.worker.steps[index]
+            # Names without an index for the usual single optimizer.
+            prefix = "hier/block" if len(self.worker.steps) == 1 else f"hier/block/{index}"
+            metrics[f"{prefix}/update_norm"] = report.update_norm
+            metrics[f"{prefix}/model_distance"] = report.model_distance
+            metrics[f"{prefix}/blocks"] = count.blocks
+            if count.block_size:  # a rule computes it
+                metrics[f"{prefix}/block_size"] = count.block_size
+        return metrics
 
     def _count_step(self, optimizer: int) -> DueFragments:
         """Count a step, and advance what is in flight by it. Returns the fragments that are due.
@@ -131,7 +205,7 @@ class BlockSynchroniser(SynchronisedModel):
             return NOTHING_DUE
         self.blocks[optimizer].count_step(samples)
         due = self._schedules[optimizer].due(count)
-        if self._schedules[optimizer].current.delay:
+        if self._schedules[optimizer].delay:
             # Ranks must count the same steps, also those that send nothing.
             try:
                 self.communicators.route.in_flight.step()
@@ -178,22 +252,85 @@ class BlockSynchroniser(SynchronisedModel):
             self.health.check(SyncPoint.CHECK, optimizer)
             self.admit_found()
 
-    def rewind(self) -> None:
-        """Discard blocks, residuals and saved values before an older state is loaded."""
-        self.communicators.route.in_flight.finish()  # exchanges of these blocks
-        self.blocks = None
-        self.worker.memory.clear()
-        self.evaluation.forget()
-        self.log.reports.clear()
-
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
         with self.communicators.progress.at("the end of the warm-up"), torch.no_grad():
             # These blocks only create the optimizer state that is averaged, where it is missing.
-            carried = [t for block in self.new_blocks() or [] for t in block.carried]
+            carried = [t for block in self._new_blocks() or [] for t in block.carried]
             # Before the broadcast, which would spread a NaN of the first rank.
             self.health.check(SyncPoint.CHECK, carried=carried)
             self.admit_found()
             everything = [*self.module.parameters(), *self.buffers.tensors, *carried]
             replicas = self.communicators.replicas(self.module)
             broadcast_tensors_(everything, replicas, "initial_model")
+
+    def _new_blocks(self) -> list[ModelBlock] | None:
+        """Blocks that start with the current model. None if models are not synchronised.
+
+        A collective of the group.
+        """
+        if not self._contexts:
+            return None
+        self.buffers.reclaim()
+        return [*map(ModelBlock, self.trained.members(), self._contexts)]
+
+    def present_blocks(self) -> Sequence[ModelBlock]:
+        """The blocks or, before the first step after the warm-up, those that it will start.
+
+        A collective of the group. Without a synchronisation of models, there are none.
+        """
+        return self.blocks or self._new_blocks() or ()
+
+    def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
+        """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
+        self.trained.parameters |= set(trainable)
+        self.blocks = self._new_blocks()
+        return self.blocks or ()
+
+    def rewind(self) -> None:
+        """Discard blocks, residuals and saved values before an older state is loaded."""
+        self.communicators.route.in_flight.finish()  # exchanges of these blocks
+        self.blocks = None
+        self.worker.memory.clear()
+        self.evaluation.forget()
+        self._reports.clear()
+
+    def forget_errors(self) -> None:
+        """Discard residuals and error feedback, those of another group whose state was loaded."""
+        self.worker.memory.write_shared()
+        self.worker.memory.clear()
+        for block in self.blocks or ():
+            block.forget_errors()
+
+    def admit_found(self) -> Sequence[Tensor]:
+        """Synchronise from now on what ranks have found in an exchange. Returns these tensors.
+
+        A collective of the group if there are any, at the same step on all ranks.
+        """
+        found = self.trained.admit_found()
+        if found:
+            self._regrow()
+        return found
+
+    def admit_trainable(self, present: set[Parameter]) -> None:
+        """Add those of the module's parameters ``present`` that were unfrozen since the last call.
+
+        A parameter that was trainable once stays in the global model. It is a collective of the
+        ranks that average gradients, as long as some parameters have never been trainable. If ranks
+        have different parameters, they raise an error, and other groups at the next health report.
+        """
+        if present <= self.trained.parameters:
+            return
+        new = self.trained.admit(present)
+        channel = self.communicators.world if self.warming else self.communicators.group
+        if not self.health.same_parameters_in(channel):
+            self.health.check_in_step(SyncPoint.CHECK)
+        if new:
+            self._regrow()
+
+    def _regrow(self) -> None:
+        """Give the blocks the tensors that have been added. A collective of the group."""
+        if self.blocks is not None:
+            self.buffers.reclaim()
+            grown = zip(self.blocks, self.trained.members(), strict=True)
+            self.blocks = [block.regrown(members) for block, members in grown]

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 from lightning_hier.comm.blocks.health import SyncPoint
-from lightning_hier.comm.blocks.synchronised_model import SynchronisedModel
-from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.blocks.saved_tensors import SavedTensors
+from lightning_hier.comm.broadcast import broadcast_buffers_
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.sharded_tensors import reshard_
+from lightning_hier.comm.sharded_tensors import local_tensor, reshard_
+
+if TYPE_CHECKING:
+    from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 
 
 class Evaluation:
     """Swaps the global model into the module and the local model back.
 
+    The local model is in the module, or saved while the module contains the global model.
+
     Args:
         model: what is synchronised.
-        finish_blocks: synchronises the last, short blocks, if the global model of the evaluation
-            does not contain them.
 
     """
 
-    def __init__(self, model: SynchronisedModel, *, finish_blocks: Callable[[], None]) -> None:
+    def __init__(self, model: BlockSynchroniser) -> None:
         self._model = model
-        self._finish_blocks = finish_blocks
+        self._saved = SavedTensors()
         self._ended = False
 
     @property
     def active(self) -> bool:
         """Whether the module contains the global model and the local model is saved."""
-        return self._model.local.saved.used
+        return self._saved.used
 
     def swap_in_global_model(self) -> None:
         """Save the local model and write the global one into the module, in place.
@@ -58,8 +62,29 @@ class Evaluation:
             return
         # Training would otherwise use weights gathered in the evaluation.
         reshard_(self._model.module)
-        self._model.local.keep_written_buffers()
-        self._model.local.saved.restore()
+        self.keep_written_buffers()
+        self._saved.restore()
+
+    def keep_written_buffers(self) -> None:
+        """Keep what hooks have written to buffers of the global model. Does not communicate.
+
+        Raises:
+            RuntimeError: a hook wrote to a trained parameter, whose local value would replace it.
+
+        """
+        self._model.buffers.reclaim()
+        written = self._saved.written()
+        names = self._model.trained.names(written)
+        if names:
+            raise RuntimeError(
+                f"a hook wrote to trained parameters ({', '.join(names)}) while the module held "
+                "the global model (from validation or the end of an epoch until the next batch "
+                "starts, or in blocks.global_model()): training continues from the local model, so "
+                "the write would be lost. Write the same values on all ranks in "
+                "on_train_batch_start or on_train_batch_end instead, or outside of that context. "
+                "Hooks may write to buffers and frozen parameters at any time."
+            )
+        self._saved.keep(written)
 
     def state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Call ``read`` while the module contains the global model. A collective of the world."""
@@ -86,14 +111,43 @@ class Evaluation:
         A collective of the world. The local model remains saved for a checkpoint after training.
         """
         self.swap_back()  # the last blocks are synchronised from the local model
-        self._finish_blocks()
+        self._model.finish_blocks()
         self._write_global_model(SyncPoint.TRAINING_END)
         self._ended = True
 
     def forget(self) -> None:
         """Discard the saved local model before an older state is loaded."""
-        self._model.local.saved.forget()
+        self._saved.forget()
         self._ended = False
+
+    def local_parameters(self) -> dict[Parameter, Tensor]:
+        """Values of trained parameters in the local model, not copied. Does not communicate."""
+        trained = self._model.trained
+        # In the order of the module, which a set does not have.
+        names = trained.known.names
+        return {p: self._saved.local(p) for p in names if p in trained.parameters}
+
+    def local_buffers(self) -> dict[str, Tensor]:
+        """Those of buffers, and of what this rank has found, by name."""
+        self._model.trained.note()
+        names = self._model.buffers.names | self._model.trained.found
+        return {name: self._saved.local(buffer) for buffer, name in names.items()}
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load a local model in the body. Afterwards the module has its current values again.
+
+        Does not communicate.
+        """
+        # The saved run may have trained parameters that are frozen now.
+        self._model.buffers.reclaim()
+        tensors = [*self._model.trained.known.names, *self._model.buffers.tensors]
+        present = {tensor: local_tensor(tensor).clone() for tensor in tensors}
+        yield
+        # As in an evaluation: the loaded model is the one that is saved and swapped back.
+        with self._saved.overwriting(present, watch=True):
+            for tensor, value in present.items():
+                local_tensor(tensor).copy_(value)
 
     @torch.inference_mode(False)  # optimizer state that is created here is used in training
     @torch.no_grad()
@@ -108,7 +162,7 @@ class Evaluation:
         overwritten = [t for b in blocks for t in b.members.tensors] or [*shared, *buffers]
         # After the end of training, hooks may write to any tensor.
         watch = point != SyncPoint.TRAINING_END
-        saved = model.local.saved.overwriting(overwritten, watch=watch)
+        saved = self._saved.overwriting(overwritten, watch=watch)
         progress = model.communicators.progress.at(point.text, model.health.detail)
         with saved, progress:
             model.worker.memory.write_shared()
@@ -118,20 +172,12 @@ class Evaluation:
             # The same on all ranks: blocks follow from the settings and from the warm-up.
             if not blocks:
                 model.health.check(point)
-                model.local.saved.add(model.admit_found())
-                self._share_buffers()
+                self._saved.add(model.admit_found())
+                broadcast_buffers_(model.buffers.tensors, model.communicators)
             for index in range(len(blocks)):
                 averaging = model.health.agree(point, index, blocks[index].read())
                 if found := model.admit_found():
-                    model.local.saved.add(found)
+                    self._saved.add(found)
                     blocks = model.present_blocks()
                     averaging = model.health.agree(point, index, blocks[index].read())
                 blocks[index].write_global_model(averaging)
-
-    def _share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0 or, of divided ones, those of the first group."""
-        tensors, communicators = self._model.buffers.tensors, self._model.communicators
-        whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
-        parts = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
-        broadcast_tensors_(whole, communicators.world, "buffers")
-        broadcast_tensors_(parts, communicators.across, "buffers")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from torch.optim import Optimizer
@@ -28,59 +26,12 @@ class DueFragments(NamedTuple):
 NOTHING_DUE = DueFragments(None, None)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Schedule of a block of tau steps, which repeats.
-
-    Fragment i of n is applied at step ``tau (i + 1) / n``, rounded down, and sent ``delay`` steps
-    before, which may be in the block before. With a delay of tau, an update is sent at the step at
-    which the previous one of its fragment is applied.
-
-    Attributes:
-        block_size: tau.
-        fragments: n, at most tau.
-        delay: steps between sending and applying, at most tau.
-
-    """
-
-    block_size: int
-    fragments: int = 1
-    delay: int = 0
-
-    def due(self, step: int) -> DueFragments:
-        """Fragments that are due after step ``step`` of a block, counted from 1.
-
-        A step above ``block_size`` is the last one of the block.
-        """
-        step = min(step, self.block_size)
-        return DueFragments(self._applies.get(step), self._sends.get(step))
-
-    @cached_property
-    def _applies(self) -> dict[int, int]:
-        """Fragments by the step at which they are applied."""
-        return {self.block_size * (i + 1) // self.fragments: i for i in range(self.fragments)}
-
-    @cached_property
-    def _sends(self) -> dict[int, int]:
-        """Fragments by the step at which they are sent."""
-        # A send in the block before is at a step of 0 or less.
-        return {(end - self.delay - 1) % self.block_size + 1: i for end, i in self._applies.items()}
-
-    def order_after(self, step: int) -> list[int]:
-        """All fragments, in the order in which they are applied after this step of a block."""
-        at = {fragment: step for step, fragment in self._applies.items()}
-        return sorted(at, key=lambda fragment: (at[fragment] - step - 1) % self.block_size)
-
-    def end_block(self, count: StepCount) -> None:
-        """Count the block of ``count`` if all its steps have been counted, and start the next."""
-        # Above the block size if a run resumes with a smaller block_size.
-        if count.in_block >= self.block_size:
-            count.in_block = 0
-            count.blocks += 1
-
-
 class BlockSchedule:
     """Schedule of the blocks of one optimizer, whose lengths a rule may compute.
+
+    In a block of tau steps, fragment i of n is applied at step ``tau (i + 1) / n``, rounded down,
+    and sent ``delay`` steps before, which may be in the block before. With a delay of tau, an
+    update is sent at the step at which the previous one of its fragment is applied.
 
     Args:
         config: settings.
@@ -88,7 +39,7 @@ class BlockSchedule:
         models: averaged models. A single model is not averaged, so it has nothing in flight.
 
     Attributes:
-        current: schedule of the current block.
+        delay: steps between sending and applying, at most the steps of the current block.
 
     """
 
@@ -96,7 +47,17 @@ class BlockSchedule:
         self._config = config
         self._optimizer = optimizer
         self._delays = models > 1
-        self.current = self._of_size(config.steps)
+        self._plan(config.steps)
+
+    def _plan(self, block_size: int) -> None:
+        self._block_size, fragments = block_size, self._config.fragments
+        self.delay = self._config.delay(block_size) if self._delays else 0
+        # Fragments by the step of a block.
+        self._applies = {block_size * (i + 1) // fragments: i for i in range(fragments)}
+        # A send in the block before is at a step of 0 or less.
+        self._sends = {
+            (end - self.delay - 1) % block_size + 1: i for end, i in self._applies.items()
+        }
 
     def due(self, count: StepCount) -> DueFragments:
         """Fragments that are due after the last step of ``count``, which keeps the block's length.
@@ -112,10 +73,19 @@ class BlockSchedule:
                 # Kept in the count, because the learning rate may change within the block.
                 least = self._config.steps
                 count.block_size = self._config.block_rule.block_size(max(rates), least)
-            if count.block_size != self.current.block_size:
-                self.current = self._of_size(count.block_size)
-        return self.current.due(count.in_block)
+            if count.block_size != self._block_size:
+                self._plan(count.block_size)
+        # Above the block size if a run resumes with a smaller one: the block then ends.
+        step = min(count.in_block, self._block_size)
+        return DueFragments(self._applies.get(step), self._sends.get(step))
 
-    def _of_size(self, block_size: int) -> Schedule:
-        delay = self._config.delay(block_size) if self._delays else 0
-        return Schedule(block_size, self._config.fragments, delay)
+    def order_after(self, count: StepCount) -> list[int]:
+        """All fragments, in the order in which they are applied after the last step."""
+        at = {fragment: step for step, fragment in self._applies.items()}
+        return sorted(at, key=lambda i: (at[i] - count.in_block - 1) % self._block_size)
+
+    def end_block(self, count: StepCount) -> None:
+        """Count the block of ``count`` if all its steps have been counted, and start the next."""
+        if count.in_block >= self._block_size:
+            count.in_block = 0
+            count.blocks += 1

@@ -48,7 +48,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
     exactly = state.continues(saved.section)
     session.synchroniser.trained.note_frozen()  # Lightning has loaded them
     # If no training is left, the module keeps its values, which are the result of ``fit``.
-    with session.synchroniser.local.loading():
+    with session.synchroniser.evaluation.loading():
         trained = exactly and session.worker.begun
         if exactly:
             session.synchroniser.rewind()

@@ -87,7 +87,7 @@ class RunCheckpoints:
             return
         io = self._strategy.checkpoint_io
         # Hooks may have written buffers of the global model, which the local models keep.
-        session.synchroniser.local.keep_written_buffers()
+        session.synchroniser.evaluation.keep_written_buffers()
         finish_writing(io)
         files = RankFiles.of_new_save(path, self._strategy.root_device)
         # The checkpoint of callbacks refers to tensors that contain the average at this time.
