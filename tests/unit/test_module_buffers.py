@@ -25,7 +25,7 @@ def _module() -> Any:
 
 
 def _reports(*flags: Nonfinite) -> list[HealthReport]:
-    return [HealthReport(SyncPoint.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
+    return [HealthReport(SyncPoint.BLOCK, 0, 1, 0, int(flag), -1) for flag in flags]
 
 
 @pytest.mark.parametrize(

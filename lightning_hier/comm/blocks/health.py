@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -112,19 +113,18 @@ class ModelHealth:
         )
 
 
-@dataclass(frozen=True)
-class HealthReport:
+class HealthReport(NamedTuple):
     """State of a rank at a synchronisation, which all ranks exchange before any model.
 
     Attributes:
         point: a :class:`SyncPoint`.
         optimizer: index of the optimizer whose block ends, or -1 for all optimizers.
         steps: steps of this optimizer, or of all optimizers, since the start.
-        squares: as in :class:`ModelHealth`.
         terminate: whether this rank has received SIGTERM.
         nonfinite: as in :class:`ModelHealth`.
         batches: number of batches of this epoch if none is left, otherwise -1.
         digest: digest of the synchronised parameters.
+        squares: as in :class:`ModelHealth`.
         samples: as in :class:`ModelHealth`, with zeros after the last fragment that was read. Empty
             if groups count equally.
 
@@ -133,12 +133,18 @@ class HealthReport:
     point: int
     optimizer: int
     steps: int
-    squares: float
     terminate: int
     nonfinite: int
     batches: int
     digest: int = 0
+    squares: float = 0.0
     samples: tuple[float, ...] = ()
+
+    @classmethod
+    def of_row(cls, row: Sequence[float]) -> HealthReport:
+        """The report whose values, and then its samples, are in a row of numbers."""
+        values: list[Any] = [*map(int, row[:7]), row[7], tuple(row[8:])]
+        return cls(*values)
 
 
 @dataclass(frozen=True)

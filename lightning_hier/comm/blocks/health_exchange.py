@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import torch
 from torch import Tensor
@@ -107,9 +106,12 @@ class HealthExchange:
             NonFiniteModelError: on every rank, if the model is not finite.
 
         """
-        layout, rank = self._communicators.layout, self._communicators.world.position
-        first = layout.coordinates(rank)[1] == 0
-        health = self._trained.health(averaged=first, carried=carried if first else ())
+        layout, trained = self._communicators.layout, self._trained
+        first = layout.coordinates(self._communicators.world.position)[1] == 0
+        blocks = trained.members() if first else ()
+        buffers = [buffer for members in blocks for buffer in members.float_buffers]
+        state = carried if first else ()
+        health = ModelHealth.of_tensors(trained.parameters, buffers, state)
         require_finite(self._exchange(point, optimizer, health), layout.sizes[0])
 
     def check_in_step(self, point: SyncPoint) -> None:
@@ -136,58 +138,50 @@ class HealthExchange:
     def _exchange(
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
-        reports = self._reports(point, optimizer, health)
-        try:
-            require_common_point(self._of_group(reports) if self.independent else reports)
-        except OutOfStepError:
-            # A rank that ends with an error may reach a synchronisation on its way, alone.
-            self._communicators.progress.raise_first_error()
-            raise
-        self._trained.buffers.require_fit(reports)
-        return reports
-
-    def _reports(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> list[HealthReport]:
-        counts = self._worker.steps
+        """Reports of all ranks, which are at the same point. A collective of the world."""
+        own, counts = self._communicators, self._worker.steps
         self._trained.note()
         report = HealthReport(
             point,
             optimizer,
             counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts),
-            health.squares,
             int(self._terminate),
             int(health.nonfinite | self._trained.buffers.finding),
             self.batches,
             self._trained.digest(with_found=True),
+            health.squares,
         )
-        world = self._communicators.world
         # float64 represents counts and digests exactly, below 2**53, and any sum of squares.
-        values = astuple(report)[:-1]
-        row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
+        row = torch.tensor(report[:-1], dtype=torch.float64, device=own.device)
         with profiler_range("hier/block/status"):
-            rows = world.gather_rows(row, "status")
+            rows = own.world.gather_rows(row, "status")
         if not set(rows[:, 0].tolist()) <= set(SyncPoint):
             raise DifferentCollectivesError(f"{point.text} got data of another collective")
         if self._counted:
             # In a second message: the first may meet that of gather_json, which has its length.
             # Ranks may be at different points, so all send equally many.
             samples = [*health.samples, *[0.0] * self._counted][: self._counted]
-            of_ranks = world.gather_rows(row.new_tensor(samples), "status")
+            of_ranks = own.world.gather_rows(row.new_tensor(samples), "status")
             rows = torch.cat([rows, of_ranks], dim=1)
-        reports = [_report(values, self._counted) for values in rows.tolist()]
+        reports = [HealthReport.of_row(values) for values in rows.tolist()]
         if len({report.digest for report in reports}) > 1:
             self._unite([report.digest for report in reports])
-        # A group that is a job of its own stops by itself. The others go on without it.
-        relevant = self._of_group(reports) if self.independent else reports
+        relevant = reports
+        if self.independent:
+            # A group that is a job of its own stops by itself. The others go on without it. A
+            # RankLayout has groups of consecutive ranks.
+            first = own.world.position - own.world.position % own.group.size
+            relevant = reports[first : first + own.group.size]
         # Kept until clear_signal(), because several exchanges may happen in one batch.
         self.signalled |= any(report.terminate for report in relevant)
+        try:
+            require_common_point(relevant)
+        except OutOfStepError:
+            # A rank that ends with an error may reach a synchronisation on its way, alone.
+            own.progress.raise_first_error()
+            raise
+        self._trained.buffers.require_fit(reports)
         return reports
-
-    def _of_group(self, reports: Sequence[HealthReport]) -> Sequence[HealthReport]:
-        """Reports of the ranks of this rank's group."""
-        # A RankLayout has groups of consecutive ranks.
-        size, first = self._communicators.group.size, self._communicators.world.position
-        first -= first % size
-        return reports[first : first + size]
 
     def _unite(self, digests: Sequence[int]) -> None:
         """Find the frozen parameters that any rank has written. A collective of the world.
@@ -215,21 +209,3 @@ class HealthExchange:
                 "parameters at the same step on all ranks, add them to the same optimizer, and "
                 "register the same buffers."
             )
-
-
-def _report(values: Sequence[float], counted: int) -> HealthReport:
-    """The report of a rank from what it has sent, whose last ``counted`` values are samples."""
-    end = len(values) - counted
-    point, optimizer, steps, squares, *others = values[:end]
-    terminate, nonfinite, batches, digest = map(int, others)
-    return HealthReport(
-        int(point),
-        int(optimizer),
-        int(steps),
-        squares,
-        terminate,
-        nonfinite,
-        batches,
-        digest,
-        tuple(values[end:]),
-    )

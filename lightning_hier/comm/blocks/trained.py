@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.fingerprint import bit_sums
 from lightning_hier.comm.agreement import list_difference
-from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, without_mean
 from lightning_hier.comm.sharded_tensors import local_tensor, reshard_
@@ -45,44 +44,6 @@ class Members:
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers."""
         return [*self.parameters, *self.float_buffers, *self.other_buffers]
-
-
-def divide(
-    module: Module,
-    optimizers: Sequence[Optimizer],
-    trainable: Collection[Parameter],
-    buffers: Mapping[Tensor, str],
-    not_averaged: Collection[str] = (),
-) -> list[Members]:
-    """Assign every trainable parameter and every buffer to exactly one optimizer's block.
-
-    A parameter belongs to the first optimizer that contains it. Buffers, and trainable parameters
-    without an optimizer, belong to the first optimizer. Tied weights count once. The order is
-    that of the module, so it is the same on all ranks.
-
-    Args:
-        module: module that is trained.
-        optimizers: optimizers of the module.
-        trainable: trainable parameters. ``requires_grad`` cannot be used, because modules with
-            several optimizers change it during training.
-        buffers: names of the buffers. Those that a module creates in its first forward pass may
-            differ between ranks and are not synchronised, as in DDP.
-        not_averaged: names of floating-point buffers that are kept equal instead.
-
-    """
-    # A second block of a shared parameter would average it twice.
-    owners: dict[Parameter, int] = {}
-    for index, optimizer in enumerate(optimizers):
-        for parameter in optimizer_parameters(optimizer):
-            owners.setdefault(parameter, index)
-    members = [Members() for _ in optimizers]
-    for parameter in module.parameters():
-        if parameter in trainable:
-            members[owners.get(parameter, 0)].parameters.append(parameter)
-    for buffer, name in buffers.items() if members else ():
-        averaged = is_averaged(buffer) and name not in not_averaged
-        (members[0].float_buffers if averaged else members[0].other_buffers).append(buffer)
-    return members
 
 
 def divide_parameters(parameters: Sequence[Parameter], fragments: int) -> list[list[Parameter]]:
@@ -290,22 +251,26 @@ class TrainedTensors:
         return bool(new)
 
     def members(self) -> list[Members]:
-        """Members of each optimizer's block."""
-        return divide(
-            self._module, self._optimizers, self.parameters, self.buffers.names, self.kept_equal
-        )
+        """Tensors of each optimizer's block, which have every parameter and buffer exactly once.
 
-    def health(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> ModelHealth:
-        """Health of the single model that all ranks train.
-
-        Args:
-            averaged: whether to check floating-point buffers as well.
-            carried: state of local optimizers to check.
-
+        A parameter belongs to the first optimizer that contains it. Buffers, and trained parameters
+        without an optimizer, belong to the first optimizer. Tied weights count once. The order is
+        that of the module, so it is the same on all ranks.
         """
-        blocks = self.members() if averaged else ()
-        buffers = [buffer for members in blocks for buffer in members.float_buffers]
-        return ModelHealth.of_tensors(self.parameters, buffers, carried)
+        # A second block of a shared parameter would average it twice.
+        owners: dict[Parameter, int] = {}
+        for index, optimizer in enumerate(self._optimizers):
+            for parameter in optimizer_parameters(optimizer):
+                owners.setdefault(parameter, index)
+        members = [Members() for _ in self._optimizers]
+        for parameter in self._module.parameters():
+            # Not by requires_grad, which modules with several optimizers change during training.
+            if parameter in self.parameters:
+                members[owners.get(parameter, 0)].parameters.append(parameter)
+        for buffer, name in self.buffers.names.items() if members else ():
+            averaged = is_averaged(buffer) and name not in self.kept_equal
+            (members[0].float_buffers if averaged else members[0].other_buffers).append(buffer)
+        return members
 
 
 def _described(name: str, tensor: Tensor, role: str) -> str:
