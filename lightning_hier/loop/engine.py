@@ -32,7 +32,7 @@ class Engine:
         settings: synchronisation, with numbers instead of ``"auto"``.
         communicators: channels of this rank.
         grad_scale: returns the current factor of loss scaling.
-        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         offload: whether the state of outer steps lies in the memory of the host.
         membership: finds the groups that are present, if groups come and go.
 

@@ -21,12 +21,13 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.schedule import NOTHING_DUE, BlockSchedule, DueFragments
-from lightning_hier.comm.blocks.shard_placement import placement_of
+from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks. Signals are reported
@@ -47,7 +48,7 @@ class BlockSynchroniser:
         communicators: channels of this rank.
         worker: step counts of this rank.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
-        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.placement_of`.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         offload: whether the state of outer steps lies in the memory of the host.
         membership: finds the groups that are present, if groups come and go.
 
@@ -85,8 +86,10 @@ class BlockSynchroniser:
         self.worker = worker
         self._warmup_steps = warmup_steps
         self._membership = membership
-        across = config.across if config else "auto"
-        self.placement = placement_of(module, across, communicators.group, nics=nics)
+        across, group = config.across if config else "auto", communicators.group
+        # Only a module that is not divided inside groups has a choice.
+        divided = is_sharded(module)
+        self.placement = OwnShards(group) if divided else make_placement(across, group, nics=nics)
         common = self.placement, communicators, offload, membership
         self._contexts = [BlockContext(o, config, *common) for o in optimizers] if config else []
         self._schedules = [

@@ -9,12 +9,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.sharded_tensors import is_sharded
 
 Across = Literal["auto", "leader", "sharded"]
 """Ranks of a group that exchange its model with other groups."""
@@ -46,6 +44,9 @@ class ShardPlacement:
         self.group = group
         self.sharded = sharded
         self.distributes = group.size > 1
+        # Shards of a flat vector, and the number of this rank's. Other ranks than a leader have one
+        # behind the last, which is empty.
+        self._shards, self._number = group.size if sharded else 1, group.position
 
     @property
     def across(self) -> Across:
@@ -69,25 +70,22 @@ class ShardPlacement:
 
     def shard(self, numel: int) -> slice:
         """Elements that this rank exchanges. The last ranks may have fewer or none."""
-        if not self.sharded:
-            return slice(0, numel if self.group.position == 0 else 0)
-        # Rounded up, as an all-gather needs shards of one length. The last ones are padded.
         each = self.longest(numel)
-        start = min(self.group.position * each, numel)
+        start = min(self._number * each, numel)
         return slice(start, min(start + each, numel))
 
     def padded(self, numel: int) -> int:
         """Length of the transfer buffer. An all-gather needs shards of equal length."""
-        return self.longest(numel) * self.group.size if self.sharded else numel
+        return self.longest(numel) * self._shards
 
     def longest(self, numel: int) -> int:
         """Elements of the longest shard in the group, which is that of the first rank."""
-        return -(-numel // self.group.size) if self.sharded else numel
+        # Rounded up, as an all-gather needs shards of one length. The last ones are padded.
+        return -(-numel // self._shards)
 
     def starts(self, numel: int) -> list[int]:
         """Position in the flat model of the first element of every shard."""
-        shards = self.group.size if self.sharded else 1
-        return [rank * self.longest(numel) for rank in range(shards)]
+        return [number * self.longest(numel) for number in range(self._shards)]
 
 
 class OwnShards(ShardPlacement):
@@ -103,6 +101,7 @@ class OwnShards(ShardPlacement):
     def __init__(self, group: Channel) -> None:
         super().__init__(group, sharded=True)
         self.distributes = False
+        self._shards, self._number = 1, 0
 
     @override
     def holders(self, tensor: Tensor) -> int:
@@ -112,22 +111,6 @@ class OwnShards(ShardPlacement):
             for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
                 shards *= 1 if placement.is_replicate() else size
         return self.group.size // shards
-
-    @override
-    def shard(self, numel: int) -> slice:
-        return slice(0, numel)
-
-    @override
-    def padded(self, numel: int) -> int:
-        return numel
-
-    @override
-    def longest(self, numel: int) -> int:
-        return numel
-
-    @override
-    def starts(self, numel: int) -> list[int]:
-        return [0]
 
 
 def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:
@@ -147,21 +130,6 @@ def make_placement(across: Across, group: Channel, *, nics: int | None) -> Shard
     return ShardPlacement(
         group, sharded=can_send_together if across == "auto" else across == "sharded"
     )
-
-
-def placement_of(
-    module: Module, across: Across, group: Channel, *, nics: int | None
-) -> ShardPlacement:
-    """Placement of a module. Only one that is not divided inside groups has a choice.
-
-    Args:
-        module: module that is trained.
-        across: as in :func:`make_placement`.
-        group: as in :func:`make_placement`.
-        nics: as in :func:`make_placement`.
-
-    """
-    return OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
 
 
 def fewest_nics(device: torch.device) -> int:
