@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -26,7 +26,9 @@ from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
-from lightning_hier.comm.channel import Channel
+
+if TYPE_CHECKING:
+    from lightning_hier.comm.blocks.block_context import BlockContext
 
 # Measured in docs/reports/defaults.md.
 _BLOCKS_OF_RUN = 125
@@ -235,23 +237,10 @@ class BlockSync(NamedArguments):
         """
         self.outer_of(num_models)
 
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-        eta_of: EtaOf | None,
-    ) -> LocalState:
-        """Treatment of the state of ``optimizer`` for ``parameters``. By default it is unchanged.
+    def local_state(self, context: BlockContext, parameters: Sequence[Parameter]) -> LocalState:
+        """Treatment of the state of the optimizer for ``parameters``, with several models.
 
-        Args:
-            optimizer: optimizer of the block.
-            parameters: parameters of the block.
-            across: ranks at this position in all groups.
-            num_models: number of averaged models, at least two.
-            eta_of: :meth:`eta_of` if every mean has its own momentum.
-
+        By default it is unchanged.
         """
         return LocalState()
 

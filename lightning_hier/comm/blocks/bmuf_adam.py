@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -17,8 +17,9 @@ from lightning_hier.algorithms.automatic import MOMENTS_EVERY, Auto
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments, create_states
 from lightning_hier.comm.blocks.bmuf import BlockMomentumSync
 from lightning_hier.comm.blocks.local_state import LocalState, stepping_with
-from lightning_hier.comm.blocks.outer_step import EtaOf
-from lightning_hier.comm.channel import Channel
+
+if TYPE_CHECKING:
+    from lightning_hier.comm.blocks.block_context import BlockContext
 
 Moments = Literal["corrected", "average"]
 
@@ -157,26 +158,19 @@ class BMUFAdam(BlockMomentumSync):
         beta1, beta2 = group["betas"]
         return {"betas": (min(beta1, self.largest_beta1), beta2)}
 
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-        eta_of: EtaOf | None,
-    ) -> LocalState:
+    def local_state(self, context: BlockContext, parameters: Sequence[Parameter]) -> LocalState:
         """Treatment of the moments, which are averaged with the model."""
         # A local model that is mixed with the start model gets this share of the look-ahead.
         ahead = 1.0 if self.merge == "progress" else 1.0 - self.merge
         return AdamMoments(
-            optimizer,
+            context.optimizer,
             parameters,
             corrected=self.moments == "corrected",
-            eta=self.eta(num_models),
+            eta=self.eta(context.communicators.models),
             ahead=ahead,
             largest_beta1=self.largest_beta1,
-            across=across,
-            eta_of=eta_of,
+            across=context.communicators.across,
+            eta_of=context.eta_of,
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:

@@ -82,13 +82,7 @@ class Fragment:
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
         self.local_state = LocalState()
         if context.averages:
-            self.local_state = config.local_state(
-                context.optimizer,
-                members.parameters,
-                context.communicators.across,
-                context.communicators.models,
-                context.eta_of,
-            )
+            self.local_state = config.local_state(context, members.parameters)
         parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
         carried = by_kind(self.local_state.carried)
         self.buckets = [

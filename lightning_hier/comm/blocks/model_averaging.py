@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -23,8 +23,10 @@ from lightning_hier.comm.blocks.local_state import (
     ResetMomentum,
     stepping_with,
 )
-from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.blocks.outer_step import OuterOptimizer
+
+if TYPE_CHECKING:
+    from lightning_hier.comm.blocks.block_context import BlockContext
 
 LocalMomentum = Literal["auto", "reset", "keep", "average"]
 
@@ -92,20 +94,12 @@ class LocalOptimizerSync(BlockSync):
             "'reset' or 'keep' for other optimizers, whose state is then not changed"
         )
 
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-        eta_of: EtaOf | None,
-    ) -> LocalState:
+    def local_state(self, context: BlockContext, parameters: Sequence[Parameter]) -> LocalState:
         """The treatment that ``local_momentum`` selects."""
         if self.local_momentum == "average":
-            return AveragedMomentum(optimizer, parameters)
-        return (
-            ResetMomentum(optimizer, parameters) if self.local_momentum == "reset" else LocalState()
-        )
+            return AveragedMomentum(context.optimizer, parameters)
+        resets = self.local_momentum == "reset"
+        return ResetMomentum(context.optimizer, parameters) if resets else LocalState()
 
 
 @dataclass(frozen=True, kw_only=True)
