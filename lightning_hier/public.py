@@ -3,11 +3,10 @@
 from lightning_hier.algorithms.block_momentum import BlockMomentum
 from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.bmuf import BMUF
+from lightning_hier.comm.blocks.bmuf import BMUF, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.health import NonFiniteModelError, OutOfStepError
-from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.fabric.presets import register as _register_in_fabric

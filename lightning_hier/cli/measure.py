@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.mistakes import mistakes_in_one_screen
-from lightning_hier.comm.blocks.model_averaging import ModelAveraging
+from lightning_hier.comm.blocks.bmuf import ModelAveraging
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 # Batch sizes relative to the given one. Between two hosts, the slower one may be 7 times as slow.

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import UpdateFrom
-from lightning_hier.comm.blocks.bmuf import BMUF
+from lightning_hier.comm.blocks.bmuf import BMUF, LocalLR, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.model_averaging import LocalLR, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC, CompressedValues

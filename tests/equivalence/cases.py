@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import lightning_hier as lh
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
 from lightning_hier.algorithms import chunks
-from lightning_hier.comm.blocks.model_averaging import LocalOptimizerSync
+from lightning_hier.comm.blocks.bmuf import LocalOptimizerSync
 from lightning_hier.reference import BlockMomentum, DiLoCo, Method, Training, Worker
 from tests.equivalence.tasks import (
     B_PERIOD,
