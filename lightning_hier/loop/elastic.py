@@ -117,6 +117,11 @@ def check_elastic(
             f"with membership=TorchFT(...) all ranks of a job are one group, got {number} groups "
             f"of {counted(size, 'rank')}: pass groups=Groups('world'), or leave groups out"
         )
+    if groups.across is not groups.mesh.get_group("across"):
+        raise ValueError(
+            "membership=TorchFT(...) synchronises one module at a time: pass all optimizers of one "
+            "module, and call finish() of its blocks before the next one is attached"
+        )
 
 
 def _log_once(text: str) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 import lightning_hier as lh
 from lightning_hier.comm.blocks import shard_placement
 from tests.fabric.loops import FabricLoop
-from tests.loop.loops import Loop
+from tests.loop.loops import Loop, adam
 from tests.membership.groups import lighthouse
 from tests.ranks import rank_outcomes, run_ranks
 from tests.waiting import leave_mark, wait_for_marks
@@ -112,6 +112,15 @@ def _together(address: str, ports: list[int], folder: str) -> Any:
     loop = _loop(address, group, lh.BMUF(block_size=TAU))
     loop.rank = group
     loop.train(TAU + 2)
+    with pytest.raises(ValueError, match="one module at a time"):
+        member = lh.TorchFT(address, group, 2)
+        lh.attach(
+            loop.module,
+            adam(loop.module),
+            groups=loop.groups,
+            block_sync=lh.BMUF(),
+            membership=member,
+        )
     state = Path(folder) / str(group)
     dcp.save({"blocks": loop.blocks}, checkpoint_id=state)
     loop.train(TAU)
