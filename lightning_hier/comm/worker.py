@@ -84,13 +84,20 @@ class GradientMemory:
         for x, kept, *rest in chunks(shared, residual, *others):
             yield x if kept is None else x - kept, *rest
 
-    def is_local(self, parameter: Parameter, value: Tensor) -> bool:
-        """Whether ``value`` is x minus the residual of a shared parameter.
+    def written(self, values: Mapping[Parameter, Tensor]) -> dict[Parameter, Tensor]:
+        """Those of the ``values`` between two steps that hooks have written.
 
-        If the value is that of the parameter between two steps, hooks have not written to it.
+        A shared parameter is x minus its residual otherwise. Tensors are not copied.
         """
-        chunked = self.local_chunks(parameter, value.reshape(-1))
-        return all(torch.equal(local, now) for local, now in chunked)
+        return {
+            parameter: value
+            for parameter, value in values.items()
+            if parameter in self.shared
+            and not all(
+                torch.equal(local, now)
+                for local, now in self.local_chunks(parameter, value.reshape(-1))
+            )
+        }
 
     def write_local(self, parameter: Parameter) -> None:
         """Write x minus the residual into a shared parameter."""

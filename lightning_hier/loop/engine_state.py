@@ -87,14 +87,13 @@ class EngineState:
         It finishes what is in flight: a collective of the world if there is anything.
         """
         blocks, memory = self._synchroniser.blocks, self._worker.memory
-        local = self._synchroniser.evaluation.local_parameters()
         # With GTC of updates, what hooks have written since the last step is neither in x nor in
         # the residuals.
-        written = [p for p in memory.shared if p in local and not memory.is_local(p, local[p])]
+        written = memory.written(self._synchroniser.evaluation.local_parameters())
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": memory.state(self.names),
-            "written_parameters": {self.names[p]: local[p] for p in written},
+            "written_parameters": {self.names[p]: value for p, value in written.items()},
             "samples": list(self._worker.samples),
             "buffers": self._synchroniser.evaluation.local_buffers(),
         }

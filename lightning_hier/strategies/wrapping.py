@@ -59,8 +59,13 @@ class Wrapping:
         self._over = over = self._ranks(warming=warming)
         self.temporary = over is not None and over.size == 1 and not self._is_hook
         self._reduction.close()  # first, because it refers to the old wrapper
-        with self._memory.group_model():  # DDP makes the ranks' parameters equal
+        # DDP makes the ranks' parameters equal. What hooks have written since the last step stays.
+        written = self._memory.written({p: p.detach() for p in self._memory.shared})
+        written = {parameter: value.clone() for parameter, value in written.items()}
+        with self._memory.group_model():
             self._reduction.attach(self._wrap(over), warming=warming)
+        for parameter, value in written.items():
+            parameter.detach().copy_(value)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""

@@ -204,6 +204,29 @@ def test_checkpoint_of_written_weights_is_not_saved(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+class _AddingAndUnfreezing(Net):
+    """Adds one to a bias after every batch, and unfreezes the first layer in the second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(optimizer="AdamW", lr=0.0)
+        self.layers[0].requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        self.layers[0].requires_grad_(self.current_epoch == 1)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.layers[2].bias.data.add_(1.0)
+
+
+def test_weights_written_before_a_layer_is_unfrozen_are_kept() -> None:
+    """With GTC of updates, DDP wraps the model of the group anew, which has no written values."""
+    updates = partial(GTC, of="update", dense_below=10**6)
+    before = Net().layers[2].bias
+    for run in run_ranks(fitted, 2, updates, _AddingAndUnfreezing, 3, max_epochs=2):
+        # After five of six steps, because the last value has not been exchanged.
+        torch.testing.assert_close(run.state["layers.2.bias"], before + 5.0)
+
+
 def _allowed() -> list[Fitted]:
     """Write at the end of an epoch what needs no synchronisation, and after a batch."""
     writes = (("nesterov", _write_another_and_back), ("one model", _clip_on_all))

@@ -68,7 +68,9 @@ class UpdateExchange:
             parameters = _held(self._optimizers[optimizer])
             self._memory.share(parameters)
             if self._factor(self._optimizers[optimizer]) != 1.0:
-                self._note_written(parameters)
+                # What hooks of the user have written since the last step: it has no factor c.
+                written = self._memory.written({p: p.detach() for p in parameters})
+                self._written |= {p: value.clone() for p, value in written.items()}
         yield
         # Here, because a scheduler may change the rate before the exchange.
         for group in self._optimizers[optimizer].param_groups:
@@ -80,13 +82,6 @@ class UpdateExchange:
         """Whether weight decay is no part of the gradient. AdamW and its kin say so."""
         always = isinstance(self._optimizers[optimizer], (Adafactor, Muon))
         return always or bool(group.get("decoupled_weight_decay"))
-
-    @torch.no_grad()
-    def _note_written(self, parameters: Sequence[Parameter]) -> None:
-        """Keep what hooks of the user have written since the last step: it has no factor c."""
-        for parameter in parameters:
-            if not self._memory.is_local(parameter, parameter.detach()):
-                self._written[parameter] = parameter.detach().clone()
 
     @torch.no_grad()
     def exchange(self, optimizer: int) -> None:
