@@ -73,6 +73,9 @@ class InProcess:
         )
         return function(*args, **kwargs)
 
+    def kill(self, signum: int) -> None:
+        """Do nothing: that launcher sends signals to the processes that it has started."""
+
 
 def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a Trainer in a launched process: ``function`` is one of its methods.

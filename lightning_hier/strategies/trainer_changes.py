@@ -55,10 +55,14 @@ class TrainerChanges:
         holder: Any = self.trainer
         for parent in parents:
             holder = getattr(holder, parent)
-        # On the instance, so that other Trainers of the process keep their methods.
+        # On the instance, so that other Trainers of the process keep their methods. Deleting it
+        # uncovers the method of the class, unless another change has replaced it before.
+        before = vars(holder).get(name)
         setattr(holder, name, partial(method, getattr(holder, name)))
-        # Deleting the attribute of the instance uncovers the method of the class.
-        self._undo.callback(holder.__dict__.pop, name, None)
+        if before is None:
+            self._undo.callback(vars(holder).pop, name, None)
+        else:
+            self._undo.callback(setattr, holder, name, before)
 
     def surround_callbacks(self, first: Sequence[Callback], last: Sequence[Callback]) -> None:
         """Put callbacks before and after those of the user."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -22,6 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, differences, outcome, shuffled
 from tests.trainer.fitting import (
@@ -63,23 +65,35 @@ class _Terminated(Net):
         return self.loss(batch)
 
 
-def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
-    model = _Terminated()
+def _terminated(
+    strategy: MakeStrategy, batches: int, module: Net | None = None
+) -> list[torch.Tensor]:
+    model = module or _Terminated()
     with pytest.raises(SIGTERMException):
         fit(strategy(), batches, model)
     return model.seen
 
 
-def _terminated_twice() -> tuple[list[torch.Tensor], int]:
+class _Whole(_Terminated):
+    """A module for groups of one rank, which divide nothing."""
+
+    def configure_model(self) -> None:
+        pass
+
+
+def _terminated_in_turn() -> tuple[list[torch.Tensor], int, int]:
     seen = _terminated(partial(BMUF_GTC, nesterov=False, of="gradient"), 8)
-    return seen, len(_terminated(partial(BMUF, warmup_steps=60), 60))
+    in_warm_up = _terminated(partial(BMUF, warmup_steps=60), 60)
+    block = lh.BMUF(block_size=4, block_momentum=0.5)
+    sharded = partial(lh.HierarchicalModelParallelStrategy, group_size=1, block_sync=block)
+    return seen, len(in_warm_up), len(_terminated(sharded, 8, _Whole()))
 
 
 def test_all_ranks_stop_at_the_next_synchronisation_or_in_a_long_warm_up() -> None:
     """In the warm-up, all ranks check for signals every 50 steps."""
-    results = run_ranks(_terminated_twice, 4)
-    assert [(len(models), steps) for models, steps in results] == [(4, 50)] * 4
-    assert all_equal(models[-1] for models, _ in results)
+    results = run_ranks(_terminated_in_turn, 4)
+    assert [(len(models), *steps) for models, *steps in results] == [(4, 50, 4)] * 4
+    assert all_equal(models[-1] for models, *_ in results)
 
 
 def _train(
@@ -190,3 +204,18 @@ def test_slurm_job_is_requeued_once_after_its_asynchronous_save(tmp_path: Path) 
     assert results == [(8, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
     assert lh.newest_checkpoint(tmp_path) is not None
+
+
+def test_a_requeue_leaves_other_changes_of_the_trainer() -> None:
+    """It replaces a method that the session has replaced, so that no save follows an error."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    saved: list[Any] = []
+    session, of_requeue = TrainerChanges(trainer), TrainerChanges(trainer)
+    session.replace("save_checkpoint", lambda _, path: saved.append(path))
+    of_requeue.replace("save_checkpoint", lambda save, path: save(f"requeue_{path}"))
+    trainer.save_checkpoint("1")
+    of_requeue.close()
+    trainer.save_checkpoint("2")
+    session.close()
+    assert saved == ["requeue_1", "2"]
+    assert "save_checkpoint" not in vars(trainer)
