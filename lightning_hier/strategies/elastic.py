@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_hier.algorithms.arguments import counted
+from lightning_hier.callbacks.packages import both
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.state_transfer import StateTransfer
@@ -143,7 +145,15 @@ class ElasticFit:
         # Paths of this group's own checkpoints, and types that weights_only may refuse.
         for key in _LEFT_OUT:
             checkpoint.pop(key, None)
-        self._strategy.save_checkpoint(checkpoint, self._saved)
+        io: Any = self._strategy.checkpoint_io
+        if isinstance(io, both(AsyncCheckpointIO)):
+            # The files are sent and removed at once, when it may not have begun to write them.
+            writer: Any = io.checkpoint_io
+            self._strategy.checkpoint_io = writer
+        try:
+            self._strategy.save_checkpoint(checkpoint, self._saved)
+        finally:
+            self._strategy.checkpoint_io = io
 
     def close(self) -> None:
         """Leave the groups, and undo the changes to the Trainer. Does not communicate."""

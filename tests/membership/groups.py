@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch import Tensor, nn
 from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, TensorDataset
@@ -28,6 +30,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.group_exchange import GroupExchange
 from lightning_hier.membership.lighthouse import Quorum
 from lightning_hier.membership.quorums import Quorums
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.waiting import leave_mark, wait_for_marks
 
@@ -77,6 +80,15 @@ class Run:
     optimizers: int = 1
     min_groups: int = 1
     join_timeout_s: float = 20.0
+    in_background: bool = False  # whether checkpoints are written in the background
+
+
+class _SlowWriter(AtomicCheckpointIO):
+    """Writes slowly, as a busy disk does."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        time.sleep(0.5)
+        super().save_checkpoint(checkpoint, path, storage_options)
 
 
 class Module(pl.LightningModule):
@@ -206,6 +218,7 @@ def live(run: Run, lives: Sequence[Life], ports: Sequence[int]) -> list[float]:
         accelerator="cpu", devices=run.ranks, max_steps=run.steps * run.optimizers,
         strategy=strategy, logger=False, precision="64-true", enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False,
+        plugins=[AsyncCheckpointIO(_SlowWriter())] if run.in_background else [],
     )  # fmt: skip
     path = Path(run.folder) / life.resumes if life.resumes else None
     try:

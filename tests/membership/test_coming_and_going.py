@@ -131,8 +131,8 @@ def _assert_data_go_on(logs: Sequence[Sequence[dict[str, Any]]]) -> None:
         ),
         pytest.param(
             lh.BMUF(block_size=TAU, local_momentum="average"),
-            {"optimizers": 2},
-            id="two-optimizers",
+            {"optimizers": 2, "in_background": True},
+            id="two-optimizers-background",
         ),
     ],
 )
