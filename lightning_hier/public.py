@@ -15,13 +15,14 @@ from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.groups import Groups
 from lightning_hier.membership.torchft import TorchFT
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
-from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
+    BMUFAdamFSDPStrategy,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoFSDPStrategy,
     DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, TypeVar
 
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import UpdateFrom
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf import BMUF, LocalLR, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
-from lightning_hier.comm.gradients.gradient_sync import GTC, CompressedValues
+from lightning_hier.comm.gradients.gradient_sync import GTC, CompressedValues, GradientSync
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies.arguments import check_preset
+
+_Kind = TypeVar("_Kind", bound=BlockSync | GradientSync)
 
 # Arguments and defaults are written out, because the command line and its help read signatures.
 # tests/cli/test_training.py compares them with the files in examples/strategies.
@@ -27,6 +32,12 @@ class Preset:
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+
+
+def component(kind: type[_Kind], arguments: Mapping[str, Any]) -> _Kind:
+    """A synchronisation with those ``arguments`` of a preset that are its own."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: arguments[name] for name in names if name in arguments})
 
 
 class GTCPreset(Preset):
@@ -47,7 +58,7 @@ class GTCPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size="world",
-            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below, of=of),
+            gradient_sync=component(GTC, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -73,14 +84,7 @@ class ModelAveragingPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=1,
-            block_sync=ModelAveraging(
-                block_size=block_size,
-                local_momentum=local_momentum,
-                local_lr=local_lr,
-                across_dtype=across_dtype,
-                fragments=fragments,
-                overlap=overlap,
-            ),
+            block_sync=component(ModelAveraging, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -111,19 +115,7 @@ class BMUFPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=1,
-            block_sync=BMUF(
-                block_size=block_size,
-                block_momentum=block_momentum,
-                block_lr=block_lr,
-                nesterov=nesterov,
-                local_momentum=local_momentum,
-                local_lr=local_lr,
-                c=c,
-                update_from=update_from,
-                across_dtype=across_dtype,
-                fragments=fragments,
-                overlap=overlap,
-            ),
+            block_sync=component(BMUF, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -153,18 +145,7 @@ class BMUFAdamPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=1,
-            block_sync=BMUFAdam(
-                block_size=block_size,
-                block_momentum=block_momentum,
-                nesterov=nesterov,
-                moments=moments,
-                local_beta1=local_beta1,
-                block_lr=block_lr,
-                c=c,
-                across_dtype=across_dtype,
-                fragments=fragments,
-                overlap=overlap,
-            ),
+            block_sync=component(BMUFAdam, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -201,21 +182,8 @@ class BMUFGTCPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=group_size,
-            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below, of=of),
-            block_sync=BMUF(
-                block_size=block_size,
-                block_momentum=block_momentum,
-                block_lr=block_lr,
-                nesterov=nesterov,
-                local_momentum=local_momentum,
-                local_lr=local_lr,
-                c=c,
-                update_from=update_from,
-                across=across,
-                across_dtype=across_dtype,
-                fragments=fragments,
-                overlap=overlap,
-            ),
+            gradient_sync=component(GTC, locals()),
+            block_sync=component(BMUF, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )
@@ -245,17 +213,7 @@ class DiLoCoPreset(Preset):
         check_preset(self, ddp_kwargs)
         super().__init__(
             group_size=group_size,
-            block_sync=DiLoCo(
-                block_size=block_size,
-                outer_lr=outer_lr,
-                outer_momentum=outer_momentum,
-                nesterov=nesterov,
-                outer_optimizer=outer_optimizer,
-                across=across,
-                across_dtype=across_dtype,
-                fragments=fragments,
-                overlap=overlap,
-            ),
+            block_sync=component(DiLoCo, locals()),
             warmup_steps=warmup_steps,
             **ddp_kwargs,
         )

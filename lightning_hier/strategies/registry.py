@@ -8,13 +8,14 @@ from typing import Any
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
+    BMUFAdamFSDPStrategy,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoFSDPStrategy,
     DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
