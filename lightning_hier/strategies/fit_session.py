@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from torch.nn import Module
 
 from lightning_hier.comm.blocks.trained import parameters_of
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.settings import Synchronisation
 from lightning_hier.strategies.averaged_weights import AveragedWeights
@@ -20,14 +24,16 @@ from lightning_hier.strategies.lifecycle import EndOfData, GlobalModelLifecycle,
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.trainer_changes import TrainerChanges
-from lightning_hier.strategies.wrapping import Wrap, Wrapping
+
+Wrap = Callable[[Channel | None], Module]
+"""Wraps the module in DDP over a channel, or unwraps it for None."""
 
 
 class FitSession(Engine):
     """The engine in a fit, and what only a Trainer has: changes to it, and the place in its data.
 
-    It is created when the Trainer has the optimizers, and closed at teardown, so that no state of a
-    ``fit`` affects the next one. A collective of the world.
+    It is created when the Trainer has the optimizers, and dropped at teardown, so that no state of
+    a ``fit`` affects the next one. A collective of the world.
 
     Args:
         trainer: Trainer that fits.
@@ -36,15 +42,13 @@ class FitSession(Engine):
         position: position in the training data.
         communicators: channels of this rank.
         nics: smallest number of NICs of any host, or None for one host.
-        wrap: wraps the module by DDP.
+        wrap: see :data:`Wrap`.
         metrics_callback: logs metrics.
         offload: whether the state of outer steps lies in the memory of the host.
         elastic: connection with other groups, or None if groups do not come and go.
 
     Attributes:
         trainer, position, elastic: see above.
-        wrapping: wraps the module by DDP.
-        closed: whether :meth:`close` has been called.
         accumulated_gradients: gradients of a resumed step by name, for the first step.
         state: state of this rank in a checkpoint.
         averages: averages of WeightAveraging callbacks.
@@ -78,10 +82,9 @@ class FitSession(Engine):
             membership=None if elastic is None else elastic.exchange,
         )
         self.trainer, self.position, self.elastic = trainer, position, elastic
-        self.closed = False
         self.accumulated_gradients: dict[str, Any] = {}
-        memory, config = self.worker.memory, settings.gradient_sync
-        self.wrapping = Wrapping(self.communicators, memory, config, self.reduction, wrap)
+        self._wrap, self._has_hook = wrap, isinstance(settings.gradient_sync, CommHook)
+        self._over: Channel | None = None
         self.state = RunState(self)
         self.raw_steps = RawSteps(
             lambda: self.synchroniser.trained.parameters,
@@ -108,17 +111,44 @@ class FitSession(Engine):
         changes.surround_callbacks(first, [metrics_callback, termination, *last])
 
     def wrap(self) -> None:
-        """Wrap the module over the ranks that average gradients now. A collective of them."""
-        self.wrapping.wrap(warming=self.synchroniser.warming)
+        """Wrap the module over the ranks that average gradients now. A collective of them.
+
+        They are the world in the warm-up, and the group after it.
+        """
+        self._over = over = self._ranks()
+        self.reduction.close()  # first, because it refers to the old wrapper
+        # DDP makes the ranks' parameters equal. What hooks have written since the last step stays.
+        memory = self.worker.memory
+        written = memory.written({p: p.detach() for p in memory.shared})
+        written = {parameter: value.clone() for parameter, value in written.items()}
+        with memory.group_model():
+            self.reduction.attach(self._wrap(over), warming=self.synchroniser.warming)
+        for parameter, value in written.items():
+            parameter.detach().copy_(value)
 
     def wrap_if_changed(self) -> None:
         """Wrap the module again if these ranks, or the trainable parameters, have changed.
 
         DDP ignores parameters that were frozen when it was created.
         """
-        present = parameters_of(self.module)
-        if not self.wrapping.suits(present, warming=self.synchroniser.warming):
+        reduction = self.reduction
+        # Channels by identity: two channels of the same ranks have different process groups.
+        same = self._over is self._ranks() and reduction.warming == self.synchroniser.warming
+        trainable = {p for p in parameters_of(self.module) if p.requires_grad}
+        if not (same and trainable <= reduction.reduced):
             self.wrap()
+
+    def _ranks(self) -> Channel | None:
+        """The ranks over which DDP wraps the module, or None if it is not wrapped.
+
+        In a group of one rank, DDP's reducer would copy every gradient twice at every step without
+        need. DDP is still used there for a hook of the user, and to return residuals of a run with
+        larger groups.
+        """
+        channels = self.communicators
+        ranks = channels.world if self.synchroniser.warming else channels.group
+        used = self._has_hook or bool(self.worker.memory.tensors)
+        return ranks if ranks.size > 1 or used else None
 
     def start(self) -> None:
         """Restore random states and gradients of a resumed run when training starts."""
@@ -137,11 +167,8 @@ class FitSession(Engine):
         trained, reduced = self.synchroniser.trained, self.reduction.reduced
         present = parameters_of(self.module)
         trained.known.require_kept(present)
-        if self.wrapping.temporary or not (present <= trained.parameters and present <= reduced):
+        # In a group of one rank, DDP is used only until it has returned older residuals.
+        temporary = self._over is not None and self._over.size == 1 and not self._has_hook
+        if temporary or not (present <= trained.parameters and present <= reduced):
             self.synchroniser.admit_trainable(present)
             self.wrap_if_changed()
-
-    def close(self) -> None:
-        """Remove hooks of parameters."""
-        self.closed = True
-        self.reduction.close()

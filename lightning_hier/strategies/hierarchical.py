@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.shard_placement import make_placement
+from lightning_hier.comm.broadcast import check_sendable
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, RankLayout
@@ -34,7 +39,6 @@ from lightning_hier.strategies import module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.synchronous import SynchronousStrategy
-from lightning_hier.strategies.wrapping import wrap_by_ddp
 
 
 class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
@@ -148,7 +152,22 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         sync = None if self.layout.sizes[0] == 1 else self.gradient_sync  # one rank sends nothing
-        self._open_session(sync, partial(wrap_by_ddp, self, self.of_ddp))
+        self._open_session(sync, self._wrap)
+
+    def _wrap(self, ranks: Channel | None) -> Module:
+        """Wrap the module by DDP over ``ranks``, if given. A collective of them."""
+        self.model = module = self._module  # the old wrapper is not kept
+        if ranks is None:
+            return module
+        check_sendable(module, dist.get_backend())
+        wrapped = DistributedDataParallel(
+            module,
+            device_ids=self.determine_ddp_device_ids(),
+            process_group=ranks.group,
+            **self.of_ddp,
+        )
+        self.model = wrapped
+        return wrapped
 
     @override
     def on_train_start(self) -> None:

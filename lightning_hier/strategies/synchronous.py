@@ -25,12 +25,11 @@ from lightning_hier.loop.settings import Synchronisation, check_groups, resolved
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.elastic import ElasticFit
-from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.fit_session import FitSession, Wrap
 from lightning_hier.strategies.loop_position import check_after_step
 from lightning_hier.strategies.optimizer_checks import log_advice
 from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.trainer_changes import TrainerChanges
-from lightning_hier.strategies.wrapping import Wrap
 
 
 class SynchronousStrategy(TieredStrategy, ABC):
@@ -178,7 +177,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         if self._changes is not None:
             self._changes.close()
         if self._session is not None:
-            self._session.close()
+            self._session.reduction.close()
             # For Trainer.save_checkpoint after fit, which saves the state of all ranks as well.
             self._ended = self._session
         self._session = None
