@@ -9,18 +9,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 import lightning_hier as lh
 from tests.ranks import rank_outcomes, run_ranks
 from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
-_ADAMW = partial(Divided, "AdamW", lr=0.02)
+
+class _Scheduled(Divided):
+    """With a typical schedule, whose learning rates are NumPy numbers."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [LambdaLR(optimizer, lambda n: np.cos(n * np.float64(0.1)))]
+
+
+_ADAMW = partial(_Scheduled, "AdamW", lr=0.02)
 _SYNCS = {
     "bmuf_adam": partial(lh.BMUFAdam, block_size=4),
     "delayed": partial(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.strategies.checkpoints.integrity import filesystem_of
+from lightning_hier.strategies.checkpoints.integrity import filesystem_of, plain_numbers
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def save_folder(checkpoint: dict[str, Any], path: Path, group: dist.ProcessGroup
     killed, :func:`on_every_host` finds the older or the new one.
 
     Args:
-        checkpoint: Lightning's checkpoint. Its tensors are removed from it.
+        checkpoint: Lightning's checkpoint.
         path: folder.
         group: ranks that hold the module together.
 
@@ -40,6 +40,7 @@ def save_folder(checkpoint: dict[str, Any], path: Path, group: dist.ProcessGroup
     # Imported here, because importing it takes long.
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    checkpoint = dict(plain_numbers(checkpoint))
     divided = {"state_dict": checkpoint.pop("state_dict")}
     for index, state in enumerate(checkpoint.pop("optimizer_states", [])):
         divided[f"optimizer_{index}"] = state
