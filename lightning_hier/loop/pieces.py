@@ -11,6 +11,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,10 +156,31 @@ class PartOfTensor(_Part):
         return self._read.reshape(-1)
 
 
+def plain_numbers(value: Any) -> Any:
+    """Replace NumPy numbers, which weights_only=True does not load, by Python numbers.
+
+    Dictionaries, lists and tuples that contain them are copied. Nothing is changed in place.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    # Not isinstance: a named tuple has another constructor, and a subclass of list may have state.
+    if type(value) in (list, tuple):
+        plain = [plain_numbers(entry) for entry in value]
+        changed = any(new is not old for new, old in zip(plain, value, strict=True))
+        return type(value)(plain) if changed else value
+    if isinstance(value, dict):
+        numbers = {key: plain_numbers(entry) for key, entry in value.items()}
+        if any(numbers[key] is not entry for key, entry in value.items()):
+            changed_dict = value.copy()  # keeps the type of the dictionary
+            changed_dict.update(numbers)
+            return changed_dict
+    return value
+
+
 def as_bytes(state: Any) -> Tensor:
     """A state as bytes, in front of which is their number."""
     content = io.BytesIO()
-    torch.save(state, content)
+    torch.save(plain_numbers(state), content)
     size = torch.tensor([content.tell()]).view(torch.uint8)
     return torch.cat([size, torch.frombuffer(content.getbuffer(), dtype=torch.uint8)])
 

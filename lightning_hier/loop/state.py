@@ -29,7 +29,14 @@ from lightning_hier.comm.sharded_tensors import local_tensor, sharded_like
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.engine_state import EngineState
 from lightning_hier.loop.outer_state import outer_state, outer_states, parts_of
-from lightning_hier.loop.pieces import PartOfTensor, Row, as_bytes, from_bytes, padded
+from lightning_hier.loop.pieces import (
+    PartOfTensor,
+    Row,
+    as_bytes,
+    from_bytes,
+    padded,
+    plain_numbers,
+)
 from lightning_hier.membership.group_exchange import GroupExchange
 
 _FILE = "rank_{}.pt"
@@ -136,7 +143,7 @@ class LoopState(EngineState):
         place = "the state of this group was written"
         with raise_everywhere(self._communicators.device, error=OSError, place=place):
             try:
-                torch.save(own, folder / _FILE.format(rank))
+                torch.save(plain_numbers(own), folder / _FILE.format(rank))
             except RuntimeError as error:  # torch's, such as that of a full disk
                 raise OSError(str(error)) from error
 

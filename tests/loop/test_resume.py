@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -93,7 +94,7 @@ def saved(folder: str, group_size: int, **settings: Any) -> Tensor:
     """The global model that is saved."""
     loop = Loop(group_size, **settings)
     loop.train(7)
-    loop.optimizer.param_groups[0]["lr"] = 0.01  # as a schedule does
+    loop.optimizer.param_groups[0]["lr"] = np.float64(0.01)  # as a schedule does
     dcp.save({"blocks": loop.blocks}, checkpoint_id=folder)
     with loop.blocks.global_model():
         return loop.weights()

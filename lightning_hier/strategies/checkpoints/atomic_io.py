@@ -17,11 +17,11 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from typing_extensions import override
 
 from lightning_hier.callbacks.packages import both
+from lightning_hier.loop.pieces import plain_numbers
 from lightning_hier.strategies.checkpoints.integrity import (
     READER_ERRORS,
     DamagedFileError,
     check_file,
-    plain_numbers,
 )
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from fsspec.core import url_to_fs
 
@@ -140,24 +139,3 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
             "Save numbers, text, tensors, lists and dictionaries instead (str(path), "
             "array.tolist())"
         )
-
-
-def plain_numbers(value: Any) -> Any:
-    """Replace NumPy numbers, which could not be loaded, by Python numbers.
-
-    Dictionaries, lists and tuples that contain them are copied. Nothing is changed in place.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    # Not isinstance: a named tuple has another constructor, and a subclass of list may have state.
-    if type(value) in (list, tuple):
-        plain = [plain_numbers(entry) for entry in value]
-        changed = any(new is not old for new, old in zip(plain, value, strict=True))
-        return type(value)(plain) if changed else value
-    if isinstance(value, dict):
-        numbers = {key: plain_numbers(entry) for key, entry in value.items()}
-        if any(numbers[key] is not entry for key, entry in value.items()):
-            changed_dict = value.copy()  # keeps the type of the dictionary
-            changed_dict.update(numbers)
-            return changed_dict
-    return value

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.strategies.checkpoints.integrity import filesystem_of, plain_numbers
+from lightning_hier.loop.pieces import plain_numbers
+from lightning_hier.strategies.checkpoints.integrity import filesystem_of
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED
 
 if TYPE_CHECKING:
