@@ -136,6 +136,12 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
         check_batch_norm(self._module, self.communicators.group.ranks)
+        if self._layer_sync is not None:
+            raise ValueError(
+                "sync_batchnorm=True has no effect on a divided module: leave it out, and convert "
+                "layers in configure_model(), by torch.nn.SyncBatchNorm.convert_sync_batchnorm("
+                "self, self.device_mesh.get_group('data_parallel'))"
+            )
         averages = [c for c in trainer.callbacks if isinstance(c, both(WeightAveraging))]  # type: ignore[attr-defined]
         if averages:
             raise ValueError(

@@ -156,6 +156,10 @@ MISTAKES: Mistakes = {
         partial(_refused, partial(_strategy, "divided", group_size=3), Divided),
         "sizes that do: 1, 2, 4",
     ),
+    "sync_batchnorm": (
+        partial(_refused, partial(_strategy, "divided"), Divided, sync_batchnorm=True),
+        "sync_batchnorm=True has no effect on a divided module",
+    ),
 }
 
 
