@@ -22,7 +22,7 @@ and
   rounded by the position of an element in its bucket, and DDP orders buckets by the first
   backward pass.
 
-*On other ranks or settings* (``resume.py``) the current block ends at W of the checkpoint; eta
+*On other ranks or settings* (``run_state.py``) the current block ends at W of the checkpoint; eta
 follows the new number of groups; the vectors of outer steps are joined by the names of parameters
 (``loop/outer_state.py``); rank k of N' gets ``N'/N`` times the residuals of ranks k, k + N', and so
 on, so the mean gradient that is still to be sent is the same.

@@ -22,7 +22,6 @@ from lightning_hier.strategies.checkpoints.rank_files import (
     remove_folder,
     section_of,
 )
-from lightning_hier.strategies.checkpoints.resume import resume
 from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class RunCheckpoints:
         saved.require_complete(session.communicators.device)
         if files.of_all_saves == f"{self._path}.ranks":  # otherwise files of the target of a link
             self._last[self._path] = files
-        resume(saved, checkpoint, session)
+        session.state.restore(saved, checkpoint)
         return True
 
     @property

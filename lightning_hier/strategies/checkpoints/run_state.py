@@ -1,19 +1,31 @@
-"""State of a synchronous run: what is equal on all ranks, and the state of each rank."""
+"""State of a synchronous run: what is equal on all ranks, and the state of each rank.
+
+A run resumes exactly with the same groups and settings, otherwise with a warning. With other groups
+of ranks or another synchronisation, the current block ends where the checkpoint was saved: the
+global model is that of the file, with the global update that led to it. Residuals are redistributed
+such that their mean gradient is kept: with N ranks before and N' now, rank k gets ``N'/N`` times
+the residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``. Residuals of gradients
+and of updates are not exchanged for each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 from typing_extensions import override
 
+from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.sharded_tensors import local_tensor, sharded_like
 from lightning_hier.loop.engine_state import EngineState, State
-from lightning_hier.loop.outer_state import outer_state
+from lightning_hier.loop.outer_state import JoinedParts, outer_state, outer_states
 from lightning_hier.loop.settings import automatic_values
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -22,7 +34,7 @@ _BATCH_NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 
 
 class RunState(EngineState):
-    """State of the engine in a fit, with that of the Trainer. Does not communicate.
+    """State of the engine in a fit, with that of the Trainer.
 
     Args:
         session: session of the run.
@@ -98,7 +110,49 @@ class RunState(EngineState):
             parameter = self.parameters[name]
             parameter.grad = sharded_like(gradient.to(parameter.device, copy=True), parameter)
 
-    def thaw(self, shared: Mapping[str, Any]) -> None:
+    def restore(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
+        """Load the state of all ranks. A collective of the world: every rank must call it.
+
+        Args:
+            saved: complete files next to the checkpoint.
+            checkpoint: checkpoint that Lightning has loaded.
+
+        Raises:
+            ValueError: on every rank, if the module lacks parameters of the saved run.
+
+        """
+        session, synchroniser, shared = self._session, self._synchroniser, saved.section
+        missing = [name for name in shared["trainable"] if name not in self.parameters]
+        if missing:
+            raise ValueError(
+                f"the module has no parameter {missing[0]!r}, which the saved run has trained "
+                f"({len(missing)} of {len(shared['trainable'])} are missing): resume with the "
+                "module that was saved, in which the same layers are wrapped by "
+                "torch.compile(layer) or activation checkpointing. layer.compile() and "
+                "torch.utils.checkpoint keep names"
+            )
+        exactly = self.continues(shared)
+        synchroniser.trained.note_frozen()  # Lightning has loaded them
+        # If no training is left, the module keeps its values, which are the result of ``fit``.
+        with synchroniser.evaluation.loading():
+            trained = exactly and session.worker.begun
+            if exactly:
+                synchroniser.rewind()
+            self.load_steps(shared)
+            if trained:
+                session.wrap()  # with the initial buckets, as at the start of a run
+            # When a run resumes, ``BaseFinetuning`` or the module freezes all parameters again, and
+            # may not unfreeze those of earlier epochs.
+            self._thaw(shared)
+            session.wrap_if_changed()
+            if exactly:
+                self._restore_exactly(saved)
+            else:
+                self._restore_elsewhere(saved, checkpoint)
+            # A group of one rank uses DDP to return the residuals that were loaded.
+            session.wrap_if_changed()
+
+    def _thaw(self, shared: Mapping[str, Any]) -> None:
         """Unfreeze the parameters that the saved run had unfrozen, such as by ``BaseFinetuning``.
 
         A parameter that is frozen now and was trainable at the start of that run stays frozen.
@@ -111,6 +165,81 @@ class RunState(EngineState):
                     if isinstance(module, _BATCH_NORMS):
                         module.track_running_stats = True
 
+    def _restore_exactly(self, saved: SavedRun) -> None:
+        session, rank = self._session, self._communicators.world.position
+        position, _ = self._communicators.layout.coordinates(rank)
+        # The buckets of the saved run, because they decide how sums of gradients are rounded.
+        self._reduction.rehearse([self.parameters[name] for name in saved.section["ready_order"]])
+        hook = self._settings.gradient_sync
+        lost: list[str] = []
+        if isinstance(hook, CommHook) and hook.state is not None:
+            lost = ["the state of a CommHook is not saved: use GTC, or a hook without a state"]
+        with saved.loading(rank, self._communicators.device):
+            own = saved.of_rank(rank)
+            # Saved by the first rank of each group for all, except if the module is divided.
+            model = (own if "local_model" in own else saved.of_rank(rank - position))["local_model"]
+            self.load(saved.section, model, own)
+            session.averages.load(model["averages"], own["averages"])
+            if own["precision"]:
+                session.trainer.precision_plugin.load_state_dict(own["precision"])
+            session.position.load(saved.section["loops"], own["random"], lost)
+            session.accumulated_gradients = own["gradients"]
+
+    @torch.no_grad()
+    def _restore_elsewhere(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
+        """Start from the models, updates, optimizers and residuals of a run with other groups.
+
+        A collective of every group. The module must hold the global model of the checkpoint, which
+        has the optimizers of rank 0.
+        """
+        lost: list[str] = []
+        self._session.position.load(saved.section["loops"])
+        kinds, now = saved.section["kinds"], self.kinds()
+        before, divided = kinds["mesh"], now["mesh"]
+        if not divided:  # Lightning has already loaded optimizers of a divided module
+            self.load_optimizers(checkpoint["optimizer_states"])
+        if isinstance(self._settings.gradient_sync, GTC) and kinds["of"] in (None, now["of"]):
+            self._take_residuals(saved)
+            ranks = self._communicators.world.size
+            lost.append(f"the residuals of {saved.ranks} ranks were redistributed to {ranks}")
+        elif kinds["gradient_sync"] == GTC.__name__:
+            lost.append("residuals are lost")
+        outer: Iterator[Any] | None = self._outer_states(saved)
+        if (before is None) != (divided is None):  # parts of flat and of whole tensors
+            outer = None
+            lost.append("the state of outer steps, such as block momentum, is lost")
+        lost.append("local optimizers start from the state of rank 0")
+        lost.append("random states and the order of the data start from the beginning")
+        text = self.what_changes(saved.section, lost)
+        self.load_elsewhere(saved.section, outer)
+        self.subtract_residuals()
+        rank_zero_warn(text)
+
+    def _outer_states(self, saved: SavedRun) -> Iterator[dict[str, Any]]:
+        """State of each block's outer steps by parameter, from the files of the first group."""
+        joined: list[JoinedParts] = []
+        for rank in range(saved.sizes[0]):
+            blocks = [*_outer_of(saved.of_rank(rank))]
+            joined = joined or [JoinedParts(self.parameters) for _ in blocks]
+            for parts, buckets in zip(joined, blocks, strict=True):
+                for bucket in buckets:
+                    parts.add(bucket)
+        for parts, buckets in zip(joined, blocks, strict=True):
+            yield outer_states(buckets, parts.vectors)
+
+    def _take_residuals(self, saved: SavedRun) -> None:
+        """Give this rank its part of the saved residuals. Reads the files of their ranks."""
+        world = self._communicators.world
+        first = saved.of_rank(0)["memory"]
+        sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
+        for before in range(world.position, saved.ranks, world.size):
+            residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
+            for name, residual in residuals.items():
+                sums[name].add_(residual, alpha=world.size / saved.ranks)
+        # The ranks of a group need the same thresholds, which differ between saved groups.
+        memory = {"residuals": sums, "thresholds": first["thresholds"]}
+        self._worker.memory.load(memory, self.parameters)
+
     def _frozen(self) -> list[str]:
         return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
 
@@ -120,7 +249,7 @@ def _without_values(bucket: State) -> State:
     return {**bucket, "vectors": [*bucket["vectors"]]}
 
 
-def outer_of(saved: State) -> Iterator[list[State]]:
+def _outer_of(saved: State) -> Iterator[list[State]]:
     """State of the outer steps of each block, with vectors, from the state of a rank."""
     for fragments, buckets in zip(saved["blocks"] or (), saved["outer"], strict=True):
         of_block = []
