@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic, sleep
@@ -16,10 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_hier.comm.addresses import routed_address
-from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import PeerError, is_lost_peer
-from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.membership.lighthouse import Entry, Quorum
 
 # Seconds between two checks of the store, and between two checks of the other groups.
@@ -48,77 +45,6 @@ class LossOfGroups:
             if not is_lost_peer(error):
                 raise
             raise GroupLostError(f"{doing} failed ({error})") from error
-
-
-class GroupConnections:
-    """Channels of this rank to the ranks of the groups that are present.
-
-    Args:
-        own: channels of this rank in its group, which are used until :meth:`connect`.
-
-    Attributes:
-        across: ranks at this rank's position in the groups that are present.
-        world: all ranks of these groups.
-        layout: these groups.
-
-    """
-
-    def __init__(self, own: Communicators) -> None:
-        self._own = own.group
-        # Process groups of this job alone, which the channels use until the groups are connected.
-        self._alone = own.across.group, own.world.group
-        loss = LossOfGroups()
-        # New channels: with the channels of the job, a failure would name ranks of this job only.
-        self.across = Channel(own.across.group, "across", own.traffic, loss)
-        self.world = Channel(own.world.group, "across", own.traffic, loss)
-        self.layout = own.layout
-
-    def connect(
-        self,
-        identifier: str,
-        members: Sequence[Entry],
-        group: int,
-        *,
-        host: str,
-        timeout: timedelta,
-    ) -> None:
-        """Connect the ranks of ``members``. Every rank of them must call it.
-
-        Args:
-            identifier: identifier of the connections, the same on all these ranks.
-            members: groups that are present, in order.
-            group: number of this group.
-            host: IP address of this rank.
-            timeout: time limit of the connection, and of every collective.
-
-        Raises:
-            GroupLostError: another rank did not connect.
-
-        """
-        number = [member.group for member in members].index(group)
-        position, size = self._own.position, self._own.size
-        self.layout = RankLayout((size, len(members)))
-        groups = [entry.group for entry in members]
-        with LossOfGroups().explaining((), f"connecting the groups {groups}"):
-            # The jobs of the groups share no store, so all ranks use the store of the first group.
-            store = open_store(members[0].address, timeout)
-            ends = store, host, timeout
-            rank, total = number * size + position, len(members) * size
-            addresses = [member.address for member in members]
-            wait_for_all(store, identifier, rank, total, addresses, timeout)
-            across = process_group(f"{identifier}/across/{position}", number, len(members), *ends)
-            # At once, so that close() aborts it if the next one fails.
-            self.across.use(across, range(position, total, size))
-            world = process_group(f"{identifier}/world", rank, total, *ends)
-            self.world.use(world, range(total))
-
-    def close(self) -> None:
-        """Close the connections, so that ranks that still wait for this one fail."""
-        for channel, alone in zip((self.across, self.world), self._alone, strict=True):
-            if channel.group is not alone:
-                with suppress(RuntimeError):
-                    channel.group.abort()
-                channel.use(alone, dist.get_process_group_ranks(alone))
 
 
 def wait_for_all(

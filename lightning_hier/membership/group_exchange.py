@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Module
 
 from lightning_hier.algorithms.arguments import counted
@@ -17,7 +19,14 @@ from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import AcrossRoute, Communicators
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.membership.connections import GroupConnections, GroupLostError
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.membership.connections import (
+    GroupLostError,
+    LossOfGroups,
+    open_store,
+    process_group,
+    wait_for_all,
+)
 from lightning_hier.membership.lighthouse import Entry, Phase, Quorum
 from lightning_hier.membership.quorums import Quorums
 from lightning_hier.membership.rules import (
@@ -85,7 +94,13 @@ class GroupExchange:
         self.settings = quorums.settings
         self._own = own
         self._log = log
-        self._connections = GroupConnections(own)
+        loss = LossOfGroups()
+        # New channels: with those of the job, a failure would name ranks of this job only.
+        self.across = Channel(own.across.group, "across", own.traffic, loss)
+        self._world = Channel(own.world.group, "across", own.traffic, loss)
+        self._layout = own.layout
+        # Process groups of this job alone, which both use until the groups are connected.
+        self._alone = own.across.group, own.world.group
         # Blocks refer to both, so they are replaced before there are blocks. Later, their contents
         # change with the groups that are present.
         own.across, own.route = self.across, AcrossRoute(self.across, None, 1)
@@ -96,11 +111,6 @@ class GroupExchange:
         self.present: Sequence[int] = ()
         self.joined = False
         self._begun: Attempt | None = None
-
-    @property
-    def across(self) -> Channel:
-        """Ranks at this rank's position in the groups that are present."""
-        return self._connections.across
 
     @property
     def device(self) -> torch.device:
@@ -210,7 +220,7 @@ class GroupExchange:
             tried = self._begun or self._attempted(phase, attempt, part, quorum)
             self._begun = None
             current, members = tried.quorum, tried.members
-            further = partial(self._with_channels, len(members), complete)
+            further = partial(self._with_channels, complete)
             failed = self._tried(tried, further).failed
             # A group that has failed votes as well: without its vote, the others would wait.
             if self.quorums.vote(current, members, ok=not failed):
@@ -248,23 +258,42 @@ class GroupExchange:
         members = members_of(current, self.quorums.progress.last_commit)
         if self.settings.group not in [entry.group for entry in members]:
             raise PeerError(out_of_order(self.settings.group, part, members))
-        addresses = [entry.address for entry in members]
 
         def connect_and_attempt() -> None:
-            # A group that was started again has a store at another address.
-            if self._connected != addresses:
-                self._connections.close()
-                self._connections.connect(
-                    current.identifier,
-                    members,
-                    self.settings.group,
-                    host=self.quorums.host,
-                    timeout=self.settings.exchange_timeout,
-                )
-                self._connected = addresses
-            self._with_channels(len(members), attempt)
+            self._connect(current.identifier, members)
+            self._with_channels(attempt)
 
         return self._tried(Attempt(current, members), connect_and_attempt)
+
+    def _connect(self, identifier: str, members: Sequence[Entry]) -> None:
+        """Connect the ranks of these groups, unless they are. Every rank of them must call it.
+
+        Raises:
+            GroupLostError: another rank did not connect.
+
+        """
+        # A group that was started again has a store at another address.
+        addresses = [entry.address for entry in members]
+        if self._connected == addresses:
+            return
+        self._disconnect()
+        groups = [entry.group for entry in members]
+        position, size = self._own.group.position, self._own.group.size
+        number, count = groups.index(self.settings.group), len(groups)
+        self._layout = RankLayout((size, count))
+        timeout = self.settings.exchange_timeout
+        with LossOfGroups().explaining((), f"connecting the groups {groups}"):
+            # The jobs of the groups share no store, so all ranks use the store of the first group.
+            store = open_store(addresses[0], timeout)
+            ends = store, self.quorums.host, timeout
+            rank, total = number * size + position, count * size
+            wait_for_all(store, identifier, rank, total, addresses, timeout)
+            across = process_group(f"{identifier}/across/{position}", number, count, *ends)
+            # At once, so that _disconnect() aborts it if the next one fails.
+            self.across.use(across, range(position, total, size))
+            world = process_group(f"{identifier}/world", rank, total, *ends)
+            self._world.use(world, range(total))
+        self._connected = addresses
 
     def _tried(self, tried: Attempt, further: Callable[[], None]) -> Attempt:
         """Continue an attempt, unless it has failed on this rank."""
@@ -283,17 +312,22 @@ class GroupExchange:
         return replace(tried, failed=failures[0] if failures else "")
 
     def _disconnect(self) -> None:
+        """Close the connections, so that ranks that still wait for this one fail."""
         self._connected = ()
-        self._connections.close()
+        for channel, alone in zip((self.across, self._world), self._alone, strict=True):
+            if channel.group is not alone:
+                with suppress(RuntimeError):
+                    channel.group.abort()
+                channel.use(alone, dist.get_process_group_ranks(alone))
         self._own.route.in_flight.abandon()
 
-    def _with_channels(self, groups: int, function: Callable[[], None]) -> None:
+    def _with_channels(self, function: Callable[[], None]) -> None:
         """Call a function while the channels of this rank are those of the groups."""
         own = self._own
         # `across` and the route have the channel of the connections all the time.
         before = own.layout, own.world
-        own.layout, own.world = self._connections.layout, self._connections.world
-        own.route.inter_host_ranks = groups
+        own.layout, own.world = self._layout, self._world
+        own.route.inter_host_ranks = self._layout.sizes[1]
         try:
             function()
         finally:
@@ -313,5 +347,5 @@ class GroupExchange:
 
     def close(self) -> None:
         """Leave the groups. Does not communicate."""
-        self._connections.close()
+        self._disconnect()
         self.quorums.close()
