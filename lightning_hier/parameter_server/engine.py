@@ -1,4 +1,4 @@
-"""The interface of a strategy to the workers and the servers of its rank."""
+"""The workers and the servers of a rank, as its strategy uses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.server_loop import Handler
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.request_channel import RequestChannel, unanswered
+from lightning_hier.parameter_server.served_values import read_state
+from lightning_hier.parameter_server.server import Servers
+from lightning_hier.parameter_server.shards import Shard
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,25 @@ class Worker(ABC):
 class Engine(ABC):
     """The workers and the servers of a rank. Called in the rank's main thread.
 
+    Args:
+        shards: all shards.
+        servers: servers of this rank.
+        channel: channel of the main thread.
+
     Attributes:
         workers: worker of each optimizer.
-        handlers: handlers for the server loop of the rank.
+        servers: see above.
         must_know_of_waits: whether servers must not wait for a rank that waits in a collective.
 
     """
 
     workers: Sequence[Worker]
-    handlers: Sequence[Handler]
     must_know_of_waits: bool
+
+    def __init__(self, shards: Sequence[Shard], servers: Servers, channel: RequestChannel) -> None:
+        self.servers = servers
+        self._shards = {shard.number: shard for shard in shards if shard.size}
+        self._channel = channel
 
     @property
     def behind(self) -> int:
@@ -113,13 +127,37 @@ class Engine(ABC):
         for worker in self.workers:
             worker.take_global_model()
 
-    @abstractmethod
     def snapshot(self) -> Snapshot:
         """State of all servers. Called by the rank that saves it, while the others continue."""
+        # That of the servers of this rank needs no message.
+        read = {number: own.values.snapshot() for number, own in self.servers.of_shard.items()}
+        awaited = self._shards.keys() - read.keys()
 
-    @abstractmethod
+        def receive(received: Received, now: float) -> None:
+            number = received.message.block
+            read[number] = read_state(received.message, self._shards[number])
+
+        def missing() -> str:
+            homes = [self._shards[number].home for number in awaited - read.keys()]
+            return unanswered("the states of shards", homes)
+
+        self._channel.on(Kind.STATE, receive)
+        for number in awaited:
+            self._channel.send(self._shards[number].home, Message(Kind.STATE_REQUEST, number))
+        self._channel.wait(lambda now: awaited <= read.keys(), missing)
+        values: dict[Parameter, Tensor] = {}
+        states: list[dict[int, Any]] = [{} for _ in self.workers]
+        for number, shard in self._shards.items():
+            flat, state = read[number]
+            values.update(zip(shard.parameters, shard.tensors(flat), strict=True))
+            states[shard.optimizer].update(state)
+        return Snapshot(values, states)
+
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
-        """Load the state of an optimizer, before training starts."""
+        """Load the entry ``state`` of an optimizer's ``state_dict()``, before training starts."""
+        for server in self.servers.of_shard.values():
+            if server.shard.optimizer == optimizer:
+                server.values.load(state)
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:

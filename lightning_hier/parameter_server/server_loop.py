@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from typing_extensions import override
@@ -16,6 +14,7 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server import Servers
 
 # Intervals of the work that does not depend on messages. Users set time-outs of servers (tau_1) to
 # some tens of milliseconds.
@@ -24,38 +23,6 @@ _WATCH_S = 0.02
 _END_LIMIT_S = 10.0
 _NOTICE_S = 1.0
 _LONGEST_TEXT = 10_000
-
-
-class Replies(Protocol):
-    """The methods of a server port that handlers use."""
-
-    def send(self, address: bytes, message: Message) -> bool:
-        """Reply without waiting; return False if the peer is gone."""
-
-    def is_sending(self, address: bytes) -> bool:
-        """Whether part of a large reply to this address is still queued."""
-
-
-class Handler(Protocol):
-    """Handles some kinds of messages in the server loop.
-
-    A handler does no I/O except sending, and receives the time as an argument, so that tests can
-    call it message by message.
-    """
-
-    kinds: frozenset[Kind]
-    """Kinds of messages that it handles. Each kind has one handler."""
-
-    def handle(self, received: Received, now: float) -> None:
-        """Handle a message. ``now`` is ``time.monotonic()`` in seconds."""
-
-    def tick(self, now: float) -> None:
-        """Do the work that is due, such as unsent replies. Called regularly.
-
-        Raises:
-            PeerError: a rank has waited too long for others.
-
-        """
 
 
 class BackgroundThread(ABC):
@@ -111,7 +78,7 @@ class BackgroundThread(ABC):
 
 
 class ServerLoop(BackgroundThread):
-    """Receives messages at a rank's server port and calls their handlers, until a rank fails.
+    """Passes the messages at a rank's server port to its servers, until a rank fails.
 
     The failure of a rank ends the run: the loop of every other rank learns of it by a report of the
     failed rank or by its own watch, ends the waits in collectives of gloo, and raises the error in
@@ -120,27 +87,21 @@ class ServerLoop(BackgroundThread):
     Args:
         ports: ports of this rank. Only this thread uses those of the server and the watch from
             :meth:`start` on.
-        handlers: handlers of the messages. They may raise PeerError.
 
     Attributes:
+        servers: servers of the rank, set before the start.
         failure: error that has ended the loop or will end it, or None.
 
     """
 
-    def __init__(self, ports: Ports, handlers: Sequence[Handler] = ()) -> None:
+    servers: Servers
+
+    def __init__(self, ports: Ports) -> None:
         super().__init__("server loop")
         self._ports = ports
         self._watching = True
-        self._handlers: list[Handler] = []
-        self._by_kind: dict[Kind, Handler] = {}
         self._tick_at = self._watch_at = 0.0
         self.failure: BaseException | None = None
-        self.add(handlers)
-
-    def add(self, handlers: Sequence[Handler]) -> None:
-        """Add handlers, before the start."""
-        self._handlers += handlers
-        self._by_kind |= {kind: handler for handler in handlers for kind in handler.kinds}
 
     def stop_watching(self) -> None:
         """Ranks may leave from now on. From any thread."""
@@ -179,18 +140,13 @@ class ServerLoop(BackgroundThread):
         if self._watching and now >= self._watch_at:
             self._watch_at = now + _WATCH_S
             self._ports.check()
+        if received is not None and received.message.kind == Kind.FAILED:
+            raise _reported(received)
         if received is not None:
-            self._handle(received, now)
+            self.servers.handle(received, now)
         if now >= self._tick_at:
             self._tick_at = now + _TICK_S
-            for handler in self._handlers:
-                handler.tick(now)
-
-    def _handle(self, received: Received, now: float) -> None:
-        if received.message.kind == Kind.FAILED:
-            raise _reported(received)
-        if received.message.kind in self._by_kind:
-            self._by_kind[received.message.kind].handle(received, now)
+            self.servers.tick(now)
 
 
 def _report(error: BaseException) -> Message:

@@ -10,7 +10,7 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.settings import PSPSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ class ServerSession:
             )
             self.engine = build(ports, self._channel)
             undo.pop_all()
-        self._server_loop.add(self.engine.handlers)
+        self._server_loop.servers = self.engine.servers
         self._at_end = ExitStack()
         self._swapped_in = False
         self.keeps_module = False

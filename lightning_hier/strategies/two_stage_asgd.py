@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.settings import TwoStageSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ def server_world(
     server_loop = ServerLoop(ports)
     channel = RequestChannel(ports.clients["main"], server_loop, timeout_s=2 * timeout_s)
     engine = build(rank, ports, channel)
-    server_loop.add(engine.handlers)
+    server_loop.servers = engine.servers
     before(engine)
     exchange("nobody has begun")
     server_loop.start()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.server import Servers, WaitingRanks
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import Serving, heard, open_rank, opened
 from tests.ranks import rank_outcomes, run_ranks
@@ -91,7 +92,8 @@ def test_failure_of_a_rank_is_reported_to_the_others(error: Exception) -> None:
     """The report is sent before the ports close. The first failure is the cause of the others."""
     with opened(3) as all_ports:
         loops = [ServerLoop(ports) for ports in all_ports]
-        for loop in loops:
+        for loop, ports in zip(loops, all_ports, strict=True):
+            loop.servers = Servers({}, ports.server, WaitingRanks())
             loop.start()
         loops[2].fail(error)
         loops[2].stop()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
-from lightning_hier.parameter_server.two_stage.pushes import Push
+from lightning_hier.parameter_server.two_stage.master import Push
 from tests.distributed.two_stage_world import two_stage_world
 from tests.ranks import run_ranks
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ SEGMENT = 50_000
 
 def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
     """On rank 0, add up all pushes that the master applies, and their numbers of gradients."""
-    if engine._master is None:
+    if not engine.masters:
         return
 
     def update(pushes: Sequence[Push]) -> bool:
@@ -34,7 +34,7 @@ def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
             seen[-1] += push.count
         return True
 
-    engine._master.parts[0]._update = update  # type: ignore[method-assign]
+    engine.masters[0]._update = update  # type: ignore[method-assign]
 
 
 def _wait_for_push(engine: TwoStageASGD, *, after: float) -> float:

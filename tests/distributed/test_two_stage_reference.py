@@ -53,10 +53,10 @@ def _train(
                 step += 1
             world.engine.rendezvous()
             ends.append(module.weight.detach().reshape(-1).clone())
-        master = world.engine._master
+        masters = world.engine.masters
         return {
             "ends": ends,
-            "order": master.parts[0].order.order if master else None,
+            "order": masters[0].order.order if masters else None,
             "metrics": world.engine.metrics(),
         }
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.settings import TwoStageSettings
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from tests.distributed.server_world import World, exchange, server_world
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.settings import PSPSettings
 from lightning_hier.reference import Server
 from tests.unit.psp_network import Cluster, Weather
 

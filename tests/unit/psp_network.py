@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.server import ShardServer
-from lightning_hier.parameter_server.psp.settings import PSPSettings
-from lightning_hier.parameter_server.psp.shards import plan_shards
+from lightning_hier.parameter_server.psp.pushes import ServerCounts
+from lightning_hier.parameter_server.psp.server import serve
 from lightning_hier.parameter_server.psp.worker import PSPWorker
+from lightning_hier.parameter_server.settings import PSPSettings
+from lightning_hier.parameter_server.shards import plan_shards
 from tests.unit.lone_channel import LoneChannel, Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
@@ -54,7 +55,9 @@ class Rank:
         self.optimizer = make(self.parameters)
         plan = plan_shards([self.optimizer], cluster.world_size)
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
-        self.server = ShardServer(number, plan, [self.optimizer], [cluster.settings], replies)
+        self.counts = ServerCounts()
+        of_rank = number, plan, [self.optimizer], [cluster.settings]
+        self.server = serve(*of_rank, replies, self.counts)
         self.channel = LoneChannel(lambda rank, message: cluster.post(self, rank, message))
         self.worker = PSPWorker(self.optimizer, plan, self.channel, cluster.settings)
         self.plan = {block.number: block for block in plan}
@@ -200,7 +203,7 @@ class Cluster:
     def _check_timestamps(self) -> None:
         """Check that the timestamp of no served shard has decreased."""
         for rank in self.ranks:
-            for number, served in rank.server.served.items():
+            for number, served in rank.server.of_shard.items():
                 key = rank.number, number
                 assert served.timestamp >= self.seen.get(key, 0), key
                 self.seen[key] = served.timestamp

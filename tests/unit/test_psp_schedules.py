@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.settings import PSPSettings
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 5
@@ -111,7 +111,7 @@ def test_every_gradient_is_used_or_counted_as_dropped(
     run.run()
     check(run)
     final = torch.cat([p.detach() for p in run.ranks[0].parameters]).round()
-    counts = [rank.server.counts for rank in run.ranks]
+    counts = [rank.counts for rank in run.ranks]
     used, dropped = sum(c.used for c in counts), sum(c.dropped for c in counts)
     assert warmup or final.sum() == used  # the warm-up uses means and not sums
     assert used + dropped == blocks * 3 * STEPS
@@ -131,7 +131,7 @@ def test_update_that_overflows_is_undone_with_its_state() -> None:
     make = partial(optim.SGD, lr=10.0, momentum=0.9)
     run = Cluster(1, [torch.zeros(3)], _constant(-1.0, -3e38, -1.0), steps=3, make=make)
     assert _values(run) == [20.0] * 3
-    assert run.ranks[0].server.counts.nonfinite == 1
+    assert run.ranks[0].counts.nonfinite == 1
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -149,5 +149,7 @@ def test_parameter_without_gradient_on_any_worker_does_not_change() -> None:
 
     make, decay = partial(optim.SGD, lr=1.0, weight_decay=0.25), [1.0, 1.0, 2.0, 2.0]
     run = Cluster(2, [torch.zeros(1) for _ in decay], some, steps=2, make=make)
-    assert [shard.indices for shard in run.ranks[0].plan.values()] == [(0, 2), (1, 3)]
+    places = {p: at for at, p in enumerate(run.ranks[0].parameters)}
+    shards = [[places[p] for p in shard.parameters] for shard in run.ranks[0].plan.values()]
+    assert shards == [[0, 2], [1, 3]]
     assert _values(run) == decay

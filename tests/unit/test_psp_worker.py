@@ -8,9 +8,9 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.settings import PSPSettings
-from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import PSPWorker
+from lightning_hier.parameter_server.settings import PSPSettings
+from lightning_hier.parameter_server.shards import plan_shards
 from tests.unit.lone_channel import LoneChannel
 
 Sent = tuple[int, Kind, int, int]

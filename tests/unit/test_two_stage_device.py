@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server import WaitingRanks
+from lightning_hier.parameter_server.settings import TwoStageSettings
+from lightning_hier.parameter_server.shards import plan_shards
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.master import Master, master_model
+from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import open_replicas
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import hyperparameters
 from tests.equivalence.two_stage import FEATURES, START, OneDevice, ReferenceMaster, batch
 from tests.unit.lone_channel import LoneChannel, Replying
@@ -58,11 +60,18 @@ class OneNode:
         parameters = [self.module.weight]
         self.optimizer = getattr(torch.optim, optimizer)(parameters, lr=ETA)
         chosen = TwoStageSettings(**settings)
-        [self.replica] = open_replicas([parameters], group_size=1, rank=0, exchange=lambda v: [v])
+        shards = plan_shards([self.optimizer], 1)
+        [self.replica] = open_replicas(shards, group_size=1, rank=0, exchange=lambda v: [v])
         self.to_master: deque[Message] = deque()
         self.to_node: deque[Message] = deque()
-        model = master_model(self.optimizer, parameters)
-        self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
+        self.master = Master(
+            shards[0],
+            self.optimizer,
+            {0: [0]},
+            settings=chosen,
+            waiting_ranks=WaitingRanks(),
+            replies=Replying(self._answer),
+        )
         self.exchange = Exchange(
             0,
             LoneChannel(self._ask),
@@ -71,7 +80,7 @@ class OneNode:
             hyperparameters(self.optimizer),
         )
         self.client = FakeClient(self.carry)
-        self.device = Device(0, [0], self.client, self.replica, self.optimizer, parameters, chosen)
+        self.device = Device(0, [0], self.client, self.replica, self.optimizer, chosen)
         self.steps = 0
 
     def _ask(self, rank: int, message: Message) -> bool:
@@ -94,7 +103,7 @@ class OneNode:
         """Deliver the queued messages to the master and to the node until none is left."""
         while self.to_master or self.to_node:
             if self.to_master:
-                self.master.handle(Received(0, b"", self.to_master.popleft()), 0.0)
+                self.master.push(Received(0, b"", self.to_master.popleft()), 0.0)
             if self.to_node:
                 self.exchange.handle(self.to_node.popleft(), 0.0)
 
@@ -133,7 +142,7 @@ def test_double_buffering_against_the_reference(name: str, delay: int) -> None:
             answer = None
         torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
     ours.deliver()
-    assert master.pushes == ours.master.parts[0].counts.version >= 3
+    assert master.pushes == ours.master.counts.version >= 3
 
 
 def test_refresh_period_is_the_number_of_steps_between_copies_of_the_replica() -> None:
@@ -154,7 +163,7 @@ def test_nonfinite_gradient_is_dropped(bad: float) -> None:
     assert torch.equal(ours.replica.weights, START) and ours.replica.pending == 0
     assert (ours.device.counts.nonfinite, ours.device.counts.gradients) == (1, 0)
     ours.carry()
-    assert ours.master.parts[0].counts.version == 0
+    assert ours.master.counts.version == 0
 
 
 @pytest.mark.parametrize(("setting", "value"), [("lr", 1e300), ("lr", float("nan"))])

@@ -14,9 +14,10 @@ from torch.optim import SGD, Adam, Optimizer
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.two_stage.master import Master, master_model
-from lightning_hier.parameter_server.two_stage.pushes import OrderLock
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.server import WaitingRanks
+from lightning_hier.parameter_server.settings import TwoStageSettings
+from lightning_hier.parameter_server.shards import plan_shards
+from lightning_hier.parameter_server.two_stage.master import Master, OrderLock
 from lightning_hier.parameter_server.updater import hyperparameters
 from tests.unit.lone_channel import Replying
 
@@ -36,11 +37,17 @@ class Talk:
 
     def __init__(self, nodes: tuple[int, ...], optimizer: Optimizer, **settings: Any) -> None:
         self.optimizer, self.answers = optimizer, list[Message]()
-        self.model = master_model(optimizer, optimizer.param_groups[0]["params"])
+        [shard] = plan_shards([optimizer], 1)
         ranks = {node: range(node, node + 2) for node in nodes}
-        chosen = TwoStageSettings(**settings)
-        self.master = Master([self.model], ranks, Replying(self._answer), chosen)
-        self.counts = self.master.parts[0].counts
+        self.master = Master(
+            shard,
+            optimizer,
+            ranks,
+            settings=TwoStageSettings(**settings),
+            waiting_ranks=WaitingRanks(),
+            replies=Replying(self._answer),
+        )
+        self.model, self.counts = self.master.values, self.master.counts
 
     def _answer(self, address: bytes, message: Message) -> bool:
         self.answers.append(message)
@@ -52,7 +59,7 @@ class Talk:
         common = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
         defaults = common | {"count": count, "together": False, "collectives_done": 0}
         message = Message(Kind.PUSH, 0, self.counts.version, defaults | facts, total)
-        self.master.handle(Received(node, str(node).encode(), message), 0.0)
+        self.master.push(Received(node, str(node).encode(), message), 0.0)
         return list(self.answers)
 
 

@@ -15,20 +15,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import Parameter
 
+from lightning_hier.parameter_server.shards import Shard, plan_shards
 from lightning_hier.parameter_server.two_stage import shared_memory
-from lightning_hier.parameter_server.two_stage.replica import (
-    Replica,
-    Shape,
-    file_size,
-    open_replicas,
-)
+from lightning_hier.parameter_server.two_stage.replica import Replica, file_size, open_replicas
 from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
 from tests.waiting import nothing_stays_in
 
+
+def _shard(*sizes: int) -> Shard:
+    parameters = [Parameter(torch.zeros(size)) for size in sizes]
+    return plan_shards([torch.optim.SGD(parameters)], 1)[0]
+
+
 NUMEL = 1000
-# Three parameters with 1000 elements together.
-SHAPE = Shape(3, NUMEL, torch.float32)
+SHARD = _shard(500, 300, 200)
 ALL = torch.ones(3, dtype=torch.uint8)
 LIMIT_S = 0.2
 _fork = get_context("fork")
@@ -36,13 +38,13 @@ _fork = get_context("fork")
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    path = create_file(file_size(2, SHAPE))
+    path = create_file(file_size(2, SHARD))
     yield path
     remove_file(path)
 
 
 def _open(path: Path) -> Replica:
-    return Replica(path, devices=2, shape=SHAPE)
+    return Replica(path, devices=2, shard=SHARD)
 
 
 def _none() -> Tensor:
@@ -58,7 +60,7 @@ def _in_child(act: Callable[[], None]) -> Any:
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
 def test_sums_that_are_taken_are_those_that_were_added(moves: list[tuple[int, bool, int]]) -> None:
     """Two devices add and take in any order. Values are whole numbers, so sums are exact."""
-    path = create_file(file_size(2, SHAPE))
+    path = create_file(file_size(2, SHARD))
     replica = _open(path)
     remove_file(path)
     added = {0: 0, 1: 0}
@@ -113,7 +115,7 @@ def test_error_of_a_group_on_several_hosts_names_them() -> None:
         return [value, {"result": value["result"] | {"memory": "elsewhere", "host": "far-away"}}]
 
     with pytest.raises(RuntimeError, match=r"rank 0 on .*, rank 1 on far-away; set group_size"):
-        open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
+        open_replicas([_shard(3)], group_size=2, rank=0, exchange=two_hosts)
 
 
 def test_too_little_shared_memory_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +125,7 @@ def test_too_little_shared_memory_is_an_error_with_advice(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "posix_fallocate", full)
     message = r"need 12 MiB of shared memory in /dev/shm.*--shm-size"
     with nothing_stays_in(shared_memory.FOLDER), pytest.raises(RuntimeError, match=message):
-        open_replicas([[torch.zeros(2**20)]], group_size=2, rank=0, exchange=lambda v: [v, v])
+        open_replicas([_shard(2**20)], group_size=2, rank=0, exchange=lambda v: [v, v])
 
 
 def test_rank_that_cannot_open_the_file_is_named() -> None:
@@ -134,4 +136,4 @@ def test_rank_that_cannot_open_the_file_is_named() -> None:
         return [{"result": value["result"] | {"paths": paths}}, value]
 
     with pytest.raises(RuntimeError, match="rank 1: .*No such file"):
-        open_replicas([[torch.zeros(3)]], group_size=2, rank=1, exchange=gone)
+        open_replicas([_shard(3)], group_size=2, rank=1, exchange=gone)

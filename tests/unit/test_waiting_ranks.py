@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.rendezvous import WaitingRanks
+from lightning_hier.parameter_server.server import WaitingRanks
 
 
 def _received(rank: int, kind: Kind, number: int, **facts: Any) -> Received:

@@ -1,4 +1,4 @@
-"""Gradients that workers push: facts, rounds, and counts."""
+"""Gradients that workers push: facts, rounds, the end of waits, and counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.psp.settings import Countdown
 from lightning_hier.parameter_server.updater import Hyperparameters
 
 # A sum of many gradients in half precision would lose small ones, and could overflow in float16.
@@ -34,9 +33,30 @@ class PushFacts:
 
     version: int
     steps: int
-    hyperparameters: Hyperparameters = field(default_factory=list)
-    absent: list[int] = field(default_factory=list)
-    collectives_done: int = 0
+    hyperparameters: Hyperparameters
+    absent: list[int]
+    collectives_done: int
+
+
+@dataclass
+class Countdown:
+    """End of a wait for messages of several ranks, by c and tau_1, or b and tau_2.
+
+    Attributes:
+        since: time at which enough messages had arrived, or None.
+
+    """
+
+    since: float | None = None
+
+    def is_over(self, *, complete: bool, enough: bool, timeout_s: float, now: float) -> bool:
+        """Whether all messages have arrived, or enough of them ``timeout_s`` seconds ago."""
+        # More may be needed than before: workers that return from a collective count again.
+        if not enough:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        return complete or (self.since is not None and now >= self.since + timeout_s)
 
 
 class Round:

@@ -7,18 +7,21 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.ports import Received, ServerPort
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
-from lightning_hier.parameter_server.psp.settings import PSPSettings
-from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.psp.state import write_state
-from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks, waited_too_long
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import Replies
-from lightning_hier.parameter_server.updater import ParameterStates, Updater
+from lightning_hier.parameter_server.server import (
+    Servers,
+    ShardServer,
+    WaitingRanks,
+    waited_too_long,
+)
+from lightning_hier.parameter_server.settings import PSPSettings
+from lightning_hier.parameter_server.shards import Shard
 
 
 @dataclass
@@ -29,8 +32,8 @@ class _Worker:
     pull: int | None = None  # the worker waits for a version newer than this one
 
 
-class ServedShard:
-    """A shard on its server: values, the current round, and waiting workers.
+class PSPServer(ShardServer):
+    """A server of PSP-SGD, with the current round and workers that wait.
 
     At the end of a round, the timestamp becomes one more than the newest of the round's responses.
     Each worker therefore gets a version newer than its own at the end of the round of its push, or
@@ -40,43 +43,38 @@ class ServedShard:
     queue, because a second copy would delay the first one on a slow link.
 
     Args:
-        shard: number, size and dtype.
-        values: values and their Updater.
+        shard: shard on this rank.
+        optimizer: its optimizer; copied.
+        workers: all ranks.
         settings: settings of the optimizer.
         waiting_ranks: workers that wait in a collective. The owner updates it.
         replies: port of the rank.
         counts: counts for logging.
-
-    Attributes:
-        timestamp: t, version of the values.
-        rendezvous: rendezvous of all workers. The timestamp of an arrival is that of the next push.
 
     """
 
     def __init__(
         self,
         shard: Shard,
-        values: ServedValues,
+        optimizer: Optimizer,
+        workers: Set[int],
         *,
         settings: PSPSettings,
         waiting_ranks: WaitingRanks,
-        replies: Replies,
+        replies: ServerPort,
         counts: ServerCounts,
     ) -> None:
-        self.shard = shard
-        self.values = values
-        self.timestamp = 0
-        self._ranks = frozenset(range(shard.world_size))
-        self.rendezvous = Rendezvous(replies, self._ranks, settings.timeout_s)
+        values = ServedValues(f"shard {shard.number}", shard, optimizer)
+        super().__init__(shard, values, workers, replies, settings.timeout_s)
         self._settings = settings
         self._waiting_ranks = waiting_ranks
-        self._replies = replies
         self._counts = counts
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
         self._most_advanced: PushFacts | None = None
 
-    def respond(self, received: Received, now: float) -> None:
+    @override
+    def push(self, received: Received, now: float) -> None:
         """Handle a PUSH or an ABSTAIN, which also request a newer version.
 
         A gradient is used, or dropped (lines 6 to 11).
@@ -96,44 +94,42 @@ class ServedShard:
             current.newest = max(current.newest, timestamp)
             current.began = min(current.began, now)
         self._answer()
-        self.end_if_complete(now)
+        self.advance(now)
 
+    @override
     def arrive(self, received: Received, now: float) -> None:
-        """Record the arrival of a worker at a rendezvous. It does not push until all have."""
-        self.rendezvous.arrive(received, now)
         self._workers[received.sender].pull = None
-        self.end_if_complete(now)
+        super().arrive(received, now)
 
-    def end_if_complete(self, now: float) -> None:
+    @override
+    def advance(self, now: float) -> None:
         """End the round or the rendezvous if it does not wait for any worker."""
-        if self.rendezvous.is_complete:
+        if self._all_arrived:
             # The gradients of the current round are part of the model of the rendezvous.
             if self._round.responded:
                 self._update()
-            arrived = self.rendezvous.arrived.values()
-            resumed = max(arrival.message.timestamp for arrival in arrived)
+            resumed = max(request.message.timestamp for request in self._arrived.values())
             self.timestamp = max(self.timestamp, resumed)
-            flat = self.values.flat()
-            self.rendezvous.end(Message(Kind.FINAL, self.shard.number, self.timestamp, {}, flat))
+            self._end_rendezvous()
         elif self._round.responded and self._round_is_over(now):
             self._update()
             self._answer()
 
+    @override
     def tick(self, now: float) -> None:
-        """End rounds whose countdown is over. Raises PeerError at the time limit of a wait."""
-        self.end_if_complete(now)
+        self.advance(now)  # at the end of a countdown
         self._answer()  # to workers whose previous answer has left the queue since
         self._check_limit(now)
-        self.rendezvous.check_limit("at a rendezvous of all ranks", now)
+        self._check_rendezvous("at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""
-        return self._ranks - self.rendezvous.arrived.keys() - self._waiting_ranks.ranks()
+        return self._clients - self._arrived.keys() - self._waiting_ranks.ranks()
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
         current, active, settings = self._round, self._active(), self._settings
-        wanted = self.shard.world_size
+        wanted = len(self._clients)
         if not settings.warming(self.timestamp):
             wanted = settings.needed_pushes(wanted)
         # Workers that wait for other ranks do not push before they continue.
@@ -168,7 +164,7 @@ class ServedShard:
                 ended.mean(),
                 absent=ended.absent or (),
                 rate_factor=float(ended.gradients) if scaled else 1.0,
-                hyperparameters=self._most_advanced.hyperparameters or None,
+                hyperparameters=self._most_advanced.hyperparameters,
             )
             self._counts.rounds += 1
             self._counts.in_rounds += ended.gradients
@@ -181,22 +177,28 @@ class ServedShard:
         for _, worker in sorted(self._workers.items()):
             if worker.pull is None or worker.pull >= self.timestamp:
                 continue
-            answer = Message(Kind.BLOCK, self.shard.number, self.timestamp, {}, self.values.flat())
             queued = self._replies.is_sending(worker.address)
-            if not queued and self._replies.send(worker.address, answer):
+            if not queued and self._replies.send(worker.address, self._values_as(Kind.BLOCK)):
                 worker.pull = None
 
     def _check_limit(self, now: float) -> None:
         """Raise PeerError if workers wait, and the round has reached the time limit."""
-        if now < self._round.began + self._settings.timeout_s:
+        if now < self._round.began + self._limit_s:
             return
         pulls = [worker.pull for worker in self._workers.values()]
         if any(pull is not None and pull >= self.timestamp for pull in pulls):
             raise waited_too_long("for gradients", self._active() - self._round.responded)
 
 
-class ShardServer:
-    """Serves the shards of a rank in its server loop. A :class:`.server_loop.Handler`.
+def serve(
+    rank: int,
+    shards: Sequence[Shard],
+    optimizers: Sequence[Optimizer],
+    settings: Sequence[PSPSettings],
+    replies: ServerPort,
+    counts: ServerCounts,
+) -> Servers:
+    """The servers of a rank, of those of its shards that are not empty.
 
     Args:
         rank: rank of this process.
@@ -204,71 +206,21 @@ class ShardServer:
         optimizers: optimizers of the user; copied.
         settings: settings of each optimizer.
         replies: port of the rank.
-
-    Attributes:
-        served: shards that this rank serves, by number.
         counts: counts for logging.
 
     """
-
-    kinds = frozenset({Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.WAITING, Kind.STATE_REQUEST})
-
-    def __init__(
-        self,
-        rank: int,
-        shards: Sequence[Shard],
-        optimizers: Sequence[Optimizer],
-        settings: Sequence[PSPSettings],
-        replies: Replies,
-    ) -> None:
-        self.counts = ServerCounts()
-        self.served: dict[int, ServedShard] = {}
-        self._replies = replies
-        self._waiting_ranks = WaitingRanks()
-        for shard in shards:
-            if shard.home != rank or not shard.size:
-                continue
-            # Clones, because on the CPU the server would otherwise update the module's tensors.
-            tensors = [p.detach().cpu().clone().contiguous() for p in shard.parameters]
-            by_parameter = dict(zip(shard.parameters, tensors, strict=True))
-            updater = Updater(optimizers[shard.optimizer], by_parameter)
-            self.served[shard.number] = ServedShard(
-                shard,
-                ServedValues(f"shard {shard.number}", tensors, updater, shard.dtype),
-                settings=settings[shard.optimizer],
-                waiting_ranks=self._waiting_ranks,
-                replies=replies,
-                counts=self.counts,
-            )
-
-    def load(self, optimizer: int, states: ParameterStates) -> None:
-        """Load the state of an optimizer for the rank's own shard, before the server starts.
-
-        Args:
-            optimizer: index of the optimizer.
-            states: entry ``state`` of its ``state_dict()``, for all parameters.
-
-        """
-        for served in self.served.values():
-            if served.shard.optimizer == optimizer:
-                served.values.load(states)
-
-    def handle(self, received: Received, now: float) -> None:
-        """Handle a worker's message."""
-        self._waiting_ranks.note(received)
-        kind, number = received.message.kind, received.message.block
-        if kind == Kind.WAITING:
-            for served in self.served.values():
-                served.end_if_complete(now)
-        elif kind in (Kind.PUSH, Kind.ABSTAIN):
-            self.served[number].respond(received, now)
-        elif kind == Kind.ARRIVE:
-            self.served[number].arrive(received, now)
-        else:
-            state = write_state(self.served[number].values, received.message)
-            self._replies.send(received.address, state)
-
-    def tick(self, now: float) -> None:
-        """End rounds whose countdown is over, and send unsent replies. Raises PeerError."""
-        for served in self.served.values():
-            served.tick(now)
+    waiting_ranks = WaitingRanks()
+    servers = {
+        shard.number: PSPServer(
+            shard,
+            optimizers[shard.optimizer],
+            {each.home for each in shards},
+            settings=settings[shard.optimizer],
+            waiting_ranks=waiting_ranks,
+            replies=replies,
+            counts=counts,
+        )
+        for shard in shards
+        if shard.home == rank and shard.size
+    }
+    return Servers(servers, replies, waiting_ranks)

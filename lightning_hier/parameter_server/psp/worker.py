@@ -15,10 +15,10 @@ from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.pushes import PushFacts
-from lightning_hier.parameter_server.psp.settings import Countdown, PSPSettings
-from lightning_hier.parameter_server.psp.shards import Shard
+from lightning_hier.parameter_server.psp.pushes import Countdown, PushFacts
 from lightning_hier.parameter_server.request_channel import RequestChannel, unanswered
+from lightning_hier.parameter_server.settings import PSPSettings
+from lightning_hier.parameter_server.shards import Shard
 from lightning_hier.parameter_server.updater import hyperparameters
 
 

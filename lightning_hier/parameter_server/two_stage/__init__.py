@@ -2,6 +2,6 @@
 
 Read in this order: ``device`` (a rank updates its node's replica and sums its gradients), ``node``
 (a thread pushes the sums to the master and pulls its model), ``master`` (rank 0 applies the pushes,
-in the order of ``pushes``, to its model). ``engine`` puts them together. ``replica``,
-``accumulator`` and ``shared_memory`` contain the memory that the ranks of a node share.
+in order, to its model). ``engine`` puts them together. ``replica`` and ``shared_memory`` contain
+the memory that the ranks of a node share.
 """

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -19,9 +18,9 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.engine import Worker
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.settings import TwoStageSettings
 from lightning_hier.parameter_server.two_stage.node import Exchange
-from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.updater import Updater, hyperparameters
 
 _log = logging.getLogger(__name__)
@@ -64,7 +63,6 @@ class Device(Worker):
         replica: replica of the node.
         optimizer: optimizer of the user; read for its hyperparameters before each step, never
             changed.
-        parameters: copies on this rank, whose values are written in place.
         settings: settings of the run.
         exchange: exchange with the master, if this is the first device of the node.
 
@@ -80,7 +78,6 @@ class Device(Worker):
         channel: RequestChannel,
         replica: Replica,
         optimizer: Optimizer,
-        parameters: Sequence[Parameter],
         settings: TwoStageSettings,
         exchange: Exchange | None = None,
     ) -> None:
@@ -89,7 +86,8 @@ class Device(Worker):
         self._counters = replica.devices[number]
         self._accumulator = replica.accumulators[number]
         self._optimizer = optimizer
-        views = shaped(replica.weights, parameters)
+        parameters = replica.shard.parameters
+        views = replica.shard.views(replica.weights)
         self._updater = Updater(optimizer, dict(zip(parameters, views, strict=True)))
         self._host = HostCopy(parameters, replica.weights.dtype)
         # One buffer for gradients and for refreshes, which do not overlap in time.

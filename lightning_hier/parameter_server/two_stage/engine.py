@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
-from torch import Tensor
-from torch.nn import Parameter
+import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.parameter_server.engine import Engine, Snapshot
+from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.open_ports import AllGather, Ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.server import Servers, WaitingRanks
+from lightning_hier.parameter_server.settings import TwoStageSettings
+from lightning_hier.parameter_server.shards import plan_shards
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.master import Master, master_model
+from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
-from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import hyperparameters, trainable
+from lightning_hier.parameter_server.two_stage.replica import open_replicas
+from lightning_hier.parameter_server.updater import hyperparameters
 
 
 class TwoStageASGD(Engine):
@@ -39,6 +39,9 @@ class TwoStageASGD(Engine):
         channel: channel of the main thread.
         settings: settings of the run.
         steps_made: steps of each optimizer before this run, if it resumes another one.
+
+    Attributes:
+        masters: the master of each optimizer, on rank 0 only.
 
     Raises:
         RuntimeError: on every rank, if the ranks of a group cannot share memory.
@@ -61,65 +64,55 @@ class TwoStageASGD(Engine):
         steps_made: Sequence[int] = (),
     ) -> None:
         remaining = settings.of_optimizers(len(optimizers), steps_made)
-        self._parameters = [trainable(optimizer) for optimizer in optimizers]
-        self._optimizers = list(optimizers)
+        # One server, the master, for all parameters of an optimizer. At least float32, because sums
+        # and many small updates lose too much in half precision.
+        shards = plan_shards(optimizers, 1, least_dtype=torch.float32)
         first = rank - rank % group_size
-        self._ranks = range(first, first + group_size)
-        self._replicas = open_replicas(
-            self._parameters, group_size=group_size, rank=rank, exchange=exchange
-        )
+        ranks = range(first, first + group_size)
+        self._replicas = open_replicas(shards, group_size=group_size, rank=rank, exchange=exchange)
+        of_optimizers = list(zip(optimizers, self._replicas, remaining, strict=True))
         self._node: Node | None = None
         if rank == first:
             # A port of its own, because the node exchanges while the main thread computes.
-            node_channel = channel.on_port(ports.clients["node"])
-            self._node = self._make_node(node_channel, remaining)
-        self._master: Master | None = None
-        if rank == MASTER:
-            models = list(map(master_model, optimizers, self._parameters))
-            firsts = range(0, world_size, group_size)
-            nodes = {first: range(first, first + group_size) for first in firsts}
-            self._master = Master(models, nodes, ports.server, settings)
-        self.handlers = [] if self._master is None else [self._master]
+            own = channel.on_port(ports.clients["node"])
+            exchanges = [
+                Exchange(index, own, replica, each, hyperparameters(optimizer))
+                for index, (optimizer, replica, each) in enumerate(of_optimizers)
+            ]
+            self._node = Node(own, exchanges)
+        waiting_ranks = WaitingRanks()
+        firsts = range(0, world_size, group_size)
+        self.masters = [
+            Master(
+                shard,
+                optimizer,
+                {node: range(node, node + group_size) for node in firsts},
+                settings=settings,
+                waiting_ranks=waiting_ranks,
+                replies=ports.server,
+            )
+            for shard, optimizer in zip(shards, optimizers, strict=True)
+            if rank == MASTER
+        ]
+        servers = Servers(dict(enumerate(self.masters)), ports.server, waiting_ranks)
+        super().__init__(shards, servers, channel)
         # The master skips a node while all its ranks wait. Without order locking, or with double
         # buffering, no rank waits for another node's turn, so the order is kept.
-        may_wait = settings.order_locking and not settings.double_buffering
-        self.must_know_of_waits = may_wait
+        self.must_know_of_waits = settings.order_locking and not settings.double_buffering
         self.workers = [
             Device(
                 rank - first,
-                self._ranks,
+                ranks,
                 channel,
-                self._replicas[index],
+                replica,
                 optimizer,
-                self._parameters[index],
-                remaining[index],
+                each,
                 None if self._node is None else self._node.exchanges[index],
             )
-            for index, optimizer in enumerate(optimizers)
+            for index, (optimizer, replica, each) in enumerate(of_optimizers)
         ]
         if self._node is not None:
             self._node.start()
-
-    @override
-    def snapshot(self) -> Snapshot:
-        # Only on rank 0, without unpushed gradients and without the state of the devices.
-        if self._master is None:
-            raise RuntimeError(
-                f"a snapshot must be taken on rank {MASTER}, which holds the master's model"
-            )
-        values: dict[Parameter, Tensor] = {}
-        states = []
-        for model, parameters in zip(self._master.models, self._parameters, strict=True):
-            flat, state = model.snapshot()
-            for parameter, value in zip(parameters, shaped(flat, parameters), strict=True):
-                values[parameter] = value.to(parameter.dtype, copy=True)
-            states.append(state)
-        return Snapshot(values, states)
-
-    @override
-    def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
-        if self._master is not None:
-            self._master.models[optimizer].load(dict(state))
 
     @override
     def metrics(self) -> dict[str, float]:
@@ -129,8 +122,8 @@ class TwoStageASGD(Engine):
             roles = {"device": asdict(device.counts)}
             if self._node is not None:
                 roles["node"] = asdict(self._node.exchanges[index].counts)
-            if self._master is not None:
-                roles["master"] = asdict(self._master.parts[index].counts)
+            if self.masters:
+                roles["master"] = asdict(self.masters[index].counts)
             for role, counts in roles.items():
                 values |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
         return values
@@ -144,16 +137,3 @@ class TwoStageASGD(Engine):
         finally:
             for replica in self._replicas:
                 replica.close()
-
-    def _make_node(self, channel: RequestChannel, settings: Sequence[TwoStageSettings]) -> Node:
-        exchanges = [
-            Exchange(
-                index,
-                channel,
-                self._replicas[index],
-                settings[index],
-                hyperparameters(optimizer),
-            )
-            for index, optimizer in enumerate(self._optimizers)
-        ]
-        return Node(channel, exchanges)

@@ -1,42 +1,151 @@
-"""Master of two-stage ASGD: holds W, applies pushes in order, and ends epochs."""
+"""Master of two-stage ASGD: holds W, applies the pushes of nodes in order, and ends epochs.
+
+Order-locking (two_stage_asgd 3.1) keeps the order of the nodes' first pushes, which bounds
+staleness: between two pushes of a node, every other node pushes once. A node is skipped from the
+end of its epoch until all nodes have ended it, and while its ranks wait in a collective.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from torch.nn import Parameter
+from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks, waited_too_long
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.ports import Received, ServerPort
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import Replies
-from lightning_hier.parameter_server.two_stage.pushes import MasterCounts, OrderLock, Push
-from lightning_hier.parameter_server.two_stage.replica import shared_dtype
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.server import ShardServer, WaitingRanks, waited_too_long
+from lightning_hier.parameter_server.settings import TwoStageSettings
+from lightning_hier.parameter_server.shards import Shard
+from lightning_hier.parameter_server.updater import Hyperparameters
 
 
-def master_model(optimizer: Optimizer, parameters: Sequence[Parameter]) -> ServedValues:
-    """W, with the current values of the parameters, and a copy of the optimizer that updates it."""
-    dtype = shared_dtype(parameters)
-    # Copies, because on the CPU the master would otherwise update the module of rank 0.
-    tensors = [p.detach().to("cpu", dtype, copy=True).contiguous() for p in parameters]
-    updater = Updater(optimizer, dict(zip(parameters, tensors, strict=True)))
-    return ServedValues("the master's model", tensors, updater, dtype)
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """A push of a node: the sum of its gradients.
+
+    Attributes:
+        address: address of the node.
+        timestamp: version of the master's model with which the first gradient was computed.
+        total: the sum, 1-D; empty if ``count`` is 0.
+        due: time limit of the wait for its turn.
+        count: number of gradients in the sum; 0 if none was finite.
+        together: whether it belongs to a step of the warm-up, which all nodes make together.
+        collectives_done: number of the last collective that has ended for the node.
+        hyperparameters: hyperparameters of the node's optimizer.
+        absent: positions of the parameters without a gradient in the sum.
+
+    """
+
+    address: bytes
+    timestamp: int
+    total: Tensor
+    due: float
+    count: int
+    together: bool
+    collectives_done: int
+    hyperparameters: Hyperparameters
+    absent: Sequence[int]
+
+    @classmethod
+    def read(cls, received: Received, *, due: float) -> Push:
+        """A received push. The other fields are the facts of its message."""
+        message = received.message
+        return cls(
+            address=received.address,
+            timestamp=message.timestamp,
+            total=message.payload,
+            due=due,
+            **message.facts,
+        )
 
 
-class MasterPart:
+@dataclass
+class MasterCounts:
+    """Numbers of updates, of applied and dropped pushes, and staleness.
+
+    ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
+    """
+
+    version: int = 0
+    pushes: int = 0
+    nonfinite: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+
+
+class OrderLock:
+    """Decides which node pushes next. It has no clock and sends nothing.
+
+    Args:
+        nodes: first ranks of all nodes.
+
+    Attributes:
+        active: nodes that may push in this epoch.
+        order: nodes that have pushed, in the order of their first pushes.
+
+    """
+
+    def __init__(self, nodes: Iterable[int]) -> None:
+        self.active = set(nodes)
+        self.order: list[int] = []
+        self._skipped: set[int] = set()
+        self._turn = 0
+
+    def may_push(self, node: int) -> bool:
+        """Whether to apply a push of ``node`` now.
+
+        The first push of a node is applied immediately. The second one waits for the first pushes
+        of all active nodes, so that the order is complete. Then each node has one turn in a round.
+        """
+        return node in self.waited_for()
+
+    def waited_for(self) -> list[int]:
+        """Nodes of which one must push next. Empty if all are inactive or skipped."""
+        awaited = self.active - self._skipped
+        newcomers = sorted(awaited - set(self.order))
+        if newcomers:
+            return newcomers
+        # The node whose turn it is, or the next one that is not skipped.
+        cycle = self.order[self._turn :] + self.order[: self._turn]
+        return next(([node] for node in cycle if node in awaited), [])
+
+    def pushed(self, node: int) -> None:
+        """Record that a push of ``node`` has been applied, whose turn it was."""
+        # A newcomer does not move the turn of the nodes that are in the order already.
+        if node in self.order:
+            self._turn = (self.order.index(node) + 1) % len(self.order)
+        else:
+            self.order.append(node)
+
+    def skip(self, nodes: Iterable[int]) -> None:
+        """Replace the set of skipped nodes."""
+        self._skipped = set(nodes)
+
+    def leave(self, node: int) -> None:
+        """Remove a node that has ended this epoch."""
+        # Its place in the order stays, for the next epoch.
+        self.active.discard(node)
+
+    def reopen(self, nodes: Iterable[int]) -> None:
+        """Start the next epoch with ``nodes``, in the same order, from the first node."""
+        self.active = set(nodes)
+        self._turn = 0
+
+
+class Master(ShardServer):
     """Applies pushes in order, answers with W, and ends an epoch when all nodes have arrived.
 
     Args:
-        block: number of the optimizer.
-        model: model W. The server loop updates it, and the main thread copies its state.
-        nodes: first ranks of the nodes.
-        replies: port of the rank.
-        idle_nodes: returns the nodes whose ranks all wait in a collective.
+        shard: all parameters of an optimizer, on rank 0.
+        optimizer: this optimizer; copied.
+        nodes: the ranks of every node, by its first rank.
         settings: settings of the run.
+        waiting_ranks: ranks that wait in a collective. The owner updates it.
+        replies: port of the rank.
 
     Attributes:
         order: decides which node pushes next.
@@ -46,41 +155,48 @@ class MasterPart:
 
     def __init__(
         self,
-        block: int,
-        model: ServedValues,
-        nodes: Iterable[int],
-        replies: Replies,
-        idle_nodes: Callable[[], set[int]],
+        shard: Shard,
+        optimizer: Optimizer,
+        nodes: Mapping[int, Collection[int]],
+        *,
         settings: TwoStageSettings,
+        waiting_ranks: WaitingRanks,
+        replies: ServerPort,
     ) -> None:
-        self._block = block
-        self._model = model
-        self._nodes = frozenset(nodes)
-        self.order = OrderLock(self._nodes)
-        self._replies = replies
-        self._idle_nodes = idle_nodes
+        values = ServedValues("the master's model", shard, optimizer, shard.dtype)
+        super().__init__(shard, values, nodes, replies, settings.timeout_s)
+        self._nodes = dict(nodes)
+        self.order = OrderLock(nodes)
         self._settings = settings
+        self._waiting_ranks = waiting_ranks
         self._pending: dict[int, Push] = {}
-        self._epochs = Rendezvous(replies, self._nodes, settings.timeout_s)
         self.counts = MasterCounts()
 
+    @override
     def push(self, received: Received, now: float) -> None:
         """Apply a push when it is the turn of its node."""
-        push = Push.read(received, due=now + self._settings.timeout_s)
-        self._pending[received.sender] = push
-        self.apply_pending()
+        self._pending[received.sender] = Push.read(received, due=now + self._limit_s)
+        self.advance(now)
 
+    @override
     def arrive(self, received: Received, now: float) -> None:
         """Record that a node has ended its epoch and has nothing left to push."""
-        self._epochs.arrive(received, now)
         self.order.leave(received.sender)
-        self.apply_pending()
-        if self._epochs.is_complete:
-            self._end_epoch()
+        super().arrive(received, now)
 
-    def check_limits(self, now: float) -> None:
-        """Raise PeerError if a node has waited too long for others."""
-        self._epochs.check_limit("at the end of an epoch", now)
+    @override
+    def advance(self, now: float) -> None:
+        """Apply all pushes whose turn it is, and end the epoch if all nodes have."""
+        # Each push may start the turn of another node.
+        while nodes := self._next():
+            self._apply(nodes)
+        if self._all_arrived:
+            self._end_rendezvous()
+            self.order.reopen(self._clients)
+
+    @override
+    def tick(self, now: float) -> None:
+        self._check_rendezvous("at the end of an epoch", now)
         if any(push.due <= now for push in self._pending.values()):
             raise waited_too_long("for the push of a node", self._absent_from_turn())
 
@@ -89,10 +205,10 @@ class MasterPart:
             return self.order.active - self._pending.keys()
         return self.order.waited_for()
 
-    def apply_pending(self) -> None:
-        """Apply all pushes whose turn it is. Each of them may start the turn of another node."""
-        while nodes := self._next():
-            self._apply(nodes)
+    def _idle_nodes(self) -> set[int]:
+        """Nodes whose ranks all wait in a collective."""
+        idle = self._waiting_ranks.ranks()
+        return {node for node, ranks in self._nodes.items() if idle >= set(ranks)}
 
     def _next(self) -> list[int]:
         """Nodes whose pushes are applied now: one, or all in a step of the warm-up."""
@@ -115,19 +231,18 @@ class MasterPart:
         pushes = [self._pending.pop(node) for node in nodes]
         done = self._update(pushes)
         # Only of updates that were made: staleness counts versions.
-        self.counts.version += done
+        self.timestamp += done
+        self.counts.version = self.timestamp
         for node, push in zip(nodes, pushes, strict=True):
             # The model's version before this update, minus the version at the node.
-            staleness = 0 if push.together else self.counts.version - done - push.timestamp
+            staleness = 0 if push.together else self.timestamp - done - push.timestamp
             if done:
                 self.counts.pushes += 1
                 self.counts.staleness_sum += staleness
                 self.counts.staleness_max = max(self.counts.staleness_max, staleness)
             if self._settings.order_locking and not push.together:
                 self.order.pushed(node)
-            facts, weights = {"staleness": staleness}, self._model.flat()
-            answer = Message(Kind.BLOCK, self._block, self.counts.version, facts, weights)
-            self._replies.send(push.address, answer)
+            self._replies.send(push.address, self._values_as(Kind.BLOCK, staleness=staleness))
 
     def _update(self, pushes: Sequence[Push]) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
@@ -141,7 +256,7 @@ class MasterPart:
         count = sum(push.count for push in pushes)
         # Times the count, the update is that of the sum (gamma = eta).
         mean = self._settings.hierarchical_lr or pushes[0].together
-        done = self._model.update(
+        done = self.values.update(
             sum(totals[1:], totals[0]) / count,
             absent=set.intersection(*(set(push.absent) for push in pushes if push.count)),
             rate_factor=1.0 if mean else float(count),
@@ -149,64 +264,3 @@ class MasterPart:
         )
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
-
-    def _end_epoch(self) -> None:
-        final = Message(Kind.FINAL, self._block, self.counts.version, {}, self._model.flat())
-        self._epochs.end(final)
-        self.order.reopen(self._nodes)
-
-
-class Master:
-    """Dispatches the nodes' messages by optimizer.
-
-    Args:
-        models: W of every optimizer.
-        nodes: the ranks of every node, by its first rank.
-        replies: port of the rank.
-        settings: settings of the run.
-
-    Attributes:
-        models: W of every optimizer.
-        parts: pushes and counts of every optimizer.
-
-    """
-
-    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.WAITING})
-
-    def __init__(
-        self,
-        models: Sequence[ServedValues],
-        nodes: Mapping[int, Collection[int]],
-        replies: Replies,
-        settings: TwoStageSettings,
-    ) -> None:
-        self._nodes = dict(nodes)
-        self._waiting_ranks = WaitingRanks()
-        self.models = list(models)
-        self.parts = [
-            MasterPart(block, model, nodes, replies, self._idle_nodes, settings)
-            for block, model in enumerate(models)
-        ]
-
-    def handle(self, received: Received, now: float) -> None:
-        """Handle a push, the arrival of a node at the end of its epoch, or a waiting rank."""
-        self._waiting_ranks.note(received)
-        if received.message.kind == Kind.WAITING:
-            for part in self.parts:
-                part.apply_pending()
-            return
-        part = self.parts[received.message.block]
-        if received.message.kind == Kind.PUSH:
-            part.push(received, now)
-        else:
-            part.arrive(received, now)
-
-    def tick(self, now: float) -> None:
-        """Raise PeerError if a node has waited too long for others."""
-        for part in self.parts:
-            part.check_limits(now)
-
-    def _idle_nodes(self) -> set[int]:
-        """Nodes whose ranks all wait in a collective."""
-        idle = self._waiting_ranks.ranks()
-        return {node for node, ranks in self._nodes.items() if idle >= set(ranks)}

@@ -23,8 +23,8 @@ from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import BackgroundThread
+from lightning_hier.parameter_server.settings import TwoStageSettings
 from lightning_hier.parameter_server.two_stage.replica import Replica
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Hyperparameters
 
 MASTER = 0
@@ -98,7 +98,7 @@ class Exchange:
             self._check_limit(now)
             return
         together = self._warming_up and self._all_made_step()
-        if together or self._pending() >= self._least():
+        if together or self.replica.pending >= self._least():
             with profiler_range("hier/two_stage/push"):
                 self._push(now, together=together)
         elif self._all_arrived():
@@ -131,9 +131,6 @@ class Exchange:
                 f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit_s:g} s: "
                 "see its log"
             )
-
-    def _pending(self) -> int:
-        return sum(sums.pending for sums in self.replica.accumulators)
 
     @property
     def _warming_up(self) -> bool:
@@ -182,7 +179,7 @@ class Exchange:
         """The sum, a flag for each parameter that has a gradient, and the number of gradients."""
         # A new tensor for each push, because the transport sends it without a copy.
         total, count = torch.empty_like(self.replica.weights), 0
-        present = torch.zeros(self.replica.parameters, dtype=torch.uint8)
+        present = torch.zeros(len(self.replica.shard.parameters), dtype=torch.uint8)
         for sums in self.replica.accumulators:
             count += sums.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
         if count and not all_finite(total):

@@ -1,39 +1,50 @@
-"""Settings of PSP-SGD: partial pushing, partial pulling, and the end of their waits."""
+"""Settings of the strategies with parameter servers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from typing_extensions import Self
 
 from lightning_hier.algorithms.arguments import (
     check_flag,
     check_not_negative,
     check_share,
+    check_whole,
     is_number,
 )
-from lightning_hier.parameter_server.server_settings import ServerSettings
 
 
-@dataclass
-class Countdown:
-    """End of a wait for messages of several ranks, by c and tau_1, or b and tau_2.
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of one run; all ranks must have the same.
 
     Attributes:
-        since: time at which enough messages had arrived, or None.
+        warmup_steps: number of first steps of every optimizer that all ranks make together, with
+            the mean of all gradients.
+        timeout_s: time limit of every wait, in seconds.
 
     """
 
-    since: float | None = None
+    warmup_steps: int = 0
+    timeout_s: float = 1800.0
 
-    def is_over(self, *, complete: bool, enough: bool, timeout_s: float, now: float) -> bool:
-        """Whether all messages have arrived, or enough of them ``timeout_s`` seconds ago."""
-        # More may be needed than before: workers that return from a collective count again.
-        if not enough:
-            self.since = None
-        elif self.since is None:
-            self.since = now
-        return complete or (self.since is not None and now >= self.since + timeout_s)
+    def of_optimizers(self, number: int, steps_made: Sequence[int]) -> list[Self]:
+        """The settings of each optimizer in a run that may resume another one.
+
+        Args:
+            number: number of optimizers.
+            steps_made: steps of each before this run, or nothing if it resumes no other one.
+
+        """
+        # Servers and workers count steps from the start of this process.
+        return [
+            replace(self, warmup_steps=max(0, self.warmup_steps - made))
+            for made in steps_made or [0] * number
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +123,37 @@ class PSPSettings(ServerSettings):
 def rounded_up(fraction: float, whole: int) -> int:
     """``fraction * whole``, rounded up. 0.1 of 30 is 3, despite the binary form of 0.1."""
     return math.ceil(round(fraction * whole, 9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStageSettings(ServerSettings):
+    """Settings of one run of two-stage ASGD.
+
+    Attributes:
+        push_period: N, mini-batches of all devices of a node between two of its pushes.
+        order_locking: apply the nodes' pushes in the order of their first ones (3.1).
+        double_buffering: devices continue while the node exchanges with the master (3.2).
+        hierarchical_lr: gamma = eta / n at the master (eq. 5); False: gamma = eta.
+        refresh_period: mini-batches of a device after which it copies the replica (N_c in the
+            paper, there in samples). It also copies a replica with a new answer of the master.
+        warmup_steps: first steps of every device that all make together: the master applies the
+            mean of all devices' gradients, and the devices wait for it.
+        timeout_s: see :class:`ServerSettings`.
+
+    Raises:
+        ValueError: a value is outside its range.
+
+    """
+
+    push_period: int = 4
+    order_locking: bool = True
+    double_buffering: bool = True
+    hierarchical_lr: bool = True
+    refresh_period: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("push_period", "refresh_period"):
+            check_whole(name, getattr(self, name), least=1)
+        for name in ("order_locking", "double_buffering", "hierarchical_lr"):
+            check_flag(name, getattr(self, name))
