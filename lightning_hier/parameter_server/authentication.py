@@ -161,27 +161,6 @@ class Register:
         return rank
 
 
-class _Keys:
-    """The keys of the job, as ZeroMQ's authenticator asks for them."""
-
-    def __init__(self, refusals: Refusals) -> None:
-        self._refusals = refusals
-        self._ranks: Mapping[str, int] = {}
-        self._known = threading.Event()
-
-    def admit(self, ranks_by_key: Mapping[str, int]) -> None:
-        self._ranks = ranks_by_key
-        self._known.set()
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        # Other ranks may connect before this one has received the keys.
-        self._known.wait(_ADMISSION_LIMIT_S)
-        if key.decode() in self._ranks:
-            return True
-        self._refusals.add(Refused("unknown_key", f"somebody with the key {key.decode()}"))
-        return False
-
-
 class Authenticator:
     """Admits the ranks of the job to the sockets of a context with CURVE, in a thread.
 
@@ -194,16 +173,28 @@ class Authenticator:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], refusals: Refusals) -> None:
-        self._keys = _Keys(refusals)
+        self._refusals = refusals
+        self._ranks: Mapping[str, int] = {}
+        self._known = threading.Event()
         self._thread = ThreadAuthenticator(context, log=_log)
         self._thread.start()
-        self._thread.configure_curve_callback("*", self._keys)
+        self._thread.configure_curve_callback("*", self)
 
     def admit(self, ranks_by_key: Mapping[str, int]) -> None:
         """Admit the holders of these public keys as these ranks."""
-        self._keys.admit(ranks_by_key)
+        self._ranks = ranks_by_key
+        self._known.set()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether to admit the holder of a public key. ZeroMQ's authenticator calls it."""
+        # Other ranks may connect before this one has received the keys.
+        self._known.wait(_ADMISSION_LIMIT_S)
+        if key.decode() in self._ranks:
+            return True
+        self._refusals.add(Refused("unknown_key", f"somebody with the key {key.decode()}"))
+        return False
 
     def close(self) -> None:
         """End the thread."""
-        self._keys.admit({})  # so that it does not wait for the keys
+        self.admit({})  # so that it does not wait for the keys
         self._thread.stop()
