@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.packages import both
-from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.strategies import optimizer_checks, trainer_checks
 from lightning_hier.strategies.tiered import TieredStrategy
@@ -51,47 +48,14 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
 
     The user's optimizer is the Updater of the servers: they have copies of it, and on the worker it
     finds no gradients. Late ranks are tolerated. A lost rank ends the run on all others.
-
-    Args:
-        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
-            ``"world"``. Traffic is counted by group.
-        warmup_steps: number of first steps in which the gradients of every optimizer are averaged
-            exactly over all ranks.
-        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
-            state and part of the data. Lightning's launcher starts them; torchrun must start
-            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
-        timeout: time limit of every wait, after which an error names the missing ranks.
-        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
-            because the module is not wrapped.
-
-    Raises:
-        ValueError: a value is outside its range, or values cannot be combined.
-
     """
 
     strategy_name = "parameter_server"
     _session: ServerSession | None = None
-
-    def __init__(
-        self,
-        *,
-        group_size: GroupSize = "node",
-        warmup_steps: int = 0,
-        ranks_per_device: int = 1,
-        timeout: timedelta | None = default_pg_timeout,
-        **ddp_kwargs: Any,
-    ) -> None:
-        super().__init__(
-            group_size=group_size,
-            warmup_steps=warmup_steps,
-            ranks_per_device=ranks_per_device,
-            timeout=timeout,
-            **ddp_kwargs,
-        )
-        self._states: Sequence[Mapping[int, Any]] | None = None
-        self._steps: list[int] = []
-        self._last_metrics: dict[str, float] = {}
-        self._error: BaseException | None = None
+    _states: Sequence[Mapping[int, Any]] | None = None
+    _steps: list[int] = []
+    _last_metrics: dict[str, float] = {}
+    _error: BaseException | None = None
 
     @abstractmethod
     def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
