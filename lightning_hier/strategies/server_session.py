@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
@@ -14,22 +13,18 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.fingerprint import bit_sums
 from lightning_hier.algorithms.squares import all_finite
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.health import NonFiniteModelError
+from lightning_hier.comm.blocks.health import NonFiniteModelError, SyncPoint
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.saved_tensors import SavedTensors
-from lightning_hier.comm.blocks.trained import KnownParameters, parameters_of
-from lightning_hier.comm.broadcast import (
-    average_tensors_,
-    broadcast_tensors_,
-    is_averaged,
-    without_mean,
-)
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.blocks.trained import TrainedTensors, parameters_of
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.comm.traffic import Tier
+from lightning_hier.comm.worker import Worker
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
@@ -60,8 +55,8 @@ class ServerSession:
 
     """
 
-    _buffers: _GlobalBuffers
-    _known: KnownParameters
+    _trained: TrainedTensors
+    _health: HealthExchange
     _parameters: misuse.ServedParameters
     _raw_steps: misuse.RawSteps
     _gradients: list[StepGradients]
@@ -87,8 +82,7 @@ class ServerSession:
             undo.pop_all()
         self._server_loop.servers = self.engine.servers
         self._at_end = ExitStack()
-        self._swapped_in = False
-        self.keeps_module = False
+        self._saved = SavedTensors()
         self.started = False
 
     def begin(
@@ -106,8 +100,9 @@ class ServerSession:
 
         """
         module = trainer.lightning_module
-        self._buffers = _GlobalBuffers(module, self._communicators.world)
-        self._known = KnownParameters(module)
+        self._trained = TrainedTensors(module, optimizers, ModuleBuffers(module))
+        # No step counts: a rank may end its epoch before the others.
+        self._health = HealthExchange(self._communicators, Worker(), self._trained)
         self._parameters = misuse.ServedParameters(module, optimizers)
         self._parameters.note()  # values of the servers, even if hooks write before the first step
         parameters = set(module.parameters())
@@ -156,7 +151,7 @@ class ServerSession:
 
     def require_parameters(self, module: torch.nn.Module) -> None:
         """Raise RuntimeError if ``module`` has other parameters than at the beginning."""
-        self._known.require_kept(parameters_of(module))
+        self._trained.known.require_kept(parameters_of(module))
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
@@ -171,12 +166,11 @@ class ServerSession:
 
     def swap_in_global_model(self) -> None:
         """Put the global model into the module. Every rank must call it."""
-        if self._swapped_in:
+        if self._saved.used:
             return
         self.engine.rendezvous()
         self._parameters.note()
-        self._buffers.swap_in()
-        self._swapped_in = True
+        self._swap_in_buffers()
 
     def swap_back(self) -> None:
         """Restore this rank's buffers, except those that hooks have written.
@@ -186,14 +180,55 @@ class ServerSession:
 
         """
         self._parameters.check()
-        if self._swapped_in:
-            self._buffers.swap_back()
-            self._swapped_in = False
+        if self._saved.used:
+            self._trained.buffers.reclaim()
+            self._saved.keep(self._saved.written())
+            self._saved.restore()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _swap_in_buffers(self) -> None:
+        """Save this rank's buffers, and write the global ones: means, or the values of rank 0.
+
+        Frozen parameters that any rank has written since the start are buffers too.
+
+        Raises:
+            OutOfStepError: on every rank, if ranks have different buffers.
+            NonFiniteModelError: on every rank, if an averaged buffer of a rank has NaN or inf.
+
+        """
+        world = self._communicators.world
+        self._health.check_in_step(SyncPoint.EVALUATION)
+        self._trained.admit_found()
+        averaged: list[Tensor] = []
+        equal: list[Tensor] = []
+        for members in self._trained.members():
+            averaged += members.float_buffers
+            equal += members.other_buffers
+        with self._saved.overwriting([*averaged, *equal], watch=True):
+            average_tensors_(averaged, world, "buffers")
+            broadcast_tensors_(equal, world, "buffers")
+            self._require_finite(averaged)
+
+    def _require_finite(self, averaged: Sequence[Tensor]) -> None:
+        """Check the means, which contain every NaN and inf. A collective only if there are any."""
+        if all(map(all_finite, averaged)):
+            return
+        by_buffer, local = self._trained.buffers.names, self._saved.local
+        names = [by_buffer[buffer] for buffer in averaged if not all_finite(local(buffer))]
+        device = self._communicators.device
+        rows = gather_json(names, device, place="the check of averaged buffers")
+        ranks = ranks_by_value(map(", ".join, rows))
+        ranks.pop("", None)
+        found = "; ".join(f"{names} of {named_ranks(of)}" for names, of in ranks.items())
+        raise NonFiniteModelError(
+            f"NaN or inf in averaged buffers: {found}. Lower the learning rate, clip gradients "
+            "(gradient_clip_val), or check the batches there."
+        )
 
     def end_training(self) -> None:
         """Leave the global model in the module."""
         self.swap_in_global_model()
-        self._buffers.keep()
         self._parameters.forget()
 
     def metrics(self) -> dict[str, float]:
@@ -236,82 +271,6 @@ class ServerSession:
         except Exception as error:
             self._server_loop.fail(error)
             raise
-
-
-class _GlobalBuffers:
-    """Swaps in the mean of real and complex buffers, and the integers of rank 0.
-
-    Frozen parameters that any rank has written since the start are buffers too.
-
-    Args:
-        module: module whose buffers to change, in place. They are equal on all ranks.
-        world: channel of all ranks.
-
-    """
-
-    def __init__(self, module: torch.nn.Module, world: Channel) -> None:
-        self._module = module
-        self._world = world
-        self._own = SavedTensors()
-        self._without_mean = without_mean({buffer: name for name, buffer in module.named_buffers()})
-        self._frozen = {p: name for name, p in module.named_parameters() if not p.requires_grad}
-        self._bits = torch.tensor(bit_sums([*self._frozen]), dtype=torch.int64)
-        self._written = torch.zeros(len(self._bits), dtype=torch.bool)
-
-    @torch.no_grad()
-    def swap_in(self) -> None:
-        """Save this rank's values and write the global ones. All ranks must call it.
-
-        Raises:
-            NonFiniteModelError: on every rank, if a buffer of any rank contains NaN or inf.
-
-        """
-        averaged: dict[Tensor, str] = {}
-        equal: list[Tensor] = []
-        for name, buffer in chain(self._module.named_buffers(), self._teachers()):
-            if is_averaged(buffer) and name not in self._without_mean:
-                averaged[buffer] = name
-            else:
-                equal.append(buffer)
-        with self._own.overwriting([*averaged, *equal], watch=True):
-            average_tensors_([*averaged], self._world, "buffers")
-            broadcast_tensors_(equal, self._world, "buffers")
-            self._require_finite(averaged)
-
-    def _require_finite(self, averaged: Mapping[Tensor, str]) -> None:
-        """Check the means, which contain every NaN and inf. A collective only if there are any."""
-        if all(map(all_finite, averaged)):
-            return
-        names = [name for b, name in averaged.items() if not all_finite(self._own.local(b))]
-        device = next(iter(averaged)).device
-        rows = gather_json(names, device, place="the check of averaged buffers")
-        ranks = ranks_by_value(map(", ".join, rows))
-        ranks.pop("", None)
-        found = "; ".join(f"{names} of {named_ranks(of)}" for names, of in ranks.items())
-        raise NonFiniteModelError(
-            f"NaN or inf in averaged buffers: {found}. Lower the learning rate, clip gradients "
-            "(gradient_clip_val), or check the batches there."
-        )
-
-    def _teachers(self) -> list[tuple[str, Tensor]]:
-        """Frozen parameters that hooks of any rank have written, which are buffers from then on."""
-        if not self._frozen:
-            return []
-        now = torch.tensor(bit_sums([*self._frozen]), dtype=torch.int64)
-        own = (self._written | (now != self._bits)).long().to(next(iter(self._frozen)).device)
-        self._written = self._world.gather_rows(own, "status").cpu().bool().any(0)
-        named = zip(self._frozen.items(), self._written.tolist(), strict=True)
-        return [(name, parameter) for (parameter, name), written in named if written]
-
-    @torch.no_grad()
-    def swap_back(self) -> None:
-        """Restore this rank's values, except in buffers that a hook has written."""
-        self._own.keep(self._own.written())
-        self._own.restore()
-
-    def keep(self) -> None:
-        """Discard this rank's values at the end of training."""
-        self._own.forget()
 
 
 def open_session(

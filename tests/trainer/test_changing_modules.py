@@ -165,11 +165,14 @@ MISTAKES: Mistakes = {
         partial(_fit, lh.PSPStrategy, _remove_layer),
         "none new, 'layers.2.weight', 'layers.2.bias' gone.* configure_model",
     ),
-    "buffer of one rank": (
-        partial(_fit, BMUF, _register_on_rank_1),
-        "OutOfStepError: the ranks train different parameters.*"
-        r"late \(3,\) torch.float32 new buffer only on rank 1",
-    ),
+    **{
+        f"buffer of one rank under {name}": (
+            partial(_fit, strategy, _register_on_rank_1),
+            "OutOfStepError: the ranks train different parameters.*"
+            r"late \(3,\) torch.float32 new buffer only on rank 1",
+        )
+        for name, strategy in (("bmuf", BMUF), ("psp", lh.PSPStrategy))
+    },
 }
 
 
@@ -181,12 +184,15 @@ def test_layers_that_are_replaced_or_removed_and_a_buffer_of_one_rank_are_errors
 
 def _new_buffers(model: Net) -> None:
     model.register_buffer("late", torch.full((3,), float(this_rank())))
+    model.register_buffer("mask", torch.zeros(3 + this_rank()), persistent=False)
     model.layers[1] = nn.BatchNorm1d(8, affine=False)
     model.layers[1].running_mean.fill_(float(this_rank()))
 
 
-def test_new_buffers_are_synchronised() -> None:
-    first, other = fit_on_ranks(2, BMUF, partial(_Changing, _new_buffers))
+@pytest.mark.parametrize("strategy", [BMUF, lh.PSPStrategy], ids=["bmuf", "psp"])
+def test_new_buffers_are_synchronised(strategy: Any) -> None:
+    """Those that are part of the model. Others may have another length on each rank."""
+    first, other = fit_on_ranks(2, strategy, partial(_Changing, _new_buffers))
     assert first.state["late"].tolist() == other.state["late"].tolist() == [0.5] * 3
     name = "layers.1.running_mean"
     assert torch.equal(first.state[name], other.state[name])
