@@ -124,6 +124,7 @@ class Engine:
 
     def exchange(self, optimizer: int) -> None:
         """Exchange the update of a step, with GTC of updates. A collective of the group then."""
+        self.reduction.require_same_order()
         if self.updates is not None and not self.synchroniser.warming:
             self.updates.exchange(optimizer)
 

@@ -100,6 +100,28 @@ def complex_parameter() -> None:
     lh.attach(model, adam(module), groups=groups, gradient_sync=lh.GTC(), **SYNC)
 
 
+class Ordered(nn.Module):
+    """Uses its layers in another order on the last rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first, second = self.layers if dist.get_rank() == 0 else reversed(self.layers)
+        return torch.tanh(first(inputs)) * 2 + torch.tanh(second(inputs))
+
+
+def other_order() -> None:
+    module, groups = Ordered(), lh.Groups(1)
+    model, optimizer = DDP(module, process_group=groups.group), adam(module)
+    settings = {**SYNC, "warmup_steps": 2}
+    blocks = lh.attach(model, optimizer, groups=groups, **settings)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    blocks.step()
+
+
 MISTAKES: Mistakes = {
     "no_process_group": (
         lambda: lh.Groups(1),
@@ -153,6 +175,7 @@ MISTAKES: Mistakes = {
         lambda: Loop(1, gradient_sync=lh.GTC(), **SYNC),
         "needs a module that is wrapped by DistributedDataParallel",
     ),
+    "other_order": (other_order, "the same order, but group 0 and group 1 differ"),
     "replaced": (replaced, "was not passed to attach()"),
     "unfrozen": (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
     "in_evaluation": (

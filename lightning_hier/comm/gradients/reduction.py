@@ -4,11 +4,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
+from zlib import crc32
 
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
@@ -24,6 +26,7 @@ from lightning_hier.comm.gradients.reducers import (
 )
 from lightning_hier.comm.gradients.warm_up import WarmUp
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import named_ranks, ranks_by_value
 from lightning_hier.comm.worker import GradientMemory
 
 
@@ -106,6 +109,7 @@ class Reduction:
         self._ddp: DistributedDataParallel | None = None
         self._hook: GradientHook | None = None
         self._warm_up: WarmUp | None = None
+        self._order_is_due = False
 
     def attach(self, model: Module, *, warming: bool) -> None:
         """Average the gradients of ``model``, instead of those of an earlier one.
@@ -140,10 +144,40 @@ class Reduction:
         self._remove_warm_up()
         channels, in_group = self._communicators, self._in_group
         assert in_group is not None, "a module is attached"
+        spanned = channels.world.size if self._ddp is None else self._ddp.process_group.size()
+        self._order_is_due = warming and spanned < channels.world.size
         if self._hook is not None:
             self._hook.reducer = AllReducer(channels.world) if warming else in_group
         elif warming and channels.across.size > 1:
             self._warm_up = WarmUp(self._module, channels.across)
+
+    def require_same_order(self) -> None:
+        """Behind the first step of a warm-up, check that DDP forms the same buckets in all groups.
+
+        It forms them anew in the order in which the gradients of the first rank of a group were
+        ready, and a warm-up sums buckets over the groups. A collective of the world then.
+
+        Raises:
+            ValueError: on every rank, if it does not.
+
+        """
+        if not (self._order_is_due and self.ready_order):
+            return
+        self._order_is_due = False
+        channels = self._communicators
+        numbers = {parameter: number for number, parameter in enumerate(self._module.parameters())}
+        own = crc32(str([numbers[parameter] for parameter in self.ready_order]).encode())
+        place = "the comparison of the orders of gradients"
+        of_ranks = gather_json(own, channels.device, place=place)
+        groups = [*ranks_by_value(of_ranks[:: channels.group.size]).values()]
+        if len(groups) > 1:
+            raise ValueError(
+                "a warm-up averages gradients over all groups, whose first ranks must use the "
+                "layers of the module in the same order, but "
+                f"{' and '.join(named_ranks(same, 'group') for same in groups)} differ: wrap "
+                "the module by DistributedDataParallel over all ranks, which has one order, or "
+                "pass warmup_steps=0"
+            )
 
     def rehearse(self, order: Sequence[Parameter]) -> None:
         """Make DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
