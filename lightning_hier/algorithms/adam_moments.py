@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,31 +11,8 @@ from torch import Tensor
 _NADAM_BASE = 0.96
 
 
-@dataclass(frozen=True)
-class BlockSteps:
-    """Numbers of mini-batches that a block and the look-ahead after it correspond to.
-
-    Attributes:
-        local: tau, steps of the workers in the block. It is the mean over the workers and may be a
-            fraction if a parameter was not part of all steps.
-        ahead: eta * rho_n, number of steps to which the look-ahead eta * Delta_n corresponds.
-
-    """
-
-    local: float
-    ahead: float
-
-
-def next_rho(rho: float, steps: float, eta: float) -> float:
-    """Number of mini-batches to which the global update Delta_n corresponds (bmuf_adam 2.1).
-
-    ``rho_n = eta * rho_{n-1} + tau``, with rho_0 = 0. It converges to N * tau for eta = 1 - 1 / N.
-    """
-    return eta * rho + steps
-
-
 def advance_moment_(
-    mean: Tensor, previous: Tensor, *, beta: float, steps: BlockSteps, square: bool
+    mean: Tensor, previous: Tensor, *, beta: float, local: float, ahead: float, square: bool
 ) -> None:
     """Turn the mean of the workers' moments into the moment for the next start model, in place.
 
@@ -55,18 +31,20 @@ def advance_moment_(
         mean: mean of the moment over the workers, flat. Overwritten.
         previous: moment at the start of the block, the same for all workers, same shape.
         beta: decay rate of this moment.
-        steps: steps of this block. If ``local`` is 0, the gradient is unknown and the moment is
-            not changed.
-        square: whether it is a second moment, whose result is at least 0. In exact arithmetic, it
-            is at least beta^(tau + ahead) times the previous one. Rounding may make a very small
-            one negative, and its square root would be NaN.
+        local: tau, steps of the workers in the block. It is the mean over the workers and may be a
+            fraction if a parameter was not part of all steps. If it is 0, the gradient is unknown
+            and the moment is not changed.
+        ahead: eta * rho_n, number of steps to which the look-ahead eta * Delta_n corresponds.
+        square: whether it is the second moment, which is at least 0. In exact arithmetic, the
+            result is at least beta^(tau + ahead) times the previous one. Rounding may make a very
+            small one negative, and its square root would be NaN.
 
     """
-    if steps.ahead != 0.0 and steps.local != 0.0:
+    if ahead != 0.0 and local != 0.0:
         # An estimate: the gradient with which this block would have moved `previous` to `mean`.
-        kept = beta**steps.local
+        kept = beta**local
         gradient = previous.mul(-kept).add_(mean).div_(1.0 - kept)
-        mean.lerp_(gradient, 1.0 - beta**steps.ahead)
+        mean.lerp_(gradient, 1.0 - beta**ahead)
     if square:
         _clamp_(mean)
 
@@ -88,7 +66,7 @@ def merge_moment_(
         start: moment of the start model, same shape.
         beta: decay rate of this moment.
         steps: steps of this worker since ``sent``.
-        square: whether it is a second moment, whose own contributions are at least 0.
+        square: whether it is the second moment, whose own contributions are at least 0.
 
     """
     kept = beta**steps

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lightning_hier as lh
-from lightning_hier.algorithms.adam_moments import BlockSteps, advance_moment_
+from lightning_hier.algorithms.adam_moments import advance_moment_
 from lightning_hier.strategies.optimizer_checks import log_advice
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
@@ -35,8 +35,8 @@ def test_squares_never_become_negative(
     """Squares after a block are at least beta^tau of the previous ones, up to rounding."""
     previous = torch.tensor(squares, dtype=torch.float32)
     mean = previous * beta**tau + torch.tensor(added, dtype=torch.float32)
-    steps = BlockSteps(tau, eta * tau / (1 - eta))
-    advance_moment_(mean, previous, beta=beta, steps=steps, square=True)
+    ahead = eta * tau / (1 - eta)
+    advance_moment_(mean, previous, beta=beta, local=tau, ahead=ahead, square=True)
     assert (mean >= 0.0).all() and mean.isfinite().all()
 
 

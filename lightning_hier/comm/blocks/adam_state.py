@@ -11,13 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Adam, NAdam, Optimizer, RAdam
 
-from lightning_hier.algorithms.adam_moments import (
-    BlockSteps,
-    advance_moment_,
-    merge_moment_,
-    nadam_product,
-    next_rho,
-)
+from lightning_hier.algorithms.adam_moments import advance_moment_, merge_moment_, nadam_product
 from lightning_hier.comm.blocks.health import Averaging
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
@@ -44,7 +38,7 @@ class ParameterSteps:
         ahead: eta * rho_n, steps to which the look-ahead of the global update corresponds.
         sent: step count of the local model when its moments were sent.
         noted: step count of the local model at the last :meth:`AdamMoments.note`.
-        block: steps of the last block whose moments were averaged.
+        tau: steps of the last block whose moments were averaged, as a mean over the groups.
         since: steps of the local model from the send of these moments until their means arrived.
 
     """
@@ -59,7 +53,7 @@ class ParameterSteps:
     ahead: float = 0.0
     sent: float = field(init=False)
     noted: float = 0.0
-    block: BlockSteps = BlockSteps(0.0, 0.0)
+    tau: float = 0.0
     since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,14 +61,17 @@ class ParameterSteps:
         self.start = self.sent = float(self.state["step"])
         self.start_product = float(self.state.get("mu_product", 1.0))
 
-    def beta(self, moment: int) -> float:
-        """Decay rate of the first (0) or second (1) moment."""
-        beta = float(self.group["betas"][moment])
+    def beta(self, *, square: bool) -> float:
+        """Decay rate of the first or second moment."""
+        beta = float(self.group["betas"][square])
         # Between steps the group has the user's value, but the moments decay by the limited one.
-        return min(beta, self.largest_beta1) if moment == 0 else beta
+        return beta if square else min(beta, self.largest_beta1)
 
     def count(self, local: float, *, eta: float, kept: float) -> None:
-        """Count the steps of a global update in rho, and those of its look-ahead.
+        """Count the steps of a global update, and those of its look-ahead.
+
+        ``rho_n = eta * rho_{n-1} + tau``, which converges to N * tau for eta = 1 - 1 / N (bmuf_adam
+        2.1).
 
         Args:
             local: steps since the start, as a mean over the groups.
@@ -83,7 +80,7 @@ class ParameterSteps:
 
         """
         # Other groups than at the last count may be present, whose mean may be smaller.
-        self.rho = next_rho(self.rho, kept * max(local - self.counted, 0.0), eta)
+        self.rho = eta * self.rho + kept * max(local - self.counted, 0.0)
         self.counted = local
         # Without a step, moments are not advanced, so the step count is not either.
         self.ahead = eta * self.rho if local else 0.0
@@ -93,7 +90,7 @@ class ParameterSteps:
 
         Those of the optimizer become the counts ``since`` steps later, in place.
         """
-        self.block = BlockSteps(self.counted, self.ahead)
+        self.tau = self.counted
         moved = self.counted + self.ahead
         # The product first, because its factor is computed from the old start.
         self.start_product *= self._product(moved)
@@ -111,7 +108,7 @@ class ParameterSteps:
         if "mu_product" not in self.state:
             return 1.0
         decay = float(self.group["momentum_decay"])
-        return nadam_product(self.start, steps, beta1=self.beta(0), momentum_decay=decay)
+        return nadam_product(self.start, steps, beta1=self.beta(square=False), momentum_decay=decay)
 
 
 class AdamMoments(LocalState):
@@ -177,18 +174,14 @@ class AdamMoments(LocalState):
             for parameter in parameters
             if parameter in groups
         }
-        moments = {
-            name: [steps.state[name] for steps in self._steps.values()]
+        moments = [
+            (steps.state[name], steps, name == "exp_avg_sq")
             for name in ("exp_avg", "exp_avg_sq")
-        }
-        self.carried = [*moments["exp_avg"], *moments["exp_avg_sq"]]
+            for steps in self._steps.values()
+        ]
+        self.carried = [tensor for tensor, _, _ in moments]
         # By identity, because a tensor has no other name here.
-        self._owners = {
-            id(tensor): steps
-            for tensors in moments.values()
-            for tensor, steps in zip(tensors, self._steps.values(), strict=True)
-        }
-        self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
+        self._owners = {id(tensor): (steps, square) for tensor, steps, square in moments}
         self._models, self._kept = 1, 1.0
         self._sum: tuple[Pending | None, Tensor] | None = None
         self._begun = True
@@ -234,18 +227,16 @@ class AdamMoments(LocalState):
         """Apply eq. 18 to a range of a moment, in place."""
         # Not earlier, so that the sum of steps is in flight together with the models.
         self._begin_block()
-        steps = self._owners[id(tensor)]
         if previous is None or self._eta == 0.0:
             return
-        square = id(tensor) in self._squares
-        beta = steps.beta(int(square))
-        advance_moment_(mean, previous, beta=beta, steps=steps.block, square=square)
+        steps, square = self._owners[id(tensor)]
+        counts = {"beta": steps.beta(square=square), "local": steps.tau, "ahead": steps.ahead}
+        advance_moment_(mean, previous, **counts, square=square)
 
     def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
         """Merge a range of a moment, in place."""
-        steps = self._owners[id(tensor)]
-        square = id(tensor) in self._squares
-        beta = steps.beta(int(square))
+        steps, square = self._owners[id(tensor)]
+        beta = steps.beta(square=square)
         merge_moment_(values, sent, start, beta=beta, steps=steps.since, square=square)
 
     def finish(self, *, exchanged: bool) -> None:
