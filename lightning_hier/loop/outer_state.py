@@ -67,12 +67,14 @@ def _places(parameters: Sequence[Parameter], start: int, length: int) -> Iterato
     first = 0
     for parameter in parameters:
         local = local_tensor(parameter)
-        low, high = max(first, start), min(first + local.numel(), start + length)
+        end = first + local.numel()
+        # Not behind the end, of which torch.distributed.checkpoint makes an error.
+        low, high = min(max(first, start), end), min(end, start + length)
         if isinstance(parameter, DTensor):
             yield tuple(parameter.shape), _start_of(parameter), tuple(local.shape)
         else:
             yield (local.numel(),), (low - first,), (max(high - low, 0),)
-        first += local.numel()
+        first = end
 
 
 def _start_of(parameter: Tensor) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def normed() -> nn.Module:
+def normed() -> nn.Sequential:
     """A network with the state of BatchNorm, and random numbers of dropout."""
     torch.manual_seed(11)
     layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)
