@@ -38,13 +38,20 @@ from lightning_hier.loop.settings import (
     check_synchronisations,
 )
 from lightning_hier.loop.wrapping import check_batch_norm
-from lightning_hier.strategies import arguments, data_checks, launch, module_setup
+from lightning_hier.strategies import (
+    arguments,
+    data_checks,
+    launch,
+    module_setup,
+    optimizer_checks,
+)
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import (
     check_replaceable,
     local_path,
     on_every_host,
     save_folder,
+    saved_optimizers,
 )
 from lightning_hier.strategies.synchronous import SynchronousStrategy
 
@@ -267,6 +274,11 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             module_setup.unwrapped(self._module),
             on_every_host(checkpoint_path, self) as path,
         ):
+            # Before the load, which would mix the settings of both or fail without naming any.
+            with raise_everywhere(self.root_device):
+                states = saved_optimizers(path, weights_only=safe)
+                if self.optimizers and states is not None:
+                    optimizer_checks.check_saved_optimizers(states, self.optimizers)
             for optimizer in self.optimizers:
                 if sync is not None:
                     sync.prepare_to_load(optimizer)

@@ -161,3 +161,29 @@ def _fit_whole(path: Path) -> list[str]:
 def test_a_module_that_is_not_divided_starts_from_a_file(above: Path) -> None:
     first, _ = run_ranks(_fit_whole, 2, _path(above, "bmuf_adam", False))
     assert "the state of outer steps, such as block momentum, is lost" in " ".join(first)
+
+
+def _resume_with_others(paths: list[Path]) -> list[str]:
+    """Errors of runs that resume with other optimizers than AdamW."""
+    errors = []
+    for path in paths:
+        for kind in ("SGD", "Adam"):
+            strategy = lh.HierarchicalModelParallelStrategy(
+                group_size=2, block_sync=lh.DiLoCo(block_size=4)
+            )
+            try:
+                make_trainer(strategy, max_steps=12).fit(
+                    Divided(kind), batches(4, 12), ckpt_path=path, weights_only=True
+                )
+            except ValueError as error:
+                errors.append(str(error))
+    return errors
+
+
+@pytest.mark.usefixtures("trained")
+def test_other_optimizers_are_one_error_that_names_both(above: Path) -> None:
+    paths = [_path(above, "bmuf_adam", is_folder) for is_folder in (True, False)]
+    for sgd, adam, *of_file in run_ranks(_resume_with_others, 4, paths):
+        assert of_file == [sgd, adam]
+        assert "optimizer 0 of the checkpoint does not match SGD of configure_optimizers" in sgd
+        assert "has decoupled_weight_decay=True instead of False. A run must resume with" in adam

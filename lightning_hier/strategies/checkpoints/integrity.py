@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 READER_ERRORS = (RuntimeError, UnicodeDecodeError)
 """Errors of torch for changed bytes that no checksum covers."""
@@ -139,3 +140,13 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
             "Save numbers, text, tensors, lists and dictionaries instead (str(path), "
             "array.tolist())"
         )
+
+
+def read_mapped(path: str | Path, weights_only: bool) -> Any:
+    """Read a file whose tensors are hardly needed. Without a check of what is in it."""
+    filesystem, place = filesystem_of(path)
+    if isinstance(filesystem, LocalFileSystem):
+        # Memory-mapped, so that tensors are not read before they are used.
+        return torch.load(place, map_location="cpu", weights_only=weights_only, mmap=True)
+    with filesystem.open(place, "rb") as file:
+        return torch.load(file, map_location="cpu", weights_only=weights_only)

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_hier.strategies.checkpoints.integrity import (
@@ -15,6 +14,7 @@ from lightning_hier.strategies.checkpoints.integrity import (
     DamagedFileError,
     check_file,
     filesystem_of,
+    read_mapped,
     truncated_beside,
 )
 from lightning_hier.strategies.checkpoints.rank_files import REPLACED, RankFiles, section_of
@@ -104,7 +104,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     file = metadata_file(path) if is_folder else path
     try:
         check_file(file, weights_only=weights_only)
-        checkpoint = _read(file, weights_only)
+        checkpoint = read_mapped(file, weights_only)
     # Not OSError: a file that cannot be read now may be the newest, and must not be skipped.
     except (DamagedFileError, FileNotFoundError) as error:
         return str(error)
@@ -123,12 +123,3 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     files = RankFiles.saved_with(path, section["save"])
     # Without their checksums, which all ranks verify together when the run resumes.
     return truncated_beside(files.paths(math.prod(section["sizes"])))
-
-
-def _read(path: str | Path, weights_only: bool) -> Any:
-    filesystem, place = filesystem_of(path)
-    if isinstance(filesystem, LocalFileSystem):
-        # Memory-mapped, because tensors are not needed.
-        return torch.load(place, map_location="cpu", weights_only=weights_only, mmap=True)
-    with filesystem.open(place, "rb") as file:
-        return torch.load(file, map_location="cpu", weights_only=weights_only)

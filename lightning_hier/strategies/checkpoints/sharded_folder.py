@@ -6,8 +6,8 @@ One whole file (``save_distributed_checkpoint=False``) is written as those of ot
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.loop.pieces import plain_numbers
-from lightning_hier.strategies.checkpoints.integrity import filesystem_of
-from lightning_hier.strategies.checkpoints.rank_files import REPLACED
+from lightning_hier.strategies.checkpoints.integrity import filesystem_of, read_mapped
+from lightning_hier.strategies.checkpoints.rank_files import REPLACED, RankFiles, section_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import ParallelStrategy
@@ -98,6 +98,21 @@ def on_every_host(path: str | Path, strategy: ParallelStrategy) -> Iterator[Path
         strategy.barrier("the loading of a checkpoint")
     finally:
         copy.unlink(missing_ok=True)
+
+
+def saved_optimizers(path: Path, *, weights_only: bool) -> Sequence[Mapping[str, Any]] | None:
+    """States of the optimizers in a checkpoint, or None if it does not show them.
+
+    A folder has their settings in many pieces, and the file of the first rank beside it as a whole.
+    """
+    states: Sequence[Mapping[str, Any]] | None = None
+    with suppress(Exception):  # the load that follows describes what is wrong with a file
+        checkpoint = read_mapped(metadata_file(path) if path.is_dir() else path, weights_only)
+        section, states = section_of(checkpoint), checkpoint.get("optimizer_states")
+        if states is None and section is not None:
+            first = RankFiles.saved_with(path, section["save"]).path(0)
+            states = read_mapped(first, weights_only)["local_model"]["optimizers"]
+    return states
 
 
 def check_replaceable(path: str | Path, *, by_folder: bool) -> None:
