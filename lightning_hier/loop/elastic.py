@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_hier.algorithms.arguments import counted
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.random_state import random_state, set_random_state
 from lightning_hier.loop.engine import Engine
@@ -77,7 +78,8 @@ class ElasticLoop:
         set_random_state(own, device)  # groups must draw different numbers
         engine.synchroniser.forget_errors()  # those of the group that has sent the state
         self.joined = True
-        dist.barrier()  # all ranks have read the files
+        with raise_everywhere(device, place="the state of another group was read"):
+            pass  # all ranks have read the files
         self._transfer.remove()
         _log_once(f"Took the state after {counted(self.exchange.commits, 'synchronisation')}.")
 

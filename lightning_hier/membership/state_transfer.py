@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.progress_record import PeerError, naming_missing
 from lightning_hier.membership.connections import (
     GroupLostError,
     LossOfGroups,
@@ -171,7 +171,8 @@ class StateTransfer:
 
     def _share(self, folder: Path, source: int, *, writes: bool) -> None:
         assert dist.group.WORLD is not None, "init_process_group has been called"
-        copy_files(folder, dist.group.WORLD, source, writes=writes, device=self._device)
+        with naming_missing("the copy of a state between hosts"):
+            copy_files(folder, dist.group.WORLD, source, writes=writes, device=self._device)
 
     def _new_folder(self) -> Path:
         """Create a folder with the same path on all hosts of this group, for this user only."""
