@@ -35,6 +35,7 @@ from lightning_hier.fabric.checkpoints import load_blocks, save_blocks, section_
 from lightning_hier.loop.attach import attach
 from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.groups import Groups
+from lightning_hier.loop.initial_model import require_same_tensors
 from lightning_hier.loop.settings import check_group_size, check_synchronisations, check_timeout
 from lightning_hier.loop.wrapping import without_ddp
 from lightning_hier.membership.torchft import TorchFT
@@ -156,6 +157,8 @@ class HierarchicalStrategy(DDPStrategy):
         size = self.groups.communicators.group.size
         wrapped = module
         if not is_sharded(module) and (size > 1 or self._has_hook):
+            # First, because DDP compares the ranks of a group alone, and names none of them.
+            require_same_tensors(module, self.root_device)
             wrapped = DistributedDataParallel(
                 module,
                 device_ids=None if self.root_device.index is None else [self.root_device.index],

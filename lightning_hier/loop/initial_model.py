@@ -23,30 +23,42 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
 
     """
     # First, because a broadcast goes by position: it may hang, or write into other tensors.
-    require_same_list(
-        described_tensors(module),
-        communicators.device,
-        "the module must have the same tensors in the same order on all ranks",
-        "Layers, parameters and buffers must be created and frozen in the same order on all ranks.",
-    )
+    require_same_tensors(module, communicators.device)
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
         broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
 
 
+def require_same_tensors(module: Module, device: torch.device) -> None:
+    """Raise ValueError on every rank if the models of the ranks have different tensors.
+
+    A collective of the world.
+    """
+    require_same_list(
+        described_tensors(module),
+        device,
+        "the module must have the same tensors in the same order on all ranks",
+        "Layers, parameters and buffers must be created and frozen in the same order on all ranks.",
+    )
+
+
 def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
     """Make the tensors equal that several ranks of a group hold, in place.
 
     A tensor is divided along some dimensions of the mesh. Ranks along the others may have
-    initialised it differently, and get the values of the first of them. A collective of the group.
+    initialised it differently, and get the values of the first of them. A collective of the world.
 
     Args:
         module: module that is divided.
         mesh: mesh of the group.
         communicators: channels of this rank, which count the bytes.
 
+    Raises:
+        ValueError: as :func:`share_initial_model`.
+
     """
+    require_same_tensors(module, communicators.device)
     tensors = [*module.parameters(), *module.buffers()]
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():

@@ -212,7 +212,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        module_setup.check_divided(self._module, self.device_mesh)
+        with raise_everywhere(self.root_device):
+            module_setup.check_divided(self._module, self.device_mesh)
         # First inside each group: then the ranks of the first group send consistent values.
         share_in_group(self._module, self.device_mesh, self.communicators)
         self._prepare_fit()

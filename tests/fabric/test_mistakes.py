@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lightning.fabric import Fabric
+from torch import nn
 
 import lightning_hier as lh
 from lightning_hier import fabric
@@ -46,10 +47,17 @@ def _no_block_sync() -> None:
     _run().setup(module, adam(module))
 
 
+def _other_shapes() -> None:
+    run = launched(HierarchicalStrategy(group_size=2, block_sync=lh.BMUF()))
+    module = nn.Linear(4, 2 + run.global_rank)
+    run.setup(module, adam(module))
+
+
 _TOGETHER = r"fabric.setup\(model, optimizer\)"
 MISTAKES: Mistakes = {
     "module_alone": (lambda: _run().setup_module(network()), _TOGETHER),
     "optimizer_alone": (lambda: _run().setup_optimizers(adam(network())), _TOGETHER),
+    "models_differ": (_other_shapes, r"bias \(2,\) .* rank 0;.* bias \(3,\) .* rank 1"),
     "no_block_sync": (_no_block_sync, "would never be synchronised"),
 }
 

@@ -31,6 +31,14 @@ def divide(mesh_of: Callable[[lh.Groups], DeviceMesh], group_size: int, part: sl
     lh.attach(module, adam(module), groups=groups, **SYNC)
 
 
+def other_buffers() -> None:
+    module, groups = network(), lh.Groups(2)
+    if dist.get_rank() == 1:
+        module.register_buffer("table", torch.ones(1000))
+    fully_shard(module, mesh=groups.mesh["group"])
+    lh.attach(module, adam(module), groups=groups, **SYNC)
+
+
 def attach_twice() -> None:
     loop = Loop(2, **SYNC)
     lh.attach(loop.model, loop.optimizer, groups=loop.groups, **SYNC)
@@ -139,6 +147,10 @@ MISTAKES: Mistakes = {
     "divided_over_all": (
         lambda: divide(lambda _: init_device_mesh("cpu", (2,)), 1, slice(None)),
         "the parameter '0.weight' is divided among the ranks [0, 1]",
+    ),
+    "divided_with_other_buffers": (
+        other_buffers,
+        "buffer table (1000,) torch.float32 only on rank 1.",
     ),
     "wrapped_twice": (
         lambda: Loop(2, make_module=lambda: DDP(network()), **SYNC),
