@@ -27,9 +27,8 @@ from lightning_hier.strategies.presets import (
     GTCStrategy,
     ModelAveragingStrategy,
 )
-from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.registry import register as _register
-from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
+from lightning_hier.strategies.server_presets import PSPStrategy, TwoStageASGDStrategy
 from lightning_hier.version import __version__
 
 __all__ = [

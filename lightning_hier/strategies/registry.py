@@ -20,9 +20,8 @@ from lightning_hier.strategies.presets import (
     GTCStrategy,
     ModelAveragingStrategy,
 )
-from lightning_hier.strategies.psp import PSPStrategy
+from lightning_hier.strategies.server_presets import PSPStrategy, TwoStageASGDStrategy
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
-from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 
 Preset = (
     type[HierarchicalStrategy]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from typing_extensions import override
 
 from lightning_hier.callbacks.packages import both
 from lightning_hier.loop.initial_model import share_initial_model
+from lightning_hier.parameter_server.settings import ServerSettings
 from lightning_hier.strategies import optimizer_checks, trainer_checks
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -51,6 +53,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     """
 
     strategy_name = "parameter_server"
+    settings: ServerSettings
     _session: ServerSession | None = None
     _states: Sequence[Mapping[int, Any]] | None = None
     _steps: list[int] = []
@@ -64,6 +67,10 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     def _clients(self) -> Sequence[str]:
         """Names of the threads of this rank that send requests."""
         return ("main",)
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return asdict(self.settings)
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
