@@ -30,6 +30,7 @@ from lightning_hier.loop.initial_model import share_in_group, share_initial_mode
 from lightning_hier.loop.optimizer_checks import (
     advice,
     check_averaged,
+    check_inside,
     require_same_optimizers,
 )
 from lightning_hier.loop.settings import (
@@ -123,6 +124,7 @@ def attach(
     with raise_everywhere(device, place="attach()"):
         check_groups(block_sync, communicators.group.size, communicators.models)
         check_averaged(optimizers, block_sync)
+        check_inside(module, optimizers)
         used, chosen = resolved_for_run(
             asked, {}, lambda: math.inf if total_steps is None else total_steps, communicators
         )

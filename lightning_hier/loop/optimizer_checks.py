@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import require_same_list
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.sharded_tensors import reshard_
 
 _ONE_GROUP = (
     "All ranks form one group, so they exchange gradients at every step, and {} has no other model "
@@ -34,6 +36,21 @@ def check_averaged(optimizers: Sequence[Optimizer], block_sync: BlockSync | None
     for optimizer in optimizers:
         if problem := block_sync.objection(optimizer):
             raise ValueError(problem)
+
+
+def check_inside(module: Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError for optimizers that train parameters outside of the module."""
+    reshard_(module)  # FSDP2 shows other tensors after a forward pass without a backward
+    inside = set(module.parameters())
+    for index, optimizer in enumerate(optimizers):
+        trained = (p for p in optimizer_parameters(optimizer) if p.requires_grad)
+        if outside := [tuple(p.shape) for p in trained if p not in inside]:
+            raise ValueError(
+                f"{type(optimizer).__name__} as optimizer {index} has {len(outside)} trainable "
+                f"parameters that are not in the module, the first of shape {outside[0]}, which "
+                "nothing would synchronise or save: make them parameters of the module, as in "
+                "torch.nn.ModuleList([model, loss]), or leave them out of the optimizer"
+            )
 
 
 def require_same_optimizers(

@@ -20,7 +20,7 @@ from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.loop.initial_model import share_initial_model
-from lightning_hier.loop.optimizer_checks import check_averaged
+from lightning_hier.loop.optimizer_checks import check_averaged, check_inside
 from lightning_hier.loop.settings import Synchronisation, check_groups, resolved_for_run
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.data_position import DataPosition
@@ -114,6 +114,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def _check_optimizers(self) -> None:
         check_averaged(self.optimizers, self.block_sync)
+        check_inside(self._module, self.optimizers)
 
     @override
     def on_train_start(self) -> None:

@@ -92,6 +92,10 @@ def adam_at_another_rate(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1 + dist.get_rank())
 
 
+def adam_of_a_loss(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([*module.parameters(), *nn.Linear(2, 3).parameters()])
+
+
 def half_frozen() -> nn.Module:
     module = network()
     module[0].requires_grad_(False)
@@ -178,6 +182,10 @@ MISTAKES: Mistakes = {
     "optimizers_differ": (
         lambda: Loop(1, make_optimizer=adam_at_another_rate, **SYNC),
         "lr=1",
+    ),
+    "optimizer_has_more": (
+        lambda: Loop(1, make_optimizer=adam_of_a_loss, **SYNC),
+        "2 trainable parameters that are not in the module, the first of shape (3, 2)",
     ),
     "settings_differ": (
         lambda: Loop(1, block_sync=lh.BMUF(block_size=3 + dist.get_rank()), warmup_steps=0),
