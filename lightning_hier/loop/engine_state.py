@@ -66,7 +66,7 @@ class EngineState:
             "has_blocks": blocks is not None,
             "sizes": list(self._communicators.layout.sizes),
             "kinds": self.kinds(),
-            "ready_order": [self.names[p] for p in self._reduction.ready_order],
+            "ready_order": self._ready_order(),
         }
 
     def of_group(self) -> State:
@@ -95,6 +95,7 @@ class EngineState:
             "memory": memory.state(self.names),
             "written_parameters": {self.names[p]: value for p, value in written.items()},
             "samples": list(self._worker.samples),
+            "ready_order": self._ready_order(),
             "buffers": self._synchroniser.evaluation.local_buffers(),
         }
 
@@ -116,6 +117,10 @@ class EngineState:
             rank: :meth:`of_rank` of this rank.
 
         """
+        # The buckets of the saved run, because they decide how sums of gradients are rounded. Those
+        # of a group follow from the order of its first rank.
+        order = rank.get("ready_order", shared["ready_order"])
+        self._reduction.rehearse([self.parameters[name] for name in order])
         self.load_optimizers(model["optimizers"])
         if shared["has_blocks"]:
             for block, state in zip(self._open_blocks(shared), rank["blocks"], strict=True):
@@ -135,6 +140,9 @@ class EngineState:
             self._worker.memory.share([self.parameters[name]])  # small ones have no residuals
             self.parameters[name].copy_(value)
         self._worker.samples = rank["samples"]
+
+    def _ready_order(self) -> list[str]:
+        return [self.names[parameter] for parameter in self._reduction.ready_order]
 
     def subtract_residuals(self) -> None:
         """Turn x in the module into the local model, if the residuals loaded are those of updates.

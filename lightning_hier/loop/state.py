@@ -175,7 +175,6 @@ class LoopState(EngineState):
 
     def _continue(self, run: Mapping[str, Any], group: Any, own: Any) -> None:
         """Continue a run of the same groups exactly."""
-        self._reduction.rehearse([self.parameters[name] for name in run["ready_order"]])
         self.load(run, group, own)
         set_random_state(own["random"], self._communicators.device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,28 @@ class Normed(nn.Sequential):
         return outputs + self.none.sum()
 
 
-def continued(folder: str, group_size: int, asynchronous: bool, **settings: Any) -> Tensor:
+class Ordered(nn.Module):
+    """Uses its layers in another order in the second group of three ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.layers = nn.ModuleList(nn.Linear(4, 2) for _ in range(5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        ordered = self.layers if dist.get_rank() < 3 else reversed(self.layers)
+        return torch.stack([torch.tanh(layer(inputs)) for layer in ordered]).sum(0)
+
+
+def continued(
+    folder: str,
+    group_size: int,
+    asynchronous: bool,
+    make_module: Callable[[], nn.Module] = Normed,
+    **settings: Any,
+) -> Tensor:
     """Weights of the uninterrupted and of the resumed run, after every step as rows."""
-    loop = Loop(group_size, make_module=Normed, **settings)
+    loop = Loop(group_size, make_module=make_module, **settings)
     loop.train(7)
     state = {"blocks": loop.blocks}
     saving = dcp.async_save(state, checkpoint_id=folder) if asynchronous else None
@@ -45,7 +65,7 @@ def continued(folder: str, group_size: int, asynchronous: bool, **settings: Any)
     rows = [weights_after_steps(loop, 6)]
     if saving is not None:
         saving.result()
-    again = Loop(group_size, make_module=Normed, **settings)
+    again = Loop(group_size, make_module=make_module, **settings)
     dcp.load({"blocks": again.blocks}, checkpoint_id=folder)
     again.done = 7
     return torch.stack([*rows, weights_after_steps(again, 6)])
@@ -65,12 +85,18 @@ TIERS = {
     "gradient_sync": GTC,
     "warmup_steps": 2,
 }
+ORDERED = {"block_sync": lh.ModelAveraging(block_size=3), "warmup_steps": 0, "make_module": Ordered}
 STREAMING = {"block_sync": lh.DiLoCo(block_size=4, fragments=2, overlap=1), "warmup_steps": 1}
 
 
 @pytest.mark.parametrize(
     ("ranks", "group_size", "asynchronous", "settings"),
-    [(4, 2, False, TIERS), (2, 1, False, STREAMING), (2, 1, True, ADAM)],
+    [
+        (4, 2, False, TIERS),
+        (2, 1, False, STREAMING),
+        (2, 1, True, ADAM),
+        (6, 3, False, ORDERED),
+    ],
 )
 def test_a_loaded_run_continues_bit_for_bit(
     tmp_path: Path, ranks: int, group_size: int, asynchronous: bool, settings: dict[str, Any]

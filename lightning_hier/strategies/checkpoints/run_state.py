@@ -168,8 +168,6 @@ class RunState(EngineState):
     def _restore_exactly(self, saved: SavedRun) -> None:
         session, rank = self._session, self._communicators.world.position
         position, _ = self._communicators.layout.coordinates(rank)
-        # The buckets of the saved run, because they decide how sums of gradients are rounded.
-        self._reduction.rehearse([self.parameters[name] for name in saved.section["ready_order"]])
         hook = self._settings.gradient_sync
         lost: list[str] = []
         if isinstance(hook, CommHook) and hook.state is not None:
