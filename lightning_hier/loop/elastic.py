@@ -51,10 +51,8 @@ class ElasticLoop:
             position=lambda: (0, 0),  # the data belongs to the loop
             required={**required, "device": groups.device.type},
         )
-        self.exchange = GroupExchange(quorums, groups.communicators, log=_log_once)
-        self._transfer = StateTransfer(
-            self.exchange, host_of=groups.host_of, rank=dist.get_rank(), log=_log_once
-        )
+        self.exchange = GroupExchange(quorums, groups.communicators)
+        self._transfer = StateTransfer(self.exchange, host_of=groups.host_of, rank=dist.get_rank())
         self.joined = False
 
     def start(self, engine: Engine, state: LoopState) -> None:

@@ -73,7 +73,6 @@ class GroupExchange:
         own: channels of this rank. Its ``across`` and ``route`` become those of the groups. Its
             ``layout`` and ``world`` have all groups that are present while they synchronise, and
             otherwise this group only.
-        log: logs a line, on one rank.
 
     Attributes:
         settings: settings of the user.
@@ -83,17 +82,10 @@ class GroupExchange:
 
     """
 
-    def __init__(
-        self,
-        quorums: Quorums,
-        own: Communicators,
-        *,
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, quorums: Quorums, own: Communicators) -> None:
         self.quorums = quorums
         self.settings = quorums.settings
         self._own = own
-        self._log = log
         loss = LossOfGroups()
         # New channels: with those of the job, a failure would name ranks of this job only.
         self.across = Channel(own.across.group, "across", own.traffic, loss)
@@ -231,7 +223,7 @@ class GroupExchange:
             why = failed or "it failed in another group"
             if attempts == MOST_ATTEMPTS:
                 raise PeerError(f"the groups have tried {attempts} times to synchronise: {why}")
-            self._log(f"The groups repeat a synchronisation: {why}.")
+            self.quorums.log(f"The groups repeat a synchronisation: {why}.")
             quorum = None  # the quorum of the start serves for the first attempt only
         if failed:  # this group was late, and has no complete result
             raise PeerError(
@@ -339,7 +331,7 @@ class GroupExchange:
             done = counted(self.commits, "synchronisation")
             after = f"after {done}" if self.commits else "at the start"
             left = [group for group in self.present if group not in groups]
-            self._log(
+            self.quorums.log(
                 f"{len(groups)} of {counted(self.settings.groups, 'group')} take part {after}: "
                 f"{', '.join(map(str, groups))}{f'; without {named_groups(left)}' * bool(left)}."
             )

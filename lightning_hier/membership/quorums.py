@@ -59,6 +59,7 @@ class Quorums:
 
     Attributes:
         settings: settings of the user.
+        log: see above.
         progress: what the global model of this group contains.
         required: settings that must be equal in all groups, and the number of ranks.
         host: IP address of this rank, on the network of the Lighthouse.
@@ -80,7 +81,7 @@ class Quorums:
         self._own = own
         # A wait for groups takes up to two of these thirds, so rank 0 gives up before its ranks do.
         self._limit = limit / 3
-        self._log = log
+        self.log = log
         self._logged = ""
         self._position = position
         self.required = {"ranks": own.group.size, **required}
@@ -97,7 +98,7 @@ class Quorums:
         self._address = f"{self.host}:{store.port}"
         settings = self.settings
         self._lighthouse = Lighthouse(
-            settings.lighthouse, settings.group, self._address, self._limit, self._log
+            settings.lighthouse, settings.group, self._address, self._limit, self.log
         )
 
     def start(self) -> Quorum | None:
@@ -140,7 +141,7 @@ class Quorums:
         text = f"Waiting up to {seconds:.0f} s for {named_groups(missing)}."
         if missing and text != self._logged:
             self._logged = text
-            self._log(text)
+            self.log(text)
 
     def gathered(self, phase: Phase, part: str = "") -> Quorum:
         """Wait for the quorum of the groups that exchange a part of the model.
@@ -175,7 +176,7 @@ class Quorums:
         for entry in quorum.within("start", "join"):
             differ = different_settings(self._entry("block"), entry)
             if differ:
-                self._log(f"Group {entry.group} was refused, because of {differ}.")
+                self.log(f"Group {entry.group} was refused, because of {differ}.")
 
     def vote(self, quorum: Quorum, members: Sequence[Entry], *, ok: bool) -> bool:
         """Whether the synchronisation of ``members`` counts, for which this group votes."""

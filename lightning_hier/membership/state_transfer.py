@@ -45,22 +45,14 @@ class StateTransfer:
         exchange: synchronisations of this group.
         host_of: host number of each rank of the job. Hosts may not share a disk.
         rank: number of this rank in the job.
-        log: logs a line, on one rank.
 
     Attributes:
         received: whether :meth:`receive` has returned a folder, and it has not been removed.
 
     """
 
-    def __init__(
-        self,
-        exchange: GroupExchange,
-        *,
-        host_of: Sequence[int],
-        rank: int,
-        log: Callable[[str], None],
-    ) -> None:
-        self._exchange, self._rank, self._log = exchange, rank, log
+    def __init__(self, exchange: GroupExchange, *, host_of: Sequence[int], rank: int) -> None:
+        self._exchange, self._rank = exchange, rank
         # The first rank of each host writes its files.
         self._writers = [host_of.index(host) for host in sorted({*host_of}, key=host_of.index)]
         self._device = exchange.device
@@ -106,7 +98,7 @@ class StateTransfer:
             shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - begun
         groups = ", ".join(str(joiner.group) for joiner in joiners)
-        self._log(f"Sent the state to group {groups} in {seconds:.1f} s.")
+        self._exchange.quorums.log(f"Sent the state to group {groups} in {seconds:.1f} s.")
         if seconds > self._exchange.settings.join_timeout_s / 2:
             self._warn(
                 f"sending the state took {seconds:.0f} s: the other groups wait for this one up to "
@@ -121,7 +113,7 @@ class StateTransfer:
 
         """
         quorums, group, lost = self._exchange.quorums, self._exchange.settings.group, ""
-        self._log("Waiting for the state of a group that trains.")
+        quorums.log("Waiting for the state of a group that trains.")
         # Each attempt takes a new quorum, which may name another group as the source.
         for _ in range(MOST_ATTEMPTS):
             # Never made anew under a name that others have seen, and could take.

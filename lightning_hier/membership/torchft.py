@@ -13,11 +13,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 
 _INSTALL = "pip install '.[elastic]' in the folder of lightning_hier"
 
-# Ends of the sentence "groups that come and go ...", by the name of the setting.
-_REASONS = {
-    "block_sync": "are synchronised by blocks, pass block_sync=DiLoCo(...) or another",
-    "warmup_steps": "have no common gradients, pass warmup_steps=0 or leave it out",
-}
+_COMBINED = "{} can't be combined with membership=TorchFT(...): groups that come and go {}"
 
 
 @dataclass(frozen=True)
@@ -104,20 +100,14 @@ def check_membership(
         raise ValueError(
             f"membership=TorchFT(...) needs torchft, which is not installed: {_INSTALL}"
         )
-    # Keys are settings as a user writes them, with their values.
-    problems = {
-        "block_sync=None": sync is None,
-        f"warmup_steps={warmup_steps}": warmup_steps > 0,
-    }
-    for name, is_problem in problems.items():
-        if is_problem:
-            raise ValueError(
-                f"{name} can't be combined with membership=TorchFT(...): groups that come and go "
-                f"{_REASONS[name.partition('=')[0]]}"
-            )
-    if sync is not None:
-        check_delay(sync)
-        sync.check_eta_of()
+    if sync is None:
+        rule = "are synchronised by blocks, pass block_sync=DiLoCo(...) or another"
+        raise ValueError(_COMBINED.format("block_sync=None", rule))
+    if warmup_steps > 0:
+        rule = "have no common gradients, pass warmup_steps=0 or leave it out"
+        raise ValueError(_COMBINED.format(f"warmup_steps={warmup_steps}", rule))
+    check_delay(sync)
+    sync.check_eta_of()
     if limit.total_seconds() < 3 * settings.join_timeout_s:
         raise ValueError(
             f"timeout must be at least three times join_timeout_s, got timeout={limit} "

@@ -67,13 +67,12 @@ class ElasticFit:
             position=self._position,
             required={**required, "seed": seed, "device": strategy.root_device.type},
         )
-        self.exchange = GroupExchange(quorums, communicators, log=rank_zero_info)
+        self.exchange = GroupExchange(quorums, communicators)
         ranks, per_host = strategy.world_size, strategy.num_processes
         self.transfer = StateTransfer(
             self.exchange,
             host_of=[rank // per_host for rank in range(ranks)],
             rank=strategy.global_rank,
-            log=rank_zero_info,
         )
         self._saved: Path | None = None
         # Lightning calls it in every fit, also without a checkpoint, before it restores anything.

@@ -50,10 +50,10 @@ def test_a_group_that_reaches_no_other_group_ends(
     def on_first(function: Callable[[], Any]) -> Any:
         return function()
 
-    quorums = SimpleNamespace(join=join, on_first=on_first, host="127.0.0.1")
+    quorums = SimpleNamespace(join=join, on_first=on_first, host="127.0.0.1", log=print)
     settings, device = lh.TorchFT("http://127.0.0.1:9", 1, 2), torch.device("cpu")
     exchange: Any = SimpleNamespace(settings=settings, quorums=quorums, device=device)
-    own = StateTransfer(exchange, host_of=[0], rank=0, log=print)
+    own = StateTransfer(exchange, host_of=[0], rank=0)
     with pytest.raises(PeerError, match="group 1 has tried 10 times .* has ended. Check"):
         own.receive()
     assert len(folders) == len(set(folders)) == group_exchange.MOST_ATTEMPTS
