@@ -132,11 +132,13 @@ class Blocks:
 
         """
         evaluation = self._synchroniser.evaluation
+        within = evaluation.active  # inside such a context, as `fabric.save` may be
         evaluation.swap_in_global_model()
         try:
             yield
         finally:
-            evaluation.swap_back()
+            if not within:
+                evaluation.swap_back()
 
     def finish(self) -> None:
         """Synchronise the last, short block. The module keeps W. Training has then ended.

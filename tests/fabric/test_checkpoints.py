@@ -66,6 +66,23 @@ def saved(path: str) -> Tensor:
         return run.weights()
 
 
+def saved_in_evaluation(path: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    run = FabricLoop(1, **ADAM)
+    run.train(3)
+    strategy: Any = run.fabric.strategy
+    before = run.weights()
+    with strategy.global_model():
+        seen = run.weights()
+        run.fabric.save(path, state_of(run))
+        return before, seen, run.weights(), torch.load(path, weights_only=True)["model"]["0.weight"]
+
+
+def test_save_in_evaluation_leaves_the_global_model_in_place(tmp_path: Path) -> None:
+    for local, seen, after, saved in run_ranks(saved_in_evaluation, 2, str(tmp_path / "a.ckpt")):
+        assert torch.equal(after, seen) and not torch.equal(after, local)
+        assert torch.equal(saved.reshape(-1), seen[: saved.numel()])
+
+
 def elsewhere(path: str) -> tuple[Tensor, list[str]]:
     run = FabricLoop(1, **ADAM)
     with warnings.catch_warnings(record=True) as caught:
