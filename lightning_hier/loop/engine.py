@@ -94,13 +94,15 @@ class Engine:
     def problem_at_end(self) -> str | None:
         """Message about a run that ends in its warm-up, in which it saves no bytes, or None."""
         warmup_steps = int(self.settings.warmup_steps)
-        steps = max((count.total for count in self.worker.steps), default=0)
-        if not 0 < steps <= warmup_steps:
+        totals = [count.total for count in self.worker.steps]
+        # Blocks start behind the warm-up of the optimizer with the fewest steps.
+        if not any(totals) or not (self.synchroniser.warming or max(totals) <= warmup_steps):
             return None
+        fewest = f" of optimizer {totals.index(min(totals))}" if len({*totals}) > 1 else ""
         return (
-            f"the run has ended after {steps} steps, within its warm-up of {warmup_steps}: it "
-            "never synchronised a block and sent as many bytes as DDP. Pass a warmup_steps "
-            "below the number of steps of the run; 0 disables the warm-up."
+            f"the run has ended after {min(totals)} steps{fewest}, within its warm-up of "
+            f"{warmup_steps}: it never synchronised a block and sent as many bytes as DDP. Pass a "
+            "warmup_steps below the number of steps of the run; 0 disables the warm-up."
         )
 
     def stepping(self, optimizer: int) -> AbstractContextManager[None]:
