@@ -85,7 +85,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
     assert divided[0][1] == whole[0][1] == 6  # one bucket in every step
 
 
-def divided_updates(optimizers: int) -> Tensor:
+def divided_updates(optimizers: int, freezes: bool = False) -> Tensor:
     """GTC of updates in a group of 2, in blocks of a step, with one or two optimizers."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -103,7 +103,9 @@ def divided_updates(optimizers: int) -> Tensor:
         for optimizer in own:
             optimizer.step()
             optimizer.zero_grad()
+        parts[0].requires_grad_(not freezes)
         blocks.step()
+        module.requires_grad_(True)
     blocks.finish()
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
@@ -111,6 +113,13 @@ def divided_updates(optimizers: int) -> Tensor:
 def test_the_end_of_a_block_keeps_the_updates_of_other_optimizers() -> None:
     (one, _), (two, _) = fits_on_ranks(2, partial(divided_updates, 1), partial(divided_updates, 2))
     torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_frozen_behind_its_step_keeps_its_update() -> None:
+    """As a loop freezes the discriminator while it trains the generator."""
+    runs = fits_on_ranks(2, *(partial(divided_updates, 2, freezes) for freezes in (False, True)))
+    (without, _), (frozen, _) = runs
+    assert torch.equal(frozen, without)
 
 
 def bytes_across(wrap: str) -> list[int]:
@@ -225,4 +234,28 @@ def too_short() -> list[str]:
 def test_a_run_that_ends_in_its_warm_up_is_warned_of() -> None:
     (said,), other = run_ranks(too_short, 2)
     assert "ended after 2 steps, within its warm-up of 50: it never synchronised a block" in said
+    assert not other
+
+
+def one_rests() -> list[str]:
+    """Eight steps of one optimizer, and none of the other."""
+    dist.init_process_group("gloo")
+    module = network()
+    first, second = (adam(module[index]) for index in (0, 2))
+    blocks = lh.attach(module, [first, second], groups=lh.Groups(1), **{**SYNC, "warmup_steps": 3})
+    for step in range(8):
+        inputs, targets = batch(step, dist.get_rank())
+        (module(inputs) - targets).square().mean().backward()
+        first.step()
+        blocks.step(first)
+        module.zero_grad()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        blocks.finish()
+    return [str(w.message) for w in caught if "warm-up" in str(w.message)]
+
+
+def test_an_optimizer_that_never_steps_keeps_the_run_in_its_warm_up() -> None:
+    (said,), other = run_ranks(one_rests, 2)
+    assert "ended after 0 steps of optimizer 1, within its warm-up of 3: it never" in said
     assert not other

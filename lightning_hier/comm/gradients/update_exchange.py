@@ -60,12 +60,14 @@ class UpdateExchange:
         self._reducer = GTCReducer(channel, config, memory)
         self._kept: dict[Parameter, float] = {}
         self._written: dict[Parameter, Tensor] = {}
+        # By optimizer, those of its last step: a loop may freeze them for a while behind it.
+        self._stepped: dict[int, list[Parameter]] = {}
 
     @contextmanager
     def stepping(self, optimizer: int) -> Iterator[None]:
         """Context of a step of an optimizer, which changes the module of this rank alone."""
         if self._sends:
-            parameters = _held(self._optimizers[optimizer])
+            self._stepped[optimizer] = parameters = _held(self._optimizers[optimizer])
             self._memory.share(parameters)
             if self._factor(self._optimizers[optimizer]) != 1.0:
                 # What hooks of the user have written since the last step: it has no factor c.
@@ -92,8 +94,11 @@ class UpdateExchange:
         """
         if not self._sends:
             return
-        self._memory.release(_held(self._optimizers[optimizer], trained=False))
-        parameters = _held(self._optimizers[optimizer])
+        # Where loss scaling has skipped a step, on some ranks alone, those of the one before.
+        held = {*_held(self._optimizers[optimizer]), *self._stepped.get(optimizer, ())}
+        every = dict.fromkeys(optimizer_parameters(self._optimizers[optimizer]))
+        self._memory.release(p for p in every if p not in held)
+        parameters = [p for p in every if p in held]
         self._memory.share(parameters)
         factor = self._factor(self._optimizers[optimizer])
         parts = _buckets(parameters)
@@ -160,9 +165,9 @@ class UpdateExchange:
         return changed
 
 
-def _held(optimizer: Optimizer, *, trained: bool = True) -> list[Parameter]:
-    """The parameters of an optimizer that are trained, or its frozen ones."""
-    return [p for p in dict.fromkeys(optimizer_parameters(optimizer)) if p.requires_grad == trained]
+def _held(optimizer: Optimizer) -> list[Parameter]:
+    """The parameters of an optimizer that are trained."""
+    return [p for p in dict.fromkeys(optimizer_parameters(optimizer)) if p.requires_grad]
 
 
 def _buckets(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
