@@ -118,9 +118,14 @@ class BlockSynchroniser:
         return any(count.total < self._warmup_steps for count in self.worker.steps)
 
     def before_step(self) -> None:
-        """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
+        """Prepare a step of any optimizer. The first one after the warm-up starts the blocks.
+
+        A collective of the group then, and after parameter groups were added to an optimizer.
+        """
         if self.blocks is None and not self.warming:
             self.blocks = self._new_blocks()
+        elif self.blocks is not None and any(block.lacks_groups for block in self.blocks):
+            self._regrow()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.

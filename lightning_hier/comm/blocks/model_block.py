@@ -52,6 +52,12 @@ class ModelBlock:
         self._fragments = [Fragment(part, context, delayed=context.delayed) for part in divided]
         self._all = [*self._fragments, *self._buffers]
         self._release_buffers()  # the start model was read through them
+        self._groups = len(context.optimizer.param_groups)
+
+    @property
+    def lacks_groups(self) -> bool:
+        """Whether the optimizer has parameter groups since, whose state is not averaged."""
+        return len(self._context.optimizer.param_groups) != self._groups
 
     @property
     def carried(self) -> list[Tensor]:
@@ -246,14 +252,15 @@ class ModelBlock:
     def regrown(self, members: Members) -> ModelBlock:
         """The same block with more members.
 
-        Current values of new parameters are their global ones. Without new members, it is this
-        block. Error feedback is discarded. A collective of the group, after all work in flight.
+        Current values of new parameters are their global ones. Without new members or parameter
+        groups, it is this block. Error feedback is discarded. A collective of the group, after all
+        work in flight.
 
         Raises:
             ValueError: there are new parameters and several fragments.
 
         """
-        if _same(members.tensors, self.members.tensors):
+        if _same(members.tensors, self.members.tensors) and not self.lacks_groups:
             return self
         context = self._context
         # Fragments would be divided anew by bytes, and parameters would move between fragments that
