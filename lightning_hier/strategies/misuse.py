@@ -1,6 +1,7 @@
 """Errors for misuse that would otherwise lose updates without a message.
 
-``RawSteps`` is for all strategies, and ``ServedParameters`` for parameter servers.
+``RawSteps`` and ``require_attached`` are for all strategies, and ``ServedParameters`` for parameter
+servers.
 ``docs/migration/ddp.md`` documents other differences to DDP.
 """
 
@@ -64,6 +65,25 @@ class RawSteps:
                 "depend on the number of steps. Call step() of the optimizers that "
                 "self.optimizers() returns, without use_pl_optimizer=False."
             )
+
+
+def require_attached(optimizer: Any, attached: Sequence[Any], index: int) -> None:
+    """Check that the optimizer that steps is that with which training began.
+
+    Raises:
+        RuntimeError: it is another one.
+
+    """
+    own = attached[index] if index < len(attached) else None
+    if optimizer is own:
+        return
+    # A callback may have wrapped it since. A wrapper has the parameter groups of what is inside.
+    if own is None or own.param_groups[0] is not optimizer.param_groups[0]:
+        raise RuntimeError(
+            f"{type(optimizer).__name__} is not the optimizer {index} with which training began, "
+            "so its state would not be synchronised: optimizers can't be replaced in a fit. Change "
+            "their param_groups, or end this fit and begin another one."
+        )
 
 
 class ServedParameters:

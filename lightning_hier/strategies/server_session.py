@@ -51,10 +51,12 @@ class ServerSession:
 
     Attributes:
         engine: worker and server of this rank.
+        optimizers: those with which training began.
         started: whether the servers are running.
 
     """
 
+    optimizers: list[Optimizer]
     _trained: TrainedTensors
     _health: HealthExchange
     _parameters: misuse.ServedParameters
@@ -99,7 +101,7 @@ class ServerSession:
             metrics_callback: logs metrics.
 
         """
-        module = trainer.lightning_module
+        module, self.optimizers = trainer.lightning_module, list(optimizers)
         self._trained = TrainedTensors(module, optimizers, ModuleBuffers(module))
         # No step counts: a rank may end its epoch before the others.
         self._health = HealthExchange(self._communicators, Worker(), self._trained)

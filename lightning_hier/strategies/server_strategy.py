@@ -23,6 +23,7 @@ from lightning_hier.callbacks.packages import both
 from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.parameter_server.settings import ServerSettings
 from lightning_hier.strategies import optimizer_checks, trainer_checks
+from lightning_hier.strategies.misuse import require_attached
 from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     ) -> Any:
         """Compute a gradient, push it to the servers and pull parameters."""
         index = self.optimizers.index(optimizer)
+        require_attached(optimizer, self._running.optimizers, index)
         self._steps[index] += 1  # skipped ones too, so that all ranks count the same
         if self._skips_batch:
             result = closure()

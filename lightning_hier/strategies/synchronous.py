@@ -27,6 +27,7 @@ from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.elastic import ElasticFit
 from lightning_hier.strategies.fit_session import FitSession, Wrap
 from lightning_hier.strategies.loop_position import check_after_step
+from lightning_hier.strategies.misuse import require_attached
 from lightning_hier.strategies.optimizer_checks import log_advice
 from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.trainer_changes import TrainerChanges
@@ -139,8 +140,10 @@ class SynchronousStrategy(TieredStrategy, ABC):
         # Lightning passes its own wrapper of an optimizer, or the optimizer itself.
         wrapped = getattr(optimizer, "_optimizer", optimizer)
         index = self.optimizers.index(wrapped if wrapped in self.optimizers else optimizer)
+        require_attached(self.optimizers[index], session.optimizers, index)
         with session.raw_steps.counted(), session.stepping(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)
+        session.require_no_unfrozen()
         # Counted by call, because loss scaling may skip the update on some ranks only.
         session.after_step(index)
         if session.warm_up_has_ended:

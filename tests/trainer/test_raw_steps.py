@@ -26,6 +26,27 @@ def test_one_clear_error_on_every_rank(strategy: str) -> None:
         assert "self.optimizers()" in error
 
 
+class _Replacing(Net):
+    """Creates its optimizer anew in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+def test_an_optimizer_that_has_replaced_another_is_an_error(strategy: str) -> None:
+    for error in errors_on_ranks(2, strategy, _Replacing, max_epochs=2):
+        assert error.startswith("RuntimeError: SGD is not the optimizer 0 with which training")
+
+
+class _WrapsLater(Net):
+    """A callback may wrap optimizers at the start of training."""
+
+    def on_fit_start(self) -> None:
+        self.trainer.optimizers = [_Wrapping(own) for own in self.trainer.optimizers]
+
+
 class _Wrapping(torch.optim.Optimizer):
     """Wraps an optimizer, as many versions of Lookahead do, without a call of the base class.
 
@@ -50,7 +71,7 @@ class _Wrapped(Net):
 
 
 def test_wrapper_without_initialisation_of_the_base_class_trains() -> None:
-    ranks = [*fit_on_ranks(2, "bmuf", _Wrapped), *fit_on_ranks(2, "bmuf")]
+    ranks = [each for net in (_Wrapped, _WrapsLater, Net) for each in fit_on_ranks(2, "bmuf", net)]
     assert all_equal(result.weights for result in ranks)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_hier import BMUF, BMUFAdam
 from tests.ranks import run_ranks
-from tests.trainer.fitting import GTC, HIERARCHICAL, Net, loader, make_trainer
+from tests.trainer.fitting import GTC, HIERARCHICAL, Net, errors_on_ranks, loader, make_trainer
 
 # An epoch has 8 batches for each rank, so the second one begins in the middle of a block.
 _BLOCK_SIZE = 3
@@ -95,12 +95,12 @@ def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero() -> None:
 
 
 class _AdamNet(_Net):
-    """The control does not freeze the body, but gives it no gradient in the first epoch."""
+    """A body that is not frozen gets no gradient in the first epoch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, targets = batch
         hidden = self.body(inputs)
-        if not self.frozen and self.current_epoch == 0:
+        if self.body.weight.requires_grad and self.current_epoch == 0:
             hidden = hidden.detach()
         return nn.functional.mse_loss(self.head(hidden.tanh()), targets)
 
@@ -130,11 +130,11 @@ class _Notes(Callback):
 
 def _with_adam() -> list[list[dict[str, Tensor]]]:
     results = []
-    for frozen in (True, False):
+    for callbacks in ([_UnfreezeAtTheSameRate()], [_AddGroup()], []):
         notes = _Notes()
         adam = BMUFAdam(block_size=_BLOCK_SIZE, block_momentum=0.5, across="sharded")
         strategy = HIERARCHICAL(group_size=2, block_sync=adam, find_unused_parameters=True)
-        _fit(_AdamNet(frozen=frozen), strategy, notes, *([_UnfreezeAtTheSameRate()] * frozen))
+        _fit(_AdamNet(frozen=bool(callbacks)), strategy, notes, *callbacks)
         results.append(notes.seen)
     return results
 
@@ -145,13 +145,22 @@ class _UnfreezeAtTheSameRate(_Unfreeze):
             self.unfreeze_and_add_param_group(pl_module.body, optimizer, initial_denom_lr=1.0)
 
 
+class _AddGroup(Callback):
+    """Gives the body, which is not frozen, to the optimizer in the second epoch."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.optimizers[0].add_param_group({"params": [*pl_module.body.parameters()]})
+
+
 def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay() -> None:
     """The state equals that of a body which was trainable but unused until then.
 
     The body has another place in the buffer, so sums over four ranks have another order. Values
     therefore agree up to the rounding of the largest one in their tensor.
     """
-    for unfrozen, control in run_ranks(_with_adam, 4):
+    outcomes = run_ranks(_with_adam, 4)
+    for unfrozen, control in [(own, control) for *both, control in outcomes for own in both]:
         assert len(unfrozen) == len(control) == 24
         for batch, (ours, other) in enumerate(zip(unfrozen, control, strict=True)):
             assert ours.keys() == other.keys() or batch < 8
@@ -174,6 +183,23 @@ def _freeze() -> list[Tensor]:
     model, strategy = _Freezing(), GTC(of="update", find_unused_parameters=True)
     make_trainer(strategy, max_epochs=2).fit(model, loader(6))
     return [seen[: model.layers[0].weight.numel()] for seen in model.seen]
+
+
+class _WithinAStep(Net):
+    """Unfreezes its first layer in a step, whose gradient is then not averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.layers[0].requires_grad_(batch_idx >= 2)
+        return super().training_step(batch, batch_idx)
+
+
+def test_unfreezing_within_a_step_is_one_error() -> None:
+    for error in errors_on_ranks(2, "bmuf", _WithinAStep):
+        assert error.startswith("RuntimeError: 2 parameters were unfrozen within a step, among ")
 
 
 def test_a_parameter_that_is_frozen_again_has_the_values_of_the_group() -> None:
