@@ -103,7 +103,7 @@ class DataPosition:
     def start(self) -> None:
         """Restore the random state of the save when training starts."""
         if self._loops is not None and not self._started:
-            if self._saved:
+            if self._saved and not self.taken:  # groups must draw different numbers
                 self._set(self._saved["now"])
             loop_position.finish_epoch(self._trainer, self._loops)
         self._started = True

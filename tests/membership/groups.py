@@ -109,6 +109,9 @@ class Module(pl.LightningModule):
         """Steps of each optimizer, of which Lightning counts the sum."""
         return self.global_step // self.run.optimizers
 
+    def on_train_start(self) -> None:
+        torch.manual_seed(self.life.group)  # as users do it for other numbers on each rank
+
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.step == self.life.dies_at:
             self.die()
@@ -140,6 +143,7 @@ class Module(pl.LightningModule):
             self.write(
                 commits=exchange.commits, present=list(exchange.present), used=self.used,
                 epoch=self.trainer.current_epoch, step=self.step, model=model,
+                seed=torch.initial_seed(),
             )  # fmt: skip
             self.used = []
 

@@ -81,6 +81,8 @@ def test_models_are_those_of_the_reference(tmp_path: Path, address: str) -> None
     run = _lived(tmp_path, address, lh.BMUF(block_size=TAU, local_lr="keep"))
     logs = [log(run, number) for number in range(len(LIVES))]
     assert_equal_models(logs)
+    for life, entries in zip(LIVES, logs, strict=True):  # also of a group that has joined
+        assert {entry["seed"] for entry in entries} == {life.group}
     present = [entry["present"] for entry in logs[0]]
     assert present[:2] == [[0, 1, 2]] * 2
     assert present[2] == [0, 2]
