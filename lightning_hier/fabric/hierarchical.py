@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.comm.agreement import broadcast_json, raise_everywhere
+from lightning_hier.comm.agreement import broadcast_json, gather_json, raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gloo_connections import recorded_connections
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
@@ -260,7 +260,9 @@ class HierarchicalStrategy(DDPStrategy):
         files, blocks = None, self.blocks
         if blocks:
             files = save_blocks(blocks, path, self.root_device)
-            section = section_of_run(files, blocks) | {"precision": self.precision.state_dict()}
+            # Of every rank: a group skips a step by itself, and changes its loss scale alone.
+            scales = gather_json(self.precision.state_dict(), self.root_device, place=SAVING)
+            section = section_of_run(files, blocks) | {"precision": scales}
             path, state = files.checkpoint, {**state, SECTION: section}
         with self.global_model(), raise_everywhere(self.root_device, error=OSError, place=SAVING):
             super().save_checkpoint(path, state, storage_options, filter)
@@ -305,8 +307,8 @@ class HierarchicalStrategy(DDPStrategy):
             raise KeyError(f"the checkpoint {path} has no entry {min(missing)!r}")
         if section is not None and attached:
             load_blocks(self.blocks, path, section, self.root_device)
-            if section["precision"]:
-                self.precision.load_state_dict(section["precision"])
+            if own := section["precision"][self.global_rank % len(section["precision"])]:
+                self.precision.load_state_dict(own)
             return checkpoint
         with self._starting_from(path, attached.values()):
             for key, value in saved.items():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from torch import Tensor, nn
 
 import lightning_hier as lh
@@ -55,6 +56,36 @@ def test_a_loaded_run_continues_bit_for_bit(tmp_path: Path) -> None:
     for uninterrupted, resumed in run_ranks(continued, 4, str(path), 2, **settings):
         assert torch.equal(uninterrupted, resumed)
     assert len(os.listdir(tmp_path / "a.ckpt.ranks")) == 1
+
+
+def scaled(path: str) -> list[Any]:
+    """State of the loss scale when the run was saved, and when it has resumed."""
+
+    def new() -> FabricLoop:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+        return FabricLoop(1, fabric={"plugins": plugins}, **ADAM)
+
+    run = new()
+    run.train(3)
+    if run.rank == 1:  # this group alone skips a step
+        run.fabric.backward(run.model(torch.ones(6, 4)).sum() * torch.inf)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    else:
+        run.train(1)
+    run.fabric.save(path, state_of(run))
+    again = new()
+    again.fabric.load(path, state_of(again))
+    strategies: Any = [each.fabric.strategy for each in (run, again)]
+    return [strategy.precision.state_dict() for strategy in strategies]
+
+
+def test_loss_scale_of_each_group_is_that_of_its_ranks(tmp_path: Path) -> None:
+    outcomes = run_ranks(scaled, 2, str(tmp_path / "a.ckpt"))
+    assert [saved["scale"] for saved, _ in outcomes] == [1024.0, 512.0]
+    for saved, resumed in outcomes:
+        assert resumed == saved
 
 
 def saved(path: str) -> Tensor:
