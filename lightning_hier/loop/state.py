@@ -103,6 +103,12 @@ class LoopState(EngineState):
         outer: _Outer = {}
         for index, buckets in enumerate(state):
             by_vector = outer[str(index)] = {}
+            for bucket in buckets:
+                # Also without momentum: other numbers of groups have it by "auto", and torch loads
+                # no state that lacks a vector.
+                if bucket["block_momentum"] is not None:
+                    model = bucket["vectors"]["global_model"]
+                    bucket["vectors"].setdefault("update", torch.zeros_like(model))
             for vector, name, place, values in chain.from_iterable(map(parts_of, buckets)):
                 part = PartOfTensor(place, values, reads_all=not self.divided)
                 by_vector.setdefault(vector, {})[name] = part

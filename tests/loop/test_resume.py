@@ -156,17 +156,29 @@ def elsewhere(
 
 
 def test_a_run_of_other_groups_starts_from_the_global_model(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"block_sync": lh.DiLoCo(block_size=5, fragments=2, overlap=2)}
-    settings["warmup_steps"] = 1
-    [expected, *_] = run_ranks(saved, 4, str(tmp_path), 2, **settings)
-    outcomes = run_ranks(elsewhere, 3, str(tmp_path), 1, **settings)
+    sync = lh.DiLoCo(block_size=5, fragments=2, overlap=2)
+    texts = check_elsewhere(str(tmp_path), (4, 2), (3, 1), block_sync=sync, warmup_steps=1)
+    assert "instead of 2 of 2. Therefore" in texts and "the current block ended after" in texts
+
+
+def check_elsewhere(
+    folder: str, before: tuple[int, int], now: tuple[int, int], **settings: Any
+) -> str:
+    """Save with so many ranks and ranks of a group, load with others, and return the warnings."""
+    [expected, *_] = run_ranks(saved, before[0], folder, before[1], **settings)
+    outcomes = run_ranks(elsewhere, now[0], folder, now[1], **settings)
     for loaded, final, _, rate in outcomes:
         assert rate == 0.01  # that of the saved run
         # W is computed anew from vectors of another division.
         torch.testing.assert_close(loaded, expected, rtol=1e-6, atol=1e-7)
         assert torch.equal(final, outcomes[0][1])
-    text = " ".join(outcomes[0][2])
-    assert "instead of 2 of 2. Therefore" in text and "the current block ended after" in text
+    return " ".join(outcomes[0][2])
+
+
+def test_a_run_of_one_group_goes_on_in_several(tmp_path: Path) -> None:
+    """A single group has no automatic momentum, and nothing in flight."""
+    sync = lh.BMUFAdam(block_size=5, overlap=2)
+    check_elsewhere(str(tmp_path), (2, 2), (2, 1), block_sync=sync, warmup_steps=0)
 
 
 def divided(folder: str, steps: int) -> Tensor:

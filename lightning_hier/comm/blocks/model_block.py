@@ -295,8 +295,9 @@ class ModelBlock:
         Yields:
             Parameters of one fragment and kind, the first of their elements that this rank holds,
             and the state of their outer step, whose vectors have a value for each of these
-            elements, and the counts of the local optimizer's state of each parameter. With a delay,
-            ``"in_flight"`` is zero without an update, for which ``"has_update"`` is False.
+            elements, and the counts of the local optimizer's state of each parameter. With
+            ``overlap``, ``"in_flight"`` is zero without an update, for which ``"has_update"`` is
+            False, also of a single model, which has none.
             ``"at"`` has the numbers of fragment and bucket in :meth:`state`.
 
         """
@@ -312,7 +313,7 @@ class ModelBlock:
                 state |= {"pending": own["pending"], "has_update": state["in_flight"] is not None}
                 state["counts"] = [counts.get(parameter) for parameter in by_kind[bucket.kind]]
                 state["at"] = [number, place]
-                if not state["has_update"] and self._context.delayed:
+                if not state["has_update"] and self._context.config.overlap:
                     state["in_flight"] = torch.zeros_like(state["global_model"])
                 yield by_kind[bucket.kind], bucket.shard.start, state
 
