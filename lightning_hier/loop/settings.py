@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import torch
+from torch.nn import Parameter
+
 from lightning_hier.algorithms.arguments import counted, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -165,12 +168,17 @@ def kinds(
     """The settings that must equal those of a saved run to continue it exactly."""
     sync = settings.block_sync
     has_errors = sync is not None and sync.has_error_feedback
+    outer = None
+    if sync is not None:  # its state may lack what another optimizer needs
+        example = sync.outer_of(communicators.models)([Parameter(torch.zeros(1))])
+        outer = type(example).__name__
     # With groups that come and go, it may change.
     ranks = 0 if communicators.most_groups else communicators.route.inter_host_ranks
     return {
         "gradient_sync": type(settings.gradient_sync).__name__,
         "of": getattr(settings.gradient_sync, "of", None),
         "block_sync": type(sync).__name__,
+        "outer_optimizer": outer,
         **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
         # The ranks that exchange between hosts hold the error feedback.
         "inter_host_ranks": ranks if has_errors else None,

@@ -177,3 +177,15 @@ def test_another_kind_of_block_synchronisation(tmp_path: Path) -> None:
     for result in resumed:
         assert torch.equal(result["start"]["weights"], flat(saved["state_dict"]))
     assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["warned"][0]
+
+
+def test_another_outer_optimizer(tmp_path: Path) -> None:
+    """It starts without state."""
+    before, after = (
+        partial(HIERARCHICAL, group_size=1, block_sync=lh.DiLoCo(block_size=4, outer_optimizer=own))
+        for own in (partial(torch.optim.SGD, lr=0.7, momentum=0.9), torch.optim.Adam)
+    )
+    saved, _, resumed = _go_on(tmp_path, (2, before), (2, after))
+    for result in resumed:
+        assert torch.equal(result["start"]["weights"], flat(saved["state_dict"]))
+    assert "outer_optimizer is Adam instead of SGD" in resumed[0]["warned"][0]
