@@ -56,7 +56,7 @@ def weighted_block_momentum(effective: float, *, block_lr: float = 1.0, c: float
     """Block momentum of a mean of several groups that count by their samples.
 
     ``eta = 1 - block_lr / (c * N_eff)``, which is bmuf eq. 10 with N_eff models. It is 0 if one
-    group has all samples and ``block_lr = c``.
+    group has all samples, as with a single group: one model has no block momentum.
 
     Args:
         effective: N_eff, at least 1.
@@ -64,4 +64,4 @@ def weighted_block_momentum(effective: float, *, block_lr: float = 1.0, c: float
         c: C, as in :func:`~lightning_hier.algorithms.block_momentum.auto_block_momentum`.
 
     """
-    return 1.0 - block_lr / (c * effective)
+    return 1.0 - block_lr / (c * effective) if effective > 1.0 else 0.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.algorithms.weighting import GroupWeight, group_weights, weighted_block_momentum
+from lightning_hier.algorithms.weighting import GroupWeight, group_weights
 from lightning_hier.strategies.batch_samples import batch_samples
 from tests.trainer.fitting import Net
 
@@ -100,7 +100,15 @@ def test_unequal_samples() -> None:
     assert effective == pytest.approx(1 / sum(own * own for own in weights), rel=1e-15)
     assert group_weights([5, 0]) == [GroupWeight(1.0, 1.0), GroupWeight(0.0, 1.0)]
     assert group_weights([0, 0]) == [GroupWeight(0.5, 2.0)] * 2
-    assert weighted_block_momentum(1.0) == 0.0
+
+
+def test_a_group_with_all_samples_has_the_momentum_of_a_single_group() -> None:
+    syncs = lh.BMUF(block_lr=0.5), lh.BMUFAdam(block_lr=0.5), lh.DiLoCo(outer_momentum="auto")
+    for sync in syncs:
+        own: Any = sync
+        eta = own.momentum if isinstance(sync, lh.DiLoCo) else own.eta
+        assert own.eta_of(3)(1.0) == eta(1)
+        assert own.eta_of(3)(3.0) == eta(3)
 
 
 @pytest.mark.parametrize("samples", [[1, -1], [math.nan, 1], [1, math.inf]])

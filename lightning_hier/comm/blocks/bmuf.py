@@ -206,8 +206,8 @@ class BlockMomentumSync(BlockSync):
             raise ValueError(
                 f"block_lr={self.block_lr:g} with block_momentum='auto' and weighting='samples' "
                 f"or membership must be at most c={self.c:g}: the effective number of groups may "
-                "be 1, and block momentum would be 1 - block_lr / c, below 0. Lower block_lr, or "
-                "set block_momentum"
+                "be close to 1, and block momentum to 1 - block_lr / c, below 0. Lower block_lr, "
+                "or set block_momentum"
             )
 
     @override

@@ -12,7 +12,6 @@ from typing_extensions import Self, override
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto, momentum_of_run
 from lightning_hier.algorithms.block_momentum import BlockMomentum
-from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.local_state import steps_by_rate
 from lightning_hier.comm.blocks.outer_step import EtaOf, OuterOptimizer, check_outer_optimizer
@@ -141,10 +140,10 @@ class DiLoCo(BlockSync):
 
     @override
     def eta_of(self, num_models: int) -> EtaOf | None:
-        """See :class:`BlockSync`. Mu, which is eta of block momentum."""
+        """See :class:`BlockSync`."""
         if self.outer_momentum != "auto" or num_models == 1:
             return None
-        return partial(weighted_block_momentum, block_lr=self.outer_lr)
+        return lambda effective: 1.0 - self.outer_lr / effective  # as momentum(1) for one group
 
     @property
     @override
