@@ -16,6 +16,7 @@ from lightning_hier.comm.blocks.fragment import Fragment
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.trained import Members, divide_parameters
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.stages import Pipeline
 
 
@@ -254,7 +255,8 @@ class ModelBlock:
 
         Current values of new parameters are their global ones. Without new members or parameter
         groups, it is this block. Error feedback is discarded. A collective of the group, after all
-        work in flight.
+        work in flight. Where groups come and go, what they have not voted on is undone, and sent
+        again at the vote.
 
         Raises:
             ValueError: there are new parameters and several fragments.
@@ -272,6 +274,11 @@ class ModelBlock:
                 "parameters during training: make them trainable from the start, or pass "
                 "fragments=1"
             )
+        # The new fragments could not undo an exchange on which the groups have not voted.
+        if context.membership is not None and any(part.has_update for part in self._all):
+            context.membership.fail(PeerError("tensors have joined the model while it was sent"))
+        for part in self._all:
+            part.undo()
         context.communicators.route.in_flight.finish()
         block = type(self)(members, context)  # W is the current model until it is loaded
         for fragment, older in zip(block._all, self._all, strict=True):
