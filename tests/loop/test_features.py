@@ -190,6 +190,26 @@ def test_looking_at_the_global_model_changes_nothing() -> None:
     assert torch.equal(without, often)
 
 
+def nadam(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(module.parameters(), lr=0.02)
+
+
+def saved_in_warm_up(saves: bool) -> Tensor:
+    loop = Loop(1, make_optimizer=nadam, **{**SYNC, "warmup_steps": 4})
+    loop.train(2)
+    if saves:
+        loop.blocks.state_dict()
+    loop.train(6)
+    return loop.weights()
+
+
+def test_saving_in_the_warm_up_changes_nothing() -> None:
+    """NAdam's product of decay rates is in single precision until blocks begin."""
+    runs = fits_on_ranks(2, *(partial(saved_in_warm_up, saves) for saves in (False, True)))
+    (without, _), (saving, _) = runs
+    assert torch.equal(saving, without)
+
+
 def weighted() -> Tensor:
     """Rank 1 has no samples in the block, so the model is that of rank 0."""
     loop = Loop(1, block_sync=lh.ModelAveraging(block_size=2, weighting="samples"), warmup_steps=0)
