@@ -305,7 +305,7 @@ class HierarchicalStrategy(DDPStrategy):
         saved = {key: checkpoint.pop(key) for key in attached if key in checkpoint}
         if strict and (missing := attached.keys() - saved.keys()):
             raise KeyError(f"the checkpoint {path} has no entry {min(missing)!r}")
-        if section is not None and attached:
+        if section is not None and "modules" in section and attached:  # otherwise of a Trainer
             load_blocks(self.blocks, path, section, self.root_device)
             if own := section["precision"][self.global_rank % len(section["precision"])]:
                 self.precision.load_state_dict(own)

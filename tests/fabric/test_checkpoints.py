@@ -146,7 +146,7 @@ def test_other_ranks_and_plain_fabric_start_from_the_global_model(tmp_path: Path
 
 
 def from_weights(path: str, folder: str) -> Tensor:
-    """Start from a checkpoint of plain Fabric, and refuse it after steps."""
+    """Start from a checkpoint of a Trainer, and refuse it after steps."""
     run = FabricLoop(1, **ADAM)
     run.fabric.load(path, {"model": run.model})
     loaded = run.weights()
@@ -165,7 +165,8 @@ def without_folder(path: str) -> None:
 def test_checkpoints_of_others_and_incomplete_ones(tmp_path: Path) -> None:
     torch.manual_seed(1)
     weights = {name: torch.randn_like(value) for name, value in network().state_dict().items()}
-    torch.save({"model": weights}, tmp_path / "a.ckpt")
+    of_trainer = {"format": 1, "save": "1"}
+    torch.save({"model": weights, "lightning_hier": of_trainer}, tmp_path / "a.ckpt")
     expected = torch.cat([value.reshape(-1) for value in weights.values()])
     for loaded in run_ranks(from_weights, 2, str(tmp_path / "a.ckpt"), str(tmp_path)):
         assert torch.equal(loaded, expected)
