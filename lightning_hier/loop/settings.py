@@ -203,6 +203,10 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
             # Flat, so that an error or a table names a single field that differs.
             values[name] = type(value).__name__
             values |= described({f.name: getattr(value, f.name) for f in fields(value)})
+        elif name == "outer_optimizer":  # what it makes, because a partial has no name of its own
+            made = value([Parameter(torch.zeros(1))])
+            listed = ", ".join(f"{key}={default}" for key, default in made.defaults.items())
+            values[name] = f"{type(made).__name__}({listed})"
         elif callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
             # Their representations contain addresses, which differ between processes.
             values[name] = getattr(value, "__qualname__", type(value).__name__)

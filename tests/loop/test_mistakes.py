@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -105,6 +106,10 @@ def adam_of_a_loss(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([*module.parameters(), *nn.Linear(2, 3).parameters()])
 
 
+def outer_sgd(lr: float) -> lh.DiLoCo:
+    return lh.DiLoCo(block_size=3, outer_optimizer=partial(torch.optim.SGD, lr=lr))
+
+
 def half_frozen() -> nn.Module:
     module = network()
     module[0].requires_grad_(False)
@@ -199,6 +204,10 @@ MISTAKES: Mistakes = {
     "settings_differ": (
         lambda: Loop(1, block_sync=lh.BMUF(block_size=3 + dist.get_rank()), warmup_steps=0),
         "block_size",
+    ),
+    "outer_optimizers_differ": (
+        lambda: Loop(1, block_sync=outer_sgd(lr=1 + dist.get_rank()), warmup_steps=0),
+        "they differ in outer_optimizer: ",
     ),
     "hook_without_ddp": (
         lambda: Loop(1, gradient_sync=lh.GTC(), **SYNC),
