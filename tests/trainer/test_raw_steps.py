@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.fitting import Net, all_equal, errors_on_ranks, fit_on_ranks
+from tests.trainer.fitting import BMUF_ADAM, Net, all_equal, errors_on_ranks, fit_on_ranks
 
 
 class _Raw(Net):
@@ -38,6 +38,20 @@ class _Replacing(Net):
 def test_an_optimizer_that_has_replaced_another_is_an_error(strategy: str) -> None:
     for error in errors_on_ranks(2, strategy, _Replacing, max_epochs=2):
         assert error.startswith("RuntimeError: SGD is not the optimizer 0 with which training")
+
+
+class _Resetting(Net):
+    """Discards the state of its optimizer in the second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers[0].state.clear()
+
+
+def test_a_state_of_adam_that_has_replaced_another_is_an_error() -> None:
+    net = partial(_Resetting, optimizer="Adam")
+    for error in errors_on_ranks(2, BMUF_ADAM, net, max_epochs=2):
+        assert error.startswith("RuntimeError: the state of Adam was replaced during training")
 
 
 class _WrapsLater(Net):

@@ -164,6 +164,7 @@ class AdamMoments(LocalState):
         self._eta_of = eta_of if corrected else None
         self.keeps_previous = self._eta > 0.0
         self._across = across
+        self._optimizer = optimizer
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
             parameter: ParameterSteps(
@@ -187,9 +188,20 @@ class AdamMoments(LocalState):
         self._begun = True
 
     def note(self) -> None:
-        """Note the step count of the local model, for each parameter."""
+        """Note the step count of the local model, for each parameter.
+
+        Raises:
+            RuntimeError: the optimizer has another state than the one that is averaged.
+
+        """
         if not self._steps:
             return
+        state = self._optimizer.state
+        if any(state.get(parameter) is not own.state for parameter, own in self._steps.items()):
+            raise RuntimeError(
+                f"the state of {type(self._optimizer).__name__} was replaced during training, so "
+                "its moments would not be averaged: reset them in place, as by exp_avg.zero_()"
+            )
         counts = [steps.state["step"] for steps in self._steps.values()]
         # Most are in the memory of the host: one copy for all instead of one for each.
         stacked = torch.stack([count.to(counts[0].device) for count in counts])
