@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import lightning_hier as lh
 from tests.ranks import rank_outcomes, run_ranks
+from tests.resume.runs import SaveAt
 from tests.sharded.nets import Divided, batches, gathered, in_turn
 from tests.trainer.fitting import make_trainer
 
@@ -187,3 +188,21 @@ def test_other_optimizers_are_one_error_that_names_both(above: Path) -> None:
         assert of_file == [sgd, adam]
         assert "optimizer 0 of the checkpoint does not match SGD of configure_optimizers" in sgd
         assert "has decoupled_weight_decay=True instead of False. A run must resume with" in adam
+
+
+def _in_accumulation(path: Path) -> tuple[Tensor, Tensor]:
+    """Weights of a run that saves between two batches of a step, and of the one that resumes."""
+    ends = []
+    for resumed in (False, True):
+        strategy = lh.HierarchicalModelParallelStrategy(group_size=4, tensor_parallel_size=2)
+        saves = [] if resumed else [SaveAt("on_train_batch_end", 3, path)]
+        trainer = make_trainer(strategy, callbacks=saves, accumulate_grad_batches=2)
+        model = Divided()
+        trainer.fit(model, batches(2, 6), ckpt_path=path if resumed else None)
+        ends.append(gathered(model))
+    return ends[0], ends[1]
+
+
+def test_gradients_of_an_unfinished_step_are_resumed(tmp_path: Path) -> None:
+    for uninterrupted, resumed in run_ranks(_in_accumulation, 4, tmp_path / "a.ckpt"):
+        assert torch.equal(uninterrupted, resumed)

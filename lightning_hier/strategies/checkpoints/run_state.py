@@ -103,8 +103,8 @@ class RunState(EngineState):
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Load the gradients of an accumulated step, or all with manual optimization."""
-        # With manual optimization, DDP has reduced each backward pass.
-        if self._session.trainer.lightning_module.automatic_optimization:
+        # With manual optimization, DDP has reduced each backward pass. Divided modules have no DDP.
+        if self._session.trainer.lightning_module.automatic_optimization and not self.divided:
             reach(self.parameters[name] for name in gradients)  # first, as it sets them to zero
         for name, gradient in gradients.items():
             parameter = self.parameters[name]
