@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hier.comm.gloo_connections import close_connections
+from lightning_hier.comm.job_store import JobStore
 
 # Messages of gloo, NCCL and the store that mean a lost or late peer.
 _LOST = re.compile(
@@ -83,7 +84,7 @@ class ProgressRecord:
         number: int = 0,
         grace_s: float = 5.0,
     ) -> None:
-        self._store = store
+        self._store = JobStore(store)
         self._rank = rank
         self._everyone = range(world_size)
         # The store keeps the records of earlier fits. Their numbers are below the first one.
@@ -307,11 +308,7 @@ class ProgressRecord:
         self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
 
     def _read(self, kind: str, rank: int) -> tuple[int, str]:
-        key = f"hier/{kind}/{rank}"
-        # `get` alone would wait for the key up to the time limit of the store.
-        if not self._store.check([key]):
-            return -1, ""
-        number, _, text = self._store.get(key).decode().partition("|")
+        number, _, text = (self._store.get(f"hier/{kind}/{rank}") or "-1|").partition("|")
         return int(number), text
 
     def _unreachable(self, unreachable: Exception, cause: Exception) -> str:

@@ -149,18 +149,23 @@ def test_at_a_resume(tmp_path: Path) -> None:
     _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
 
 
-def _train_with_store_on_rank_zero(port: int, folder: Path) -> None:
+def _train_with_store_on_rank_zero(port: int, folder: Path, number: int, limit: timedelta) -> None:
     """As with Lightning's launcher: the store ends with the process of rank 0."""
     os.environ["MASTER_PORT"] = str(port)
-    model = partial(_Lost, 0, KILL, "training_step", 7, folder)
-    # A limit that the test does not reach: ranks notice a loss before it.
-    fitted(partial(BMUF, timeout=timedelta(minutes=10)), model, 12)
+    model = partial(_Lost, 0, number, "training_step", 7, folder)
+    _train(folder, 0, partial(BMUF, timeout=limit), model, batches=12)
 
 
-def test_while_rank_zero_hosts_the_store(tmp_path: Path) -> None:
-    """Rank 2 exchanges data with rank 0 only."""
+@pytest.mark.parametrize(
+    ("number", "limit"),
+    # A limit that a killed rank does not reach: the others notice its loss before.
+    [(KILL, timedelta(minutes=10)), (STOP, LIMIT)],
+)
+def test_while_rank_zero_hosts_the_store(tmp_path: Path, number: int, limit: timedelta) -> None:
+    """Rank 2 exchanges data with rank 0 only. A stopped rank 0 does not answer, without an end."""
     env = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-    outcomes = rank_outcomes(_train_with_store_on_rank_zero, 3, free_port(), tmp_path, env=env)
+    lost = tmp_path, number, limit
+    outcomes = rank_outcomes(_train_with_store_on_rank_zero, 3, free_port(), *lost, env=env)
     for error in _errors(outcomes, 0).values():
         assert error.startswith("PeerError") and "rank 0 or its host is gone" in error, error
 
