@@ -279,3 +279,19 @@ def test_an_optimizer_that_never_steps_keeps_the_run_in_its_warm_up() -> None:
     (said,), other = run_ranks(one_rests, 2)
     assert "ended after 0 steps of optimizer 1, within its warm-up of 3: it never" in said
     assert not other
+
+
+def moments_of_joined() -> Tensor:
+    """First moments behind a block in which an optimizer got parameters, flat."""
+    some = {"make_optimizer": lambda module: torch.optim.Adam([*module.parameters()][:2])}
+    loop = Loop(1, **some, block_sync=lh.BMUFAdam(block_size=3), warmup_steps=0)
+    loop.train(1)
+    loop.optimizer.add_param_group({"params": [*loop.module.parameters()][2:]})
+    loop.train(2)
+    states = [loop.optimizer.state[parameter] for parameter in loop.module.parameters()]
+    return torch.cat([state["exp_avg"].reshape(-1) for state in states])
+
+
+def test_moments_of_parameters_that_join_an_optimizer_are_averaged() -> None:
+    first, second = run_ranks(moments_of_joined, 2)
+    assert torch.equal(first, second) and first.count_nonzero() > 0

@@ -59,15 +59,6 @@ def unfrozen() -> None:
     loop.train(1)
 
 
-def joins_the_optimizer() -> None:
-    loop = Loop(
-        1, make_optimizer=lambda module: torch.optim.Adam([*module.parameters()][:2]), **SYNC
-    )
-    loop.train(1)
-    loop.optimizer.add_param_group({"params": [*loop.module.parameters()][2:]})
-    loop.train(2)
-
-
 def steps_in_evaluation() -> None:
     loop = Loop(1, **SYNC)
     loop.train(1)
@@ -216,7 +207,6 @@ MISTAKES: Mistakes = {
     "other_order": (other_order, "the same order, but group 0 and group 1 differ"),
     "replaced": (replaced, "was not passed to attach()"),
     "unfrozen": (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
-    "joins": (joins_the_optimizer, "2 parameters were trainable before they were added to an"),
     "in_evaluation": (
         steps_in_evaluation,
         "an optimizer steps while the module contains the global model",

@@ -18,7 +18,7 @@ from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import Averaging, ModelHealth
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.shard import Chunk, Shard
-from lightning_hier.comm.blocks.trained import Members, optimizer_parameters
+from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_buffers_, broadcast_copies, broadcast_tensors_
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.profiling import profiler_range
@@ -83,10 +83,6 @@ class Fragment:
         self.local_state = LocalState()
         if context.averages:
             self.local_state = config.local_state(context, members.parameters)
-        # Parameters whose state would be averaged if they were in the optimizer.
-        averages = context.averages and config.averages_state
-        stepped = optimizer_parameters(context.optimizer)
-        self._idle = {*members.parameters}.difference(stepped) if averages else set()
         parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
         carried = by_kind(self.local_state.carried)
         self.buckets = [
@@ -123,12 +119,6 @@ class Fragment:
 
         A collective of the group. All ranks exchange their health before one of the next methods.
         """
-        if joined := self._idle.intersection(optimizer_parameters(self._context.optimizer)):
-            raise RuntimeError(
-                f"{len(joined)} parameters were trainable before they were added to an optimizer "
-                "whose state is averaged with the models, and theirs would not be: freeze them "
-                "until they are added, or pass them from the start, in a group with lr=0"
-            )
         # As DDP does before every forward pass.
         group = self._context.communicators.group
         whole = [b for b in self.members.float_buffers if not isinstance(b, DTensor)]
