@@ -158,23 +158,6 @@ class FitSession(Engine):
             self.accumulated_gradients = {}
         self.position.start()
 
-    def require_no_unfrozen(self) -> None:
-        """Behind a step, check that it has changed only parameters that are synchronised.
-
-        Raises:
-            RuntimeError: one was unfrozen within the step, so ranks have stepped it differently.
-
-        """
-        trained, present = self.synchroniser.trained, parameters_of(self.module)
-        new = {p for p in present if p.requires_grad and p.grad is not None} - trained.parameters
-        if new:
-            names = sorted(trained.known.names.get(p, "a new one") for p in new)
-            raise RuntimeError(
-                f"{len(new)} parameters were unfrozen within a step, among them {names[0]!r}, so "
-                "their gradients were not averaged, and ranks have changed them differently: "
-                "unfreeze in on_train_epoch_start or on_train_batch_start instead of training_step"
-            )
-
     def before_batch(self, batch: Any) -> None:
         """Count samples, and include parameters that were unfrozen, which is a collective."""
         # Not in a callback, because a search for the learning rate has only that of Lightning.

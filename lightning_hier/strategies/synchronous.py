@@ -143,7 +143,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         require_attached(self.optimizers[index], session.optimizers, index)
         with session.raw_steps.counted(), session.stepping(index):
             result = super().optimizer_step(optimizer, *args, **kwargs)
-        session.require_no_unfrozen()
+        session.synchroniser.trained.require_admitted()
         # Counted by call, because loss scaling may skip the update on some ranks only.
         session.after_step(index)
         if session.warm_up_has_ended:

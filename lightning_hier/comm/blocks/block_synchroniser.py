@@ -291,7 +291,7 @@ class BlockSynchroniser:
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
         """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
-        self.trained.parameters |= set(trainable)
+        self.trained.add(trainable)
         self.blocks = self._new_blocks()
         return self.blocks or ()
 

@@ -154,6 +154,8 @@ class TrainedTensors:
         self.buffers = buffers
         self.known = KnownParameters(module)
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
+        # A list: sets call Tensor.__hash__ for each parameter, and this is read at every step.
+        self._untrained = [p for p in self.known.names if p not in self.parameters]
         # Decided once: a later NaN in a buffer with a mean is an error, and a resume restores
         # buffers whose values say nothing about the start.
         self.kept_equal: Collection[str] = without_mean(buffers.names)
@@ -245,10 +247,31 @@ class TrainedTensors:
     def admit(self, present: Collection[Parameter]) -> bool:
         """Add those of ``present`` that have become trainable. Returns whether there are any."""
         new = {p for p in present if p.requires_grad} - self.parameters
-        self.parameters |= new
+        self.add(new)
         for parameter in new:  # which may have been written before
             self.buffers.names.pop(parameter, None)
         return bool(new)
+
+    def add(self, trained: Collection[Parameter]) -> None:
+        """Synchronise these parameters, which are or were trainable, as well."""
+        self.parameters |= {*trained}
+        self._untrained = [p for p in self._untrained if p not in self.parameters]
+
+    def require_admitted(self) -> None:
+        """Behind a step, check that it has changed only parameters that are synchronised.
+
+        Raises:
+            RuntimeError: one was unfrozen within the step, so ranks have stepped it differently.
+
+        """
+        new = [p for p in self._untrained if p.requires_grad and p.grad is not None]
+        if new:
+            name = min(self.known.names[parameter] for parameter in new)
+            raise RuntimeError(
+                f"{len(new)} parameters were unfrozen within a step, among them {name!r}, so "
+                "their gradients were not averaged, and ranks have changed them differently: "
+                "unfreeze in on_train_epoch_start or on_train_batch_start instead of training_step"
+            )
 
     def members(self) -> list[Members]:
         """Tensors of each optimizer's block, which have every parameter and buffer exactly once.
