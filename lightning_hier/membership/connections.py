@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic, sleep
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from lightning_hier.comm.addresses import routed_address
+from lightning_hier.comm.job_store import JobStore, NoAnswerError, within
 from lightning_hier.comm.progress_record import PeerError, is_lost_peer
 from lightning_hier.membership.lighthouse import Entry, Quorum
 
@@ -66,21 +68,31 @@ def wait_for_all(
         timeout: time limit.
 
     Raises:
-        GroupLostError: the process of a group has ended, or a rank did not come in time.
+        GroupLostError: the process of a group has ended or does not answer, or a rank did not come
+            in time.
 
     """
+    shared = JobStore(store)
     keys = [f"{identifier}/here/{number}" for number in range(total)]
-    store.set(keys[rank], "")
+    shared.set(keys[rank], "")
     begun = checked = monotonic()
-    while not store.check(keys):
+    while not _all_here(shared, keys):
         if monotonic() - checked > _CHECK_EVERY_S:
             for address in addresses:  # a lost group costs half a second, not the time limit
                 _require_alive(address)
             checked = monotonic()
         if monotonic() - begun > timeout.total_seconds():
-            missing = [number for number, key in enumerate(keys) if not store.check([key])]
+            missing = [number for number, key in enumerate(keys) if not _all_here(shared, [key])]
             raise GroupLostError(f"ranks {missing} of the groups did not connect")
         sleep(_POLL_S)
+
+
+def _all_here(store: JobStore, keys: Sequence[str]) -> bool:
+    """Whether the ranks of these keys are about to connect."""
+    try:
+        return store.has(keys)
+    except RuntimeError as error:
+        raise GroupLostError(f"the process of a group, which has its store: {error}") from error
 
 
 def serve_store(host: str) -> TCPStore:
@@ -93,12 +105,17 @@ def open_store(address: str, timeout: timedelta) -> Store:
     """Connect to the store of a group, at ``host:port``, with a time limit of every wait.
 
     Raises:
-        GroupLostError: its process has ended. The store itself would try until the time limit.
+        GroupLostError: its process has ended or does not answer. The store itself would try until
+            the time limit, or without one.
 
     """
     _require_alive(address)
     host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+    ends: dict[str, Any] = {"is_master": False, "wait_for_workers": False, "timeout": timeout}
+    try:
+        return within(timeout.total_seconds(), lambda: TCPStore(host, int(port), **ends))
+    except NoAnswerError as error:
+        raise GroupLostError(f"the process of the group at {address}: {error}") from error
 
 
 def _require_alive(address: str) -> None:

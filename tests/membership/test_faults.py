@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pytest
 from torch.distributed import TCPStore
 
 import lightning_hier as lh
+from lightning_hier.comm import job_store
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.membership.connections import GroupLostError, open_store, wait_for_all
 from tests.conftest import REPOSITORY
 from tests.membership.groups import Life, Run, assert_equal_models, lighthouse, live_all, log
 from tests.waiting import leave_mark, wait_for_marks, wait_until
@@ -110,6 +113,41 @@ def test_a_group_that_was_stopped_must_restart(tmp_path: Path) -> None:
     # 3, and the synchronisations that the others may complete before its first request.
     assert re.search("group 1 must restart: it has missed [3-6] synch", str(outcomes[1].error))
     assert outcomes[0].result == outcomes[2].result
+
+
+_STORE = """
+import sys
+from lightning_hier.membership.connections import serve_store
+store = serve_store("127.0.0.1")
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_groups_do_not_wait_for_a_stopped_process_that_has_their_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel accepts connections for it, so it does not seem to have ended."""
+    monkeypatch.setattr(job_store, "_LIMIT_S", 1.0)
+    timeout = timedelta(seconds=30)
+    with subprocess.Popen(
+        [sys.executable, "-c", _STORE],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        address = f"127.0.0.1:{process.stdout.readline().strip()}"
+        store = open_store(address, timeout)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(GroupLostError, match="no answer within 1 s"):
+                wait_for_all(store, "exchange", 0, 2, [address], timeout)
+            with pytest.raises(GroupLostError, match="no answer within 2 s"):
+                open_store(address, timedelta(seconds=2))
+        finally:
+            process.kill()
 
 
 def _steps(run: Run, group: int) -> int:
