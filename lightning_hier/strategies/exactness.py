@@ -124,7 +124,14 @@ def _within_an_epoch(loaders: Sequence[Any], fetcher: Any, used: int) -> list[st
             reasons.append(f"a data loader has no length: {_TWO_KINDS}")
         elif any(isinstance(sampler, _DRAWING) for sampler in _samplers(loader)):
             reasons.append(f"the global random state determines the order of data: use {_FIXED}")
-    if not reasons and fetcher.length < used:
+    if reasons:
+        return reasons
+    if min(map(len, loaders)) < used and any(loader.num_workers for loader in loaders):
+        reasons.append(
+            "a data loader has ended in this epoch, so that one may have begun in it, whose "
+            "processes then draw other random numbers: use num_workers=0 if they draw any"
+        )
+    if fetcher.length < used:
         reasons.append(
             f"the checkpoint was saved after {used} batches of an epoch, but the training data "
             f"have only {fetcher.length} now: use the data, the batch size and the "

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     Callback,
     GradientAccumulationScheduler,
 )
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core import rank_zero
 from torch import Tensor
 from torch.utils.data import (
@@ -249,6 +250,10 @@ def _drawn() -> Any:
     return DataLoader(data, batch_size=ROWS, sampler=RandomSampler(data))
 
 
+def _cycling() -> Any:
+    return CombinedLoader([shuffled(5), shuffled(1, **_WORKERS)], "max_size_cycle")
+
+
 class _Pairs(DropoutNet):
     """Gets a batch of each of two loaders."""
 
@@ -263,6 +268,7 @@ NOT = {
     "persistent workers": _Step(make_data=lambda: shuffled(5, persistent_workers=True, **_WORKERS)),
     "are iterable": _Step(make_data=lambda: DataLoader(_Reading(), batch_size=ROWS)),
     "others have none": _Step(make_data=lambda: [_WithLength(), shuffled(5)], make_model=_Pairs),
+    "has ended in this epoch": _Step(make_data=_cycling, make_model=_Pairs),
     "has no length": _Step(
         make_data=lambda: DataLoader(NoisyData(10), batch_sampler=_NoLength()), **_OWN
     ),
