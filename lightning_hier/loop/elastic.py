@@ -61,11 +61,16 @@ class ElasticLoop:
         tensors = [*module.parameters(), *module.buffers()]
         elements = sum(parameter.numel() for parameter in module.parameters())
         # Those that follow from the hosts and the steps of this job.
-        resolved = described({"block_sync": engine.settings.block_sync}) | state.kinds()
-        self.exchange.quorums.required |= resolved | {
-            "divided": state.divided,
-            "parameters": f"{len(tensors)} tensors, {elements} elements",
-        }
+        resolved = described({"block_sync": engine.settings.block_sync})
+        self.exchange.quorums.required |= (
+            state.kinds()
+            | resolved
+            | {
+                "across": engine.synchroniser.placement.across,
+                "divided": state.divided,
+                "parameters": f"{len(tensors)} tensors, {elements} elements",
+            }
+        )
         if self.exchange.start():
             self.exchange.share_initial_model(module)
             engine.synchroniser.trained.note_frozen()  # they were not written by the user

@@ -7,6 +7,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,20 @@ def test_groups_that_would_divide_their_model_differently(address: str) -> None:
     ports = [store.port for store in stores]
     outcomes = rank_outcomes(_on_other_hosts, 4, address, ports, timeout_s=100.0)
     assert [outcome.error for outcome in outcomes] == [None] * 4
+
+
+def _with_outer_rate(address: str, ports: list[int]) -> None:
+    group, _ = _job(int(os.environ["RANK"]), 1, ports[int(os.environ["RANK"])])
+    outer = partial(torch.optim.SGD, lr=0.1 * (group + 1))
+    with pytest.raises(ValueError, match=r"differ in outer_optimizer: SGD\(lr=0.\d.* here"):
+        _loop(address, group, lh.DiLoCo(block_size=TAU, outer_optimizer=outer))
+
+
+def test_groups_with_other_outer_learning_rates(address: str) -> None:
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    ports = [store.port for store in stores]
+    outcomes = rank_outcomes(_with_outer_rate, 2, address, ports, timeout_s=100.0)
+    assert [outcome.error for outcome in outcomes] == [None] * 2
 
 
 def _refused(address: str) -> None:
