@@ -215,8 +215,9 @@ class Blocks:
         if index in self._stepped:
             raise RuntimeError(
                 f"{type(self._engine.optimizers[index]).__name__} steps a second time without "
-                "blocks.step() in between: call it after every step, on every rank. With Fabric, "
-                "step the optimizer that fabric.setup has returned"
+                "blocks.step() in between: call it after every step, on every rank. If you "
+                "attached twice, call finish() or detach() of the first blocks before. With "
+                "Fabric, step the optimizer that fabric.setup has returned"
             )
         self._leave(index)  # a step that has failed
         self._in_step[index] = stepping = self._engine.stepping(index)

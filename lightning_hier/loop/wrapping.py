@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import Embedding, EmbeddingBag, Module, SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_hier.comm.communicators import Communicators
@@ -71,6 +72,7 @@ def check_wrapping(
         raise ValueError(
             "the module is wrapped by DistributedDataParallel twice, or contains one: wrap it once"
         )
+    check_shapes(module)
     check_batch_norm(module, communicators.group.ranks)
     size, groups = communicators.layout.sizes
     if isinstance(model, DistributedDataParallel):
@@ -92,6 +94,18 @@ def check_wrapping(
         )
     if is_sharded(module):
         _check_divided(module, communicators.group.ranks)
+
+
+def check_shapes(module: Module) -> None:
+    """Raise ValueError for lazy layers that have not been called."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{', '.join(lazy)} of a lazy layer has no shape yet, so it can't be made equal on all "
+            "ranks: call the module once with an example batch before training (with a Trainer, in "
+            "setup or before fit)"
+        )
 
 
 def check_dense(module: Module) -> None:

@@ -22,11 +22,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 
 from lightning_hier.callbacks.packages import both
 from lightning_hier.comm.agreement import raise_everywhere, require_same
-from lightning_hier.loop.wrapping import DENSE, SPARSE, check_dense
+from lightning_hier.loop.wrapping import DENSE, SPARSE, check_dense, check_shapes
 
 
 def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None]) -> None:
@@ -68,13 +67,7 @@ _OF_SPARSE = re.compile("Cannot access storage of SparseTensorImpl|copy_.. betwe
 
 def check_module(module: Module) -> None:
     """Raise ValueError for an unsupported model."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
-    if lazy:
-        raise ValueError(
-            f"{', '.join(lazy)} of a lazy layer has no shape yet, so it can't be made equal on all "
-            "ranks: call the module once with an example batch, in setup or before fit"
-        )
+    check_shapes(module)
     check_dense(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(

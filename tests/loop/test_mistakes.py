@@ -80,6 +80,13 @@ def uncounted() -> None:
     loop.train(1)
 
 
+def attached_anew() -> None:
+    loop = Loop(1, **SYNC)
+    loop.train(1)
+    loop.blocks = lh.attach(loop.model, loop.optimizer, groups=loop.groups, **SYNC)
+    loop.train(2)
+
+
 def counted_twice() -> None:
     loop = Loop(1, **SYNC)
     loop.train(2)
@@ -166,6 +173,10 @@ MISTAKES: Mistakes = {
         "wrapped by DistributedDataParallel twice",
     ),
     "attached_twice": (attach_twice, "has a communication hook already"),
+    "lazy": (
+        lambda: Loop(1, make_module=lambda: nn.Sequential(nn.LazyLinear(2)), **SYNC),
+        "0.weight, 0.bias of a lazy layer has no shape yet",
+    ),
     "sparse": (
         lambda: Loop(2, make_module=with_sparse_layer, **SYNC),
         "sparse gradients are not supported, but 3 has sparse=True",
@@ -213,6 +224,7 @@ MISTAKES: Mistakes = {
     ),
     "after_the_end": (after_the_end, "was called after finish()"),
     "uncounted": (uncounted, "AdamW steps a second time without blocks.step() in between"),
+    "attached_anew": (attached_anew, "call finish() or detach() of the first blocks before"),
     "counted_twice": (counted_twice, "OutOfStepError"),  # the last one: ranks stay out of step
 }
 
