@@ -26,7 +26,7 @@ from lightning_hier.loop.blocks import Blocks
 from lightning_hier.loop.elastic import ElasticLoop, check_elastic
 from lightning_hier.loop.engine import Engine
 from lightning_hier.loop.groups import Groups
-from lightning_hier.loop.initial_model import share_in_group, share_initial_model
+from lightning_hier.loop.initial_model import share_initial_model
 from lightning_hier.loop.optimizer_checks import (
     advice,
     check_averaged,
@@ -134,9 +134,8 @@ def attach(
         check_wrapping(model, module, communicators, used.gradient_sync, warms_up=warms_up)
     require_same(described({**settings, **vars(used), "membership": membership}), device)
     require_same_optimizers(module, optimizers, device)
-    if is_sharded(module):
-        share_in_group(module, groups.mesh["group"], communicators)
-    share_initial_model(module, communicators)
+    mesh = groups.mesh["group"] if is_sharded(module) else None
+    share_initial_model(module, communicators, mesh)
     _announce(module, optimizers, used, communicators, chosen)
     name_missing_at_exit()
     engine = Engine(

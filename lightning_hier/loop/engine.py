@@ -30,11 +30,8 @@ class Engine:
         optimizers: optimizers of the module, which are never wrapped or replaced. Each has its own
             block.
         settings: synchronisation, with numbers instead of ``"auto"``.
-        communicators: channels of this rank.
         grad_scale: returns the current factor of loss scaling.
-        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
-        offload: whether the state of outer steps lies in the memory of the host.
-        membership: finds the groups that are present, if groups come and go.
+        communicators, nics, offload, membership: as of the :class:`BlockSynchroniser`.
 
     Attributes:
         worker: residuals and step counts of this rank.

@@ -66,7 +66,6 @@ class EngineState:
             "has_blocks": blocks is not None,
             "sizes": list(self._communicators.layout.sizes),
             "kinds": self.kinds(),
-            "ready_order": self._ready_order(),
         }
 
     def of_group(self) -> State:
@@ -95,7 +94,7 @@ class EngineState:
             "memory": memory.state(self.names),
             "written_parameters": {self.names[p]: value for p, value in written.items()},
             "samples": list(self._worker.samples),
-            "ready_order": self._ready_order(),
+            "ready_order": [self.names[p] for p in self._reduction.ready_order],
             "buffers": self._synchroniser.evaluation.local_buffers(),
         }
 
@@ -119,8 +118,7 @@ class EngineState:
         """
         # The buckets of the saved run, because they decide how sums of gradients are rounded. Those
         # of a group follow from the order of its first rank.
-        order = rank.get("ready_order", shared["ready_order"])
-        self._reduction.rehearse([self.parameters[name] for name in order])
+        self._reduction.rehearse([self.parameters[name] for name in rank["ready_order"]])
         self.load_optimizers(model["optimizers"])
         if shared["has_blocks"]:
             for block, state in zip(self._open_blocks(shared), rank["blocks"], strict=True):
@@ -136,13 +134,10 @@ class EngineState:
             local_tensor(tensors[name]).copy_(value)
         self._worker.memory.load(rank["memory"], self.parameters)
         self.subtract_residuals()
-        for name, value in rank.get("written_parameters", {}).items():
+        for name, value in rank["written_parameters"].items():
             self._worker.memory.share([self.parameters[name]])  # small ones have no residuals
             self.parameters[name].copy_(value)
         self._worker.samples = rank["samples"]
-
-    def _ready_order(self) -> list[str]:
-        return [self.names[parameter] for parameter in self._reduction.ready_order]
 
     def subtract_residuals(self) -> None:
         """Turn x in the module into the local model, if the residuals loaded are those of updates.

@@ -13,10 +13,19 @@ from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 
 
-def share_initial_model(module: Module, communicators: Communicators) -> None:
+def share_initial_model(
+    module: Module, communicators: Communicators, mesh: DeviceMesh | None = None
+) -> None:
     """Copy the model of rank 0 to every rank, in place. A collective of the world.
 
-    If ranks hold shards, those of the first group are copied to the others.
+    If ranks hold shards, those of the first group are copied to the others. A tensor is divided
+    along some dimensions of the mesh. Ranks along the others may have initialised it differently,
+    and get the values of the first of them.
+
+    Args:
+        module: module, perhaps divided.
+        communicators: channels of this rank, which count the bytes.
+        mesh: mesh of the group, if the module is divided.
 
     Raises:
         ValueError: on every rank, if the models of the ranks have different tensors.
@@ -27,6 +36,13 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
+        # First inside each group: then the ranks of the first group send consistent values.
+        for group in [] if mesh is None else mesh.get_all_groups():
+            channel = communicators.in_group(group)
+            ranks = set(channel.ranks)
+            # torch makes a DTensor equal along the dimensions of its own mesh.
+            to_share = [tensor for tensor in tensors if not ranks <= mesh_ranks(tensor)]
+            broadcast_tensors_(to_share, channel, "initial_model")
         broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
 
 
@@ -41,33 +57,6 @@ def require_same_tensors(module: Module, device: torch.device) -> None:
         "the module must have the same tensors in the same order on all ranks",
         "Layers, parameters and buffers must be created and frozen in the same order on all ranks.",
     )
-
-
-def share_in_group(module: Module, mesh: DeviceMesh, communicators: Communicators) -> None:
-    """Make the tensors equal that several ranks of a group hold, in place.
-
-    A tensor is divided along some dimensions of the mesh. Ranks along the others may have
-    initialised it differently, and get the values of the first of them. A collective of the world.
-
-    Args:
-        module: module that is divided.
-        mesh: mesh of the group.
-        communicators: channels of this rank, which count the bytes.
-
-    Raises:
-        ValueError: as :func:`share_initial_model`.
-
-    """
-    require_same_tensors(module, communicators.device)
-    tensors = [*module.parameters(), *module.buffers()]
-    place = communicators.progress.at("the broadcast of the initial model")
-    with place, torch.no_grad():
-        for name in mesh.mesh_dim_names or ():
-            channel = communicators.in_group(mesh.get_group(name))
-            ranks = set(channel.ranks)
-            # torch makes a DTensor equal along the dimensions of its own mesh.
-            to_share = [tensor for tensor in tensors if not ranks <= mesh_ranks(tensor)]
-            broadcast_tensors_(to_share, channel, "initial_model")
 
 
 def mesh_ranks(tensor: Tensor) -> set[int]:

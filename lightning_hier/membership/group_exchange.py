@@ -167,14 +167,10 @@ class GroupExchange:
         complete: Callable[[], None],
         undo: Callable[[], None],
     ) -> None:
-        """Synchronise with the groups that are present. Afterwards the result counts everywhere.
+        """See :class:`Membership`. Afterwards the result counts everywhere.
 
-        Args:
-            name: name of what is synchronised. Groups that synchronise something else are an error.
-            attempt: starts an exchange, while :class:`Communicators` has the channels of the groups
-                that are present. Not called if it has begun.
-            complete: completes the exchange, with the same channels.
-            undo: restores the state before ``attempt``, which may not have been called.
+        ``attempt``, which is not called if it has begun, and ``complete`` are called while
+        :class:`Communicators` has the channels of the groups that are present.
 
         Raises:
             PeerError: too few groups are there within the limit, or this one has missed a

@@ -135,18 +135,10 @@ class StateTransfer:
     def _copy(
         self, folder: Path, group: int, identifier: str, address: str, own: Store | None = None
     ) -> str:
-        """Receive the state or, with the store of this group, send it. Called by rank 0.
+        """Call :func:`copy_between` on rank 0, for the number of the group that joins.
 
-        Args:
-            folder: folder of the state.
-            group: number of the group that joins.
-            identifier: identifier of the quorum in which the state was offered.
-            address: address of the store of the other group.
-            own: see above.
-
-        Returns:
-            Why the other group was lost, or "".
-
+        Returns why the other group was lost, or "". ``identifier`` is that of the quorum in which
+        the state was offered.
         """
         host, timeout = self._exchange.quorums.host, self._exchange.settings.exchange_timeout
         try:

@@ -74,8 +74,7 @@ class ShardServer(ABC):
         limit_s: time limit of a wait for clients, in seconds.
 
     Attributes:
-        shard: see above.
-        values: see above.
+        shard, values: see above.
         timestamp: version of the values.
 
     """

@@ -49,19 +49,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PSPSettings(ServerSettings):
-    """Settings of one run of PSP-SGD.
+    """Settings of one run of PSP-SGD, which are those of ``PSPStrategy``.
 
-    Attributes:
-        min_pushes: c, gradients that a server needs for an update (Algorithm 1, server, line 12):
-            ``"all"``, a number of workers, or a fraction of the ranks at the start, rounded up.
-        min_pulled: b, fraction of the shards that a worker needs for the next gradient (worker,
-            line 15). Shards without parameters do not count.
-        push_timeout_s: tau_1, seconds that a server waits for more gradients after c.
-        pull_timeout_s: tau_2, seconds that a worker waits for more shards after b.
-        linear_scaling: whether the learning rate is multiplied by the number of gradients.
-        warmup_steps: number of first steps of every optimizer in which the gradients of all workers
-            are averaged and the learning rate is not scaled.
-        timeout_s: see :class:`ServerSettings`.
+    ``min_pushes`` is c in line 12 of the server of Algorithm 1, and ``min_pulled`` is b in line 15
+    of the worker, for which shards without parameters do not count.
 
     Raises:
         ValueError: a value is outside its range.
@@ -127,18 +118,10 @@ def rounded_up(fraction: float, whole: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoStageSettings(ServerSettings):
-    """Settings of one run of two-stage ASGD.
+    """Settings of one run of two-stage ASGD, which are those of ``TwoStageASGDStrategy``.
 
-    Attributes:
-        push_period: N, mini-batches of all devices of a node between two of its pushes.
-        order_locking: apply the nodes' pushes in the order of their first ones (3.1).
-        double_buffering: devices continue while the node exchanges with the master (3.2).
-        hierarchical_lr: gamma = eta / n at the master (eq. 5); False: gamma = eta.
-        refresh_period: mini-batches of a device after which it copies the replica (N_c in the
-            paper, there in samples). It also copies a replica with a new answer of the master.
-        warmup_steps: first steps of every device that all make together: the master applies the
-            mean of all devices' gradients, and the devices wait for it.
-        timeout_s: see :class:`ServerSettings`.
+    ``refresh_period`` is N_c in the paper, there in samples. A device also copies a replica with a
+    new answer of the master.
 
     Raises:
         ValueError: a value is outside its range.

@@ -40,11 +40,9 @@ class FitSession(Engine):
         settings: synchronisation, with numbers instead of ``"auto"``.
         changes: changes to the Trainer.
         position: position in the training data.
-        communicators: channels of this rank.
-        nics: smallest number of NICs of any host, or None for one host.
+        communicators, nics, offload: as of the :class:`Engine`.
         wrap: see :data:`Wrap`.
         metrics_callback: logs metrics.
-        offload: whether the state of outer steps lies in the memory of the host.
         elastic: connection with other groups, or None if groups do not come and go.
 
     Attributes:

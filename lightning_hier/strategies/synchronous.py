@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -53,11 +54,11 @@ class SynchronousStrategy(TieredStrategy, ABC):
     _session: FitSession | None = None
     _ended: FitSession | None = None
 
-    def _prepare_fit(self) -> None:
+    def _prepare_fit(self, mesh: DeviceMesh | None = None) -> None:
         """Choose numbers for ``"auto"``, and share the model of rank 0. A collective of the world.
 
         Before the optimizers are created: a module may create its data loaders with them, and keep
-        copies of its parameters.
+        copies of its parameters. ``mesh`` is that of a divided module.
         """
         trainer, device = self._module.trainer, self.root_device
         self._ended, self._changes = None, TrainerChanges(trainer)
@@ -69,7 +70,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
         if chosen is not None:
             rank_zero_info(chosen)
         self.warmup_steps, self.block_sync = int(self._used.warmup_steps), self._used.block_sync
-        share_initial_model(self._module, self.communicators)
+        share_initial_model(self._module, self.communicators, mesh)
 
     def _open_session(self, advised: GradientSync | None, wrap: Wrap, **settings: Any) -> None:
         """Begin to count steps. A collective of the world.

@@ -53,9 +53,7 @@ class BlockSynchroniser:
         membership: finds the groups that are present, if groups come and go.
 
     Attributes:
-        module: see above.
-        communicators: see above.
-        worker: see above.
+        module, communicators, worker: see above.
         placement: division of the model among the ranks of a group.
         blocks: one block for each optimizer. None before the first step after the warm-up.
         buffers: buffers of the module.
@@ -152,7 +150,8 @@ class BlockSynchroniser:
                 elif due.applies is not None:
                     report = self._commit(optimizer, due.applies)
                 elif due.sends is not None:
-                    self._begin_commit(optimizer, due.sends, schedule.delay)
+                    own = self._for_commit(optimizer, due.sends)
+                    self.blocks[optimizer].begin_commit(due.sends, **own, delay=schedule.delay)
         # After a synchronisation that fails, it is still due.
         schedule.end_block(self.worker.steps[optimizer])
         if report is not None:
@@ -242,12 +241,6 @@ class BlockSynchroniser:
         report = self.blocks[optimizer].commit(fragment, **self._for_commit(optimizer, fragment))
         self.admit_found()  # from the next block on
         return report
-
-    def _begin_commit(self, optimizer: int, fragment: int, delay: int) -> None:
-        """Send a fragment to the groups that are present. A collective of the group."""
-        assert self.blocks is not None
-        own = self._for_commit(optimizer, fragment)
-        self.blocks[optimizer].begin_commit(fragment, **own, delay=delay)
 
     def _for_commit(self, optimizer: int, fragment: int) -> dict[str, Any]:
         agree = partial(self.health.agree, SyncPoint.BLOCK, optimizer)

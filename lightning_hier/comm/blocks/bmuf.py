@@ -49,17 +49,7 @@ LocalLR = float | Auto | Literal["keep"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptimizerSync(BlockSync):
-    """Base class of the settings with ``local_momentum`` and ``local_lr``.
-
-    Attributes:
-        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
-            block (bmuf eq. 8), ``"keep"`` and ``"auto"`` do not change it, ``"average"`` averages
-            it with the models.
-        local_lr: factor on the learning rate of the local optimizer while blocks run and there are
-            several groups: ``"auto"``, so that DDP's learning rate is the one to pass, a number
-            above 0, or ``"keep"`` (1). Between steps, ``param_groups`` contain the user's value.
-
-    """
+    """Base class of :class:`ModelAveraging` and :class:`BMUF`, which describe its attributes."""
 
     local_momentum: LocalMomentum = "auto"
     local_lr: LocalLR = "auto"
@@ -157,23 +147,7 @@ def advice_against_averaging(sync: BlockSync, optimizer: Optimizer) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMomentumSync(BlockSync):
-    """Base class of the settings with block momentum.
-
-    Attributes are those of :class:`BlockSync`, and
-
-    Attributes:
-        block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10), and at most ``1 - 20 / B`` in a run of B blocks.
-            With ``weighting="samples"`` or membership, it follows the effective number of models
-            at every mean, and not B.
-        block_lr: zeta, above 0.
-        c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
-        nesterov: Nesterov block momentum (NBM); False is classical (CBM).
-
-    Raises:
-        ValueError: a value is outside its range.
-
-    """
+    """Base class of the settings with block momentum, whose attributes :class:`BMUF` describes."""
 
     # ``least_blocks`` of momentum_of_run.
     momentum_blocks: ClassVar[int] = 20

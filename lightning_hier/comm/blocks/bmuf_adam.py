@@ -64,8 +64,8 @@ class BMUFAdam(BlockMomentumSync):
     ``local_beta1="auto"`` uses while blocks run. Outside of steps, ``param_groups`` of the
     optimizer contain the user's value, so schedulers and checkpoints use that.
 
-    Attributes are those of :class:`BlockSync` and :class:`BMUF`'s ``block_momentum``, ``block_lr``,
-    ``c`` and ``nesterov``, and
+    Attributes are those of :class:`BlockSync` and :class:`BMUF`'s ``block_momentum`` (``"auto"`` is
+    at most ``1 - 20 / B``), ``block_lr``, ``c`` and ``nesterov``, and
 
     Attributes:
         block_size: tau, steps between two synchronisations, or ``"auto"``: for 20 blocks for each

@@ -97,9 +97,7 @@ class Bucket:
 
     Attributes:
         kind: kind of all tensors.
-        shard: see above.
-        exchange: see above.
-        outer: see above.
+        shard, exchange, outer: see above.
         has_update: whether an update was sent and is not applied.
 
     """

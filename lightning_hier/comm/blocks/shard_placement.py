@@ -34,8 +34,7 @@ class ShardPlacement:
             exchanges the whole model (two_tiered_bmuf_gtc 2.3).
 
     Attributes:
-        group: see above.
-        sharded: see above.
+        group, sharded: see above.
         distributes: whether ranks of the group need what other ranks have exchanged.
 
     """

@@ -7,9 +7,8 @@ is the model of the group wherever models are evaluated, saved or synchronised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,15 +74,13 @@ class UpdateExchange:
                 self._written |= {p: value.clone() for p, value in written.items()}
         yield
         # Here, because a scheduler may change the rate before the exchange.
+        always = isinstance(self._optimizers[optimizer], (Adafactor, Muon))
         for group in self._optimizers[optimizer].param_groups:
-            decay = float(group["weight_decay"]) if self._is_decoupled(optimizer, group) else 0.0
+            # Weight decay that is no part of the gradient. AdamW and its kin say so.
+            is_decoupled = always or group.get("decoupled_weight_decay")
+            decay = float(group["weight_decay"]) if is_decoupled else 0.0
             kept = 1.0 - float(group["lr"]) * decay if decay else 1.0
             self._kept |= dict.fromkeys(group["params"], kept)
-
-    def _is_decoupled(self, optimizer: int, group: Mapping[str, Any]) -> bool:
-        """Whether weight decay is no part of the gradient. AdamW and its kin say so."""
-        always = isinstance(self._optimizers[optimizer], (Adafactor, Muon))
-        return always or bool(group.get("decoupled_weight_decay"))
 
     @torch.no_grad()
     def exchange(self, optimizer: int) -> None:

@@ -142,7 +142,6 @@ _ENTRIES = {
     "frozen": list,
     "frozen_at_first": list,
     "kept_equal": list,
-    "ready_order": list,
     "automatic_values": dict,
 }
 

@@ -87,7 +87,8 @@ class RunState(EngineState):
         outer = outer_state(self._synchroniser.blocks or (), self.names)
         state = {
             **super().of_rank(),
-            "outer": [[_without_values(bucket) for bucket in block] for block in outer],
+            # The state of the blocks has the vectors.
+            "outer": [[{**own, "vectors": [*own["vectors"]]} for own in block] for block in outer],
             "averages": session.averages.of_rank(),
             "random": session.position.state(),
             "precision": trainer.precision_plugin.state_dict(),
@@ -240,11 +241,6 @@ class RunState(EngineState):
 
     def _frozen(self) -> list[str]:
         return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
-
-
-def _without_values(bucket: State) -> State:
-    """State of an outer step with the names of its vectors, which the state of the block has."""
-    return {**bucket, "vectors": [*bucket["vectors"]]}
 
 
 def _outer_of(saved: State) -> Iterator[list[State]]:
