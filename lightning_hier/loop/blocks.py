@@ -195,13 +195,11 @@ class Blocks:
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError for parameters that have come, gone or been unfrozen."""
-        present, trained = parameters_of(self._engine.module), self._synchroniser.trained
-        trained.known.require_kept(present)
-        new = [p for p in present if p.requires_grad and p not in trained.parameters]
-        if new:
-            names = sorted(trained.known.names[p] for p in new)
+        trained = self._synchroniser.trained
+        trained.known.require_kept(parameters_of(self._engine.module))
+        if new := trained.unfrozen():
             raise RuntimeError(
-                f"{len(new)} parameters were unfrozen after attach(), among them {names[0]!r}, and "
+                f"{len(new)} parameters were unfrozen after attach(), among them {min(new)!r}, and "
                 "would not be synchronised: have them trainable before, in a parameter group with "
                 "lr=0, or call blocks.finish(), wrap the module anew and attach again"
             )

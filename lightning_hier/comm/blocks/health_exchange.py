@@ -129,8 +129,9 @@ class HealthExchange:
         """Whether all ranks of ``channel`` train the same parameters. A collective of it."""
         if channel.size == 1:
             return True
-        self._trained.note()
-        # Frozen parameters may have been written on some ranks only.
+        # Before every batch with frozen parameters, so it reads none of them. What was written to
+        # them on some ranks only is found in the next exchange.
+        self._trained.describe()
         own = self._trained.digest(with_found=False)
         digest = torch.tensor([own], device=self._communicators.device)
         return bool((channel.gather_rows(digest, "status") == digest).all())

@@ -177,7 +177,7 @@ class TrainedTensors:
 
     def note(self) -> None:
         """Find what has changed, and describe all tensors. Does not communicate."""
-        self.buffers.reclaim()
+        self.describe()
         synchronised = {*self.parameters, *self.buffers.names}
         self._frozen = {p: bits for p, bits in self._frozen.items() if p not in synchronised}
         bits = zip(self._frozen.items(), _bits(self._frozen), strict=True)
@@ -185,6 +185,10 @@ class TrainedTensors:
         # In the order of the module, which a set does not have.
         self.found = {p: name for p, name in self.known.names.items() if p in written}
         self.found |= self.buffers.registered_since()
+
+    def describe(self) -> None:
+        """Describe all tensors, without reading them. Does not communicate."""
+        self.buffers.reclaim()
         stepped = {
             p: f"in optimizer {index}"
             for index, optimizer in reversed([*enumerate(self._optimizers)])
@@ -257,6 +261,10 @@ class TrainedTensors:
         self.parameters |= {*trained}
         self._untrained = [p for p in self._untrained if p not in self.parameters]
 
+    def unfrozen(self) -> dict[str, Parameter]:
+        """Parameters that have become trainable, and are not synchronised, by name."""
+        return {self.known.names[p]: p for p in self._untrained if p.requires_grad}
+
     def require_admitted(self) -> None:
         """Behind a step, check that it has changed only parameters that are synchronised.
 
@@ -264,11 +272,10 @@ class TrainedTensors:
             RuntimeError: one was unfrozen within the step, so ranks have stepped it differently.
 
         """
-        new = [p for p in self._untrained if p.requires_grad and p.grad is not None]
+        new = [name for name, p in self.unfrozen().items() if p.grad is not None]
         if new:
-            name = min(self.known.names[parameter] for parameter in new)
             raise RuntimeError(
-                f"{len(new)} parameters were unfrozen within a step, among them {name!r}, so "
+                f"{len(new)} parameters were unfrozen within a step, among them {min(new)!r}, so "
                 "their gradients were not averaged, and ranks have changed them differently: "
                 "unfreeze in on_train_epoch_start or on_train_batch_start instead of training_step"
             )
