@@ -58,20 +58,14 @@ class ElasticLoop:
     def start(self, engine: Engine, state: LoopState) -> None:
         """Wait for the groups that start together, or take the state of one that trains."""
         module = engine.module
-        tensors = [*module.parameters(), *module.buffers()]
-        elements = sum(parameter.numel() for parameter in module.parameters())
         # Those that follow from the hosts and the steps of this job.
-        resolved = described({"block_sync": engine.settings.block_sync})
-        self.exchange.quorums.required |= (
-            state.kinds()
-            | resolved
-            | {
-                "across": engine.synchroniser.placement.across,
-                "divided": state.divided,
-                "parameters": f"{len(tensors)} tensors, {elements} elements",
-            }
-        )
-        if self.exchange.start():
+        self.exchange.quorums.required |= {
+            **state.kinds(),
+            **described({"block_sync": engine.settings.block_sync}),
+            "across": engine.synchroniser.placement.across,
+            "divided": state.divided,
+        }
+        if self.exchange.start(module):
             self.exchange.share_initial_model(module)
             engine.synchroniser.trained.note_frozen()  # they were not written by the user
             return

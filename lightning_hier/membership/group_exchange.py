@@ -129,13 +129,16 @@ class GroupExchange:
         """Epoch and used batches of a group at its last synchronisation. Does not communicate."""
         return self._positions.get(group, (0, 0))
 
-    def start(self) -> bool:
-        """Wait for the other groups at the start of a run.
+    def start(self, module: Module) -> bool:
+        """Wait for the other groups at the start of a run. Those with other modules are refused.
 
         Returns:
             Whether this group starts with them. Otherwise it must join those that train.
 
         """
+        parameters, buffers = [*module.parameters()], [*module.buffers()]
+        size = f"{len(parameters + buffers)} tensors, {sum(p.numel() for p in parameters)} elements"
+        self.quorums.required["parameters"] = size
         self._together = self.quorums.start()
         return self._together is not None
 

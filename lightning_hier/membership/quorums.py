@@ -58,8 +58,7 @@ class Quorums:
         required: settings that must be equal in all groups.
 
     Attributes:
-        settings: settings of the user.
-        log: see above.
+        settings, log: see above.
         progress: what the global model of this group contains.
         required: settings that must be equal in all groups, and the number of ranks.
         host: IP address of this rank, on the network of the Lighthouse.

@@ -138,7 +138,7 @@ def check_delay(sync: BlockSync) -> None:
 
     """
     known = sync.block_size != "auto"
-    if sync.overlap is True or (known and not sync.applies_between_sends):
+    if sync.overlap is True or (known and int(sync.overlap) >= sync.steps // sync.fragments):
         raise ValueError(
             f"overlap={sync.overlap} in blocks of block_size={sync.block_size} with "
             f"fragments={sync.fragments} can't be combined with membership=TorchFT(...): groups "

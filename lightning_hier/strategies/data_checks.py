@@ -127,16 +127,12 @@ def _samplers(data: Any) -> list[Any]:
     return [
         getattr(loader.batch_sampler, "sampler", loader.sampler)
         for loader in CombinedLoader(data).flattened
-        if _has_samplers(loader)
+        if hasattr(loader, "batch_sampler") and hasattr(loader, "sampler")
     ]
 
 
 def _seeds(data: Any) -> list[int]:
     return [sampler.seed for sampler in _samplers(data) if _shuffles(sampler)]
-
-
-def _has_samplers(loader: object) -> bool:
-    return hasattr(loader, "batch_sampler") and hasattr(loader, "sampler")
 
 
 def _shuffles(sampler: object) -> bool:

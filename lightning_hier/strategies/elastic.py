@@ -99,10 +99,9 @@ class ElasticFit:
         connector = self._trainer._checkpoint_connector
         self._load(connector._loaded_checkpoint)
         # Not with the other settings in __init__, because configure_model may create parameters.
-        parameters = [*self._strategy.lightning_module.parameters()]  # type: ignore[union-attr]
-        size = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters)} elements"
-        self.exchange.quorums.required["parameters"] = size
-        if self.exchange.start():
+        module = self._strategy.lightning_module
+        assert module is not None, "the Trainer fits"
+        if self.exchange.start(module):
             return
         resume_start(self.transfer.receive() / _NAME)
         self._load(connector._loaded_checkpoint)

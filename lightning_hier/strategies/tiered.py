@@ -137,8 +137,9 @@ class TieredStrategy(ParallelStrategy, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON values. The environment must be set up."""
-        description: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
-        description |= {
+        description: dict[str, Any] = {
+            "strategy": self.strategy_name,
+            "class": type(self).__name__,
             "warmup_steps": self.warmup_steps,
             "ranks": self.world_size,
             "ranks_per_device": self.ranks_per_device,

@@ -151,11 +151,6 @@ class BlockSync(NamedArguments):
         """Whether the delay is a whole block."""
         return self.overlap is True or self.overlap == self.block_size
 
-    @property
-    def applies_between_sends(self) -> bool:
-        """Whether every fragment is applied before the next one is sent."""
-        return self.delay(self.steps) < self.steps // self.fragments
-
     def automatic(self, *, varies: bool = False) -> list[str]:
         """Names of the settings that depend on the length of the run.
 

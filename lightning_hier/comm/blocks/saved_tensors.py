@@ -26,11 +26,6 @@ class SavedTensors:
         self._fingerprints: dict[Tensor, int] = {}
         self.used = False
 
-    def save(self, tensors: Iterable[Tensor]) -> None:
-        """Save the current values of ``tensors``."""
-        self._saved = {tensor: local_tensor(tensor).clone() for tensor in tensors}
-        self.used = True
-
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Save the current values of further tensors."""
         self._saved |= {tensor: local_tensor(tensor).clone() for tensor in tensors}
@@ -46,7 +41,8 @@ class SavedTensors:
                 is not a change.
 
         """
-        self.save(tensors)
+        self._saved, self.used = {}, True
+        self.add(tensors)
         try:
             yield
         except BaseException:

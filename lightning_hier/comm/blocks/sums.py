@@ -85,11 +85,9 @@ def sparse_sum(
     The result is bit for bit the same in all groups. Stages as in :func:`exact_sum`.
 
     Args:
-        piece: 1-D.
-        route: process groups of the ranks that average.
+        piece, route, weight: as of :func:`quantised_sum`.
         codec: a :class:`~lightning_hier.algorithms.sparse_codec.SparseCodec`.
         feedback: e_k as ``own``, in place. None on ranks that do not exchange between hosts.
-        weight: factor of every summand.
 
     """
     if route.between is None:

@@ -200,14 +200,7 @@ def serve(
 ) -> Servers:
     """The servers of a rank, of those of its shards that are not empty.
 
-    Args:
-        rank: rank of this process.
-        shards: all shards, the same on all ranks.
-        optimizers: optimizers of the user; copied.
-        settings: settings of each optimizer.
-        replies: port of the rank.
-        counts: counts for logging.
-
+    ``shards`` are those of all ranks, and ``settings`` those of each optimizer.
     """
     waiting_ranks = WaitingRanks()
     servers = {

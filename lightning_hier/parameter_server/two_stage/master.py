@@ -198,23 +198,18 @@ class Master(ShardServer):
     def tick(self, now: float) -> None:
         self._check_rendezvous("at the end of an epoch", now)
         if any(push.due <= now for push in self._pending.values()):
-            raise waited_too_long("for the push of a node", self._absent_from_turn())
-
-    def _absent_from_turn(self) -> Collection[int]:
-        if any(push.together for push in self._pending.values()):
-            return self.order.active - self._pending.keys()
-        return self.order.waited_for()
-
-    def _idle_nodes(self) -> set[int]:
-        """Nodes whose ranks all wait in a collective."""
-        idle = self._waiting_ranks.ranks()
-        return {node for node, ranks in self._nodes.items() if idle >= set(ranks)}
+            missing: Collection[int] = self.order.waited_for()
+            if any(push.together for push in self._pending.values()):
+                missing = self.order.active - self._pending.keys()
+            raise waited_too_long("for the push of a node", missing)
 
     def _next(self) -> list[int]:
         """Nodes whose pushes are applied now: one, or all in a step of the warm-up."""
         # A node whose ranks wait in a collective does not push until the others reach it. A push
         # that it has already sent keeps its turn.
-        self.order.skip(self._idle_nodes() - self._pending.keys())
+        waiting = self._waiting_ranks.ranks()
+        idle = {node for node, ranks in self._nodes.items() if waiting >= set(ranks)}
+        self.order.skip(idle - self._pending.keys())
         together = {node for node, push in self._pending.items() if push.together}
         if together and self.order.active <= together:
             return sorted(together)  # the sum must not depend on the order of arrival
