@@ -93,14 +93,7 @@ class ServerSession:
         optimizers: Sequence[Optimizer],
         metrics_callback: Callback,
     ) -> None:
-        """Install the hooks of the optimizers, and change the Trainer.
-
-        Args:
-            trainer: Trainer that is about to fit.
-            optimizers: optimizers of its module.
-            metrics_callback: logs metrics.
-
-        """
+        """Install the hooks of the optimizers, and change the Trainer, which is about to fit."""
         module, self.optimizers = trainer.lightning_module, list(optimizers)
         self._trained = TrainedTensors(module, optimizers, ModuleBuffers(module))
         # No step counts: a rank may end its epoch before the others.

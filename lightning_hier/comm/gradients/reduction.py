@@ -222,15 +222,7 @@ def build_reducer(
     memory: GradientMemory,
     grad_scale: Callable[[], float],
 ) -> Reducer:
-    """Build the reducer that averages gradients over a group.
-
-    Args:
-        config: settings of the user.
-        group: ranks of the group.
-        memory: residuals and thresholds of this rank.
-        grad_scale: returns the current factor of loss scaling.
-
-    """
+    """Build the reducer that averages gradients over a group, for a :class:`Reduction`."""
     if isinstance(config, GTC) and config.of == "update":
         return Reducer(group)  # UpdateExchange sends what optimizers make of them
     if isinstance(config, GTC):
