@@ -160,7 +160,8 @@ def _register(reduction: Reduction, model: Module, *, warming: bool) -> None:
         reduction.close()
         raise ValueError(
             "the DistributedDataParallel module has a communication hook already: attach to it "
-            "once, and pass a hook of your own as gradient_sync=CommHook(hook, state)"
+            "once, and pass a hook of your own as gradient_sync=CommHook(hook, state). To train on "
+            "after finish(), wrap the module anew"
         ) from error
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_hier.comm.blocks.trained import optimizer_parameters, parameters_of
+from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.loop.elastic import ElasticLoop
 from lightning_hier.loop.engine import Engine
@@ -49,13 +51,16 @@ class Blocks:
         self._in_step: dict[int, AbstractContextManager[None]] = {}
         self._stepped: set[int] = set()
         self._hooks: list[Any] = []
+        # A loop may compile the step of its optimizer.
+        untraced: Callable[..., Any] = torch.compiler.disable
         for index, optimizer in enumerate(engine.optimizers):
             begin, end = partial(self._begin_step, index), partial(self._end_step, index)
-            self._hooks.append(optimizer.register_step_pre_hook(begin))
-            self._hooks.append(optimizer.register_step_post_hook(end))
+            self._hooks.append(optimizer.register_step_pre_hook(untraced(begin)))
+            self._hooks.append(optimizer.register_step_post_hook(untraced(end)))
         # Of all optimizers of the process: one that replaces an attached one has no hook of its
         # own. The reference is weak, because torch keeps the hook.
-        self._hooks.append(register_optimizer_step_pre_hook(partial(_refuse_others, ref(self))))
+        refuse = untraced(partial(_refuse_others, ref(self)))
+        self._hooks.append(register_optimizer_step_pre_hook(refuse))
         if elastic is not None:
             elastic.start(engine, self._state)
 
@@ -218,12 +223,15 @@ class Blocks:
                 "Fabric, step the optimizer that fabric.setup has returned"
             )
         self._leave(index)  # a step that has failed
+        if _creates_state(self._engine.optimizers[index]):
+            return
         self._in_step[index] = stepping = self._engine.stepping(index)
         stepping.__enter__()
 
     def _end_step(self, index: int, *_: Any) -> None:
-        self._leave(index)
-        self._stepped.add(index)
+        if index in self._in_step:
+            self._leave(index)
+            self._stepped.add(index)
 
     def _leave(self, index: int) -> None:
         if index in self._in_step:
@@ -244,6 +252,17 @@ class Blocks:
             "module, and attach again after replacing one. With Fabric, set a module up once, with "
             "all of its optimizers"
         )
+
+
+def _creates_state(optimizer: Optimizer) -> bool:
+    """Whether a step only creates state, as ``get_state_dict`` of torch's checkpoints does.
+
+    It is no step of the loop, and blocks do not start with it: a model may be loaded behind it.
+    """
+    if optimizer.state or any(group.get("lr") != 0.0 for group in optimizer.param_groups):
+        return False
+    gradients = [p.grad for p in optimizer_parameters(optimizer) if p.grad is not None]
+    return not any(local_tensor(gradient).any() for gradient in gradients)
 
 
 def _refuse_others(blocks: ref[Blocks], optimizer: Optimizer, *_: Any) -> None:

@@ -105,6 +105,7 @@ class Engine:
     def stepping(self, optimizer: int) -> AbstractContextManager[None]:
         """Context of a step of an optimizer: its gradients have been averaged in the group."""
         synchroniser, updates = self.synchroniser, self.updates
+        self.reduction.require_averaged()
         synchroniser.before_step()
         blocks = synchroniser.blocks
         in_block = nullcontext() if blocks is None else blocks[optimizer].stepping()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -73,6 +74,12 @@ def check_wrapping(
             "the module is wrapped by DistributedDataParallel twice, or contains one: wrap it once"
         )
     check_shapes(module)
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    if empty := next((name for name, tensor in tensors if tensor.is_meta), None):
+        raise ValueError(
+            f"{empty!r} has no values on the meta device: initialise the module before, by "
+            "to_empty(device=...) and reset_parameters() or a load, and then create its optimizer"
+        )
     check_batch_norm(module, communicators.group.ranks)
     size, groups = communicators.layout.sizes
     if isinstance(model, DistributedDataParallel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
@@ -208,6 +209,43 @@ def test_saving_in_the_warm_up_changes_nothing() -> None:
     runs = fits_on_ranks(2, *(partial(saved_in_warm_up, saves) for saves in (False, True)))
     (without, _), (saving, _) = runs
     assert torch.equal(saving, without)
+
+
+def failed_once() -> Tensor:
+    """Weights after a step of the warm-up, in front of which a backward pass has failed."""
+    loop = Loop(1, **{**SYNC, "warmup_steps": 4})
+    fails = next(loop.module.parameters()).register_hook(lambda _: 1 / 0)
+    with suppress(ZeroDivisionError):
+        loss_of(loop, 0).backward()
+    fails.remove()
+    loop.optimizer.zero_grad()
+    loop.train(1)
+    return loop.weights()
+
+
+def test_a_failed_backward_pass_does_not_end_the_averages_of_the_warm_up() -> None:
+    first, second = run_ranks(failed_once, 2)
+    assert torch.equal(first, second)
+
+
+def read_and_compiled(does: bool) -> Tensor:
+    """The final model, with a compiled step behind a read state of torch's checkpoints, or not."""
+    loop = Loop(1, block_sync=lh.DiLoCo(block_size=3), warmup_steps=0)
+    if does:
+        get_optimizer_state_dict(loop.module, loop.optimizer)  # steps without gradients
+        loop.optimizer.state.clear()  # as a load does
+        step: Any = torch.compile(loop.optimizer.step, backend="eager")
+        vars(loop.optimizer)["step"] = step
+    with torch.no_grad():
+        for parameter in loop.module.parameters():  # a model is loaded, before blocks start
+            parameter.add_(1.0)
+    loop.train(7)
+    return loop.weights()
+
+
+def test_a_state_may_be_read_before_training_and_the_step_compiled() -> None:
+    (plain, _), (other, _) = fits_on_ranks(2, *(partial(read_and_compiled, on) for on in (0, 1)))
+    torch.testing.assert_close(other, plain)
 
 
 def weighted() -> Tensor:

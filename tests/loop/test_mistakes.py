@@ -146,6 +146,16 @@ def other_order() -> None:
     blocks.step()
 
 
+def steps_in_backward() -> None:
+    module = network()
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in module.parameters()}
+    for parameter in own:
+        parameter.register_post_accumulate_grad_hook(lambda p: own[p].step())
+    sync = lh.BMUF(block_size=3)
+    lh.attach(module, [*own.values()], groups=lh.Groups(1), block_sync=sync, warmup_steps=2)
+    module(torch.ones(3, 4)).sum().backward()
+
+
 MISTAKES: Mistakes = {
     "no_process_group": (
         lambda: lh.Groups(1),
@@ -176,6 +186,10 @@ MISTAKES: Mistakes = {
     "lazy": (
         lambda: Loop(1, make_module=lambda: nn.Sequential(nn.LazyLinear(2)), **SYNC),
         "0.weight, 0.bias of a lazy layer has no shape yet",
+    ),
+    "meta": (
+        lambda: Loop(1, make_module=lambda: network().to("meta"), **SYNC),
+        "'0.weight' has no values on the meta device",
     ),
     "sparse": (
         lambda: Loop(2, make_module=with_sparse_layer, **SYNC),
@@ -217,6 +231,7 @@ MISTAKES: Mistakes = {
     ),
     "other_order": (other_order, "the same order, but group 0 and group 1 differ"),
     "replaced": (replaced, "was not passed to attach()"),
+    "in_backward": (steps_in_backward, "steps within the backward pass, behind which the warm-up"),
     "unfrozen": (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
     "in_evaluation": (
         steps_in_evaluation,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 from zlib import crc32
 
+import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
@@ -150,6 +151,14 @@ class Reduction:
             self._hook.reducer = AllReducer(channels.world) if warming else in_group
         elif warming and channels.across.size > 1:
             self._warm_up = WarmUp(self._module, channels.across)
+
+    def require_averaged(self) -> None:
+        """Raise RuntimeError if an optimizer steps before a warm-up has averaged its gradients."""
+        if self._warm_up is not None and torch._C._current_graph_task_id() >= 0:
+            raise RuntimeError(
+                "an optimizer steps within the backward pass, behind which the warm-up averages "
+                "the gradients: pass warmup_steps=0, or step behind it"
+            )
 
     def require_same_order(self) -> None:
         """Behind the first step of a warm-up, check that DDP forms the same buckets in all groups.

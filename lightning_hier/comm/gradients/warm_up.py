@@ -27,7 +27,7 @@ class WarmUp:
 
     def __init__(self, module: Module, across: Channel) -> None:
         self._across = across
-        self._queued = False
+        self._queued = -1
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._handles = [p.register_post_accumulate_grad_hook(self._note) for p in self._parameters]
         # The hooks of a parameter that FSDP2 divides do not run.
@@ -44,12 +44,12 @@ class WarmUp:
 
     def _note(self, _: Tensor) -> None:
         # Once, when the whole backward pass is complete: ranks may use different parameters.
-        if not self._queued:
-            self._queued = True
+        # Each has a number: one that has failed runs no callback.
+        if self._queued != (backward := torch._C._current_graph_task_id()):
+            self._queued = backward
             torch.autograd.Variable._execution_engine.queue_callback(self._average)
 
     def _average(self) -> None:
-        self._queued = False
         average_gradients_(self._parameters, self._across)
 
 
