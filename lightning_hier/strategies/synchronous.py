@@ -126,7 +126,10 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def on_train_end(self) -> None:
         super().on_train_end()
-        if (problem := self._fit_session.problem_at_end()) is not None:
+        session, trainer = self._fit_session, self._module.trainer
+        if session.averages not in trainer.callbacks:  # type: ignore[attr-defined]
+            return  # a search for the learning rate, which has only Lightning's callback
+        if (problem := session.problem_at_end()) is not None:
             rank_zero_warn(problem)
 
     @override

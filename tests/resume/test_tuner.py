@@ -5,6 +5,7 @@ The Tuner restores that state from a checkpoint.
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,17 @@ class _Tuned(DropoutNet):
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
 
 
-def _tune(folder: Path) -> dict[str, Any]:
+def _tune(folder: Path, steps: int = 8) -> dict[str, Any]:
     torch.manual_seed(this_rank())
     model = _Tuned()
     search: dict[str, Any] = {"min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
-    finder = LearningRateFinder(num_training_steps=8, **search)
+    finder = LearningRateFinder(num_training_steps=steps, **search)
     trainer = make_trainer(TWO_TIERS(), callbacks=[finder], max_epochs=2, default_root_dir=folder)
-    trainer.fit(model, shuffled(5))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(model, shuffled(5))
     return {
+        "warned": [str(warning.message) for warning in caught],
         "starts": model.starts,
         "steps": trainer.global_step,
         "end": weights(model),
@@ -77,3 +81,8 @@ def test_learning_rate_finder(tmp_path: Path) -> None:
         assert result["left"] == []
         assert torch.equal(result["end"], results[0]["end"])
         assert torch.equal(training["random"], searching["random"])
+
+
+def test_search_that_ends_within_the_warm_up_is_no_run_without_blocks(tmp_path: Path) -> None:
+    for result in run_ranks(_tune, 2, tmp_path, steps=1):
+        assert not [text for text in result["warned"] if "within its warm-up" in text]
