@@ -52,12 +52,22 @@ class HierarchicalStrategy(DDPStrategy):
     Each ``optimizer.step()`` is a step, which every rank must take. :meth:`global_model` is the
     context for validation, and :meth:`finish` ends training.
 
-    Arguments are those of :class:`lightning_hier.HierarchicalStrategy` without
-    ``ranks_per_device``, and
-
     Args:
-        total_steps: steps of the run, from which ``"auto"`` values follow. None: it is unknown.
+        group_size: ranks of a group: a number, ``"node"`` (the ranks of one host) or ``"world"``
+            (one group of all ranks). It must divide the number of ranks.
+        gradient_sync: gradient synchronisation inside a group at every step: ``AllReduce()``,
+            ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
+        block_sync: synchronisation of the groups' models after every block:
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, ``DiLoCo(...)``, or None with
+            a single group.
+        warmup_steps: number of first steps in which the gradients of every optimizer are averaged
+            exactly over the world. ``"auto"`` is a tenth of ``total_steps``, at most 500, or 50 if
+            it is unknown.
+        total_steps: steps of the run, from which ``"auto"`` values follow.
+        membership: ``TorchFT(...)`` if groups come and go. Every group is then a job of its own,
+            and all its ranks are one group, whatever ``group_size`` is.
         offload_outer_state: whether the state of outer steps lies in the memory of the host.
+        timeout: time limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Fabric's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
 

@@ -58,17 +58,25 @@ from lightning_hier.strategies.synchronous import SynchronousStrategy
 class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrategy, NamedArguments):
     """FSDP2 and tensor parallelism inside groups of ranks, blocks across them.
 
-    Arguments are ``group_size``, ``block_sync``, ``warmup_steps``, ``ranks_per_device`` and
-    ``timeout`` of :class:`~lightning_hier.HierarchicalStrategy`, and
-
     Args:
+        group_size: ranks of a group: a number, ``"node"`` (the devices of one host) or ``"world"``.
         tensor_parallel_size: consecutive ranks of a group that share a batch. It divides
             ``group_size``.
+        block_sync: synchronisation of the groups' models after every block:
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, ``DiLoCo(...)``, or None with
+            a single group.
+        warmup_steps: number of first steps in which gradients are averaged over all ranks.
+            ``"auto"`` is a tenth of the steps of the run, at most 500. It is 50 if the length
+            of the run is unknown, and 0 with a single group.
+        ranks_per_device: ranks that share each device, each with its own shards, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         offload_outer_state: whether W, the state of the outer step and the moments at the start of
             a block lie in the memory of the host, pinned if the model is on a GPU. Their
             chunks are copied to the device at a synchronisation. The results are the same.
         save_distributed_checkpoint: whether every rank saves its shards to a folder. Otherwise rank
             0 saves the whole model to a file.
+        timeout: time limit of every collective, after which an error names the missing ranks.
 
     Raises:
         ValueError: a value is outside its range, or values cannot be combined.

@@ -47,7 +47,9 @@ class PSPStrategy(ParameterServerStrategy):
             DDP.
         warmup_steps: number of first steps in which every optimizer waits for all ranks and uses
             the mean gradient with the unchanged learning rate.
-        ranks_per_device: as of :class:`~lightning_hier.HierarchicalStrategy`.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
         timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
             because the module is not wrapped.
@@ -124,8 +126,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
     Late ranks and groups are tolerated. A lost rank ends the run with a ``PeerError`` on all
     others.
 
-    Arguments are ``ranks_per_device``, ``timeout`` and those of DDP of :class:`PSPStrategy`, and
-
     Args:
         group_size: ranks of a group, which must be on one host: a number, ``"node"`` (the devices
             of one host) or ``"world"``.
@@ -136,6 +136,12 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         hierarchical_lr: whether the learning rate of the master is eta / N (eq. 5). False: eta.
         refresh_period: mini-batches of a rank between two copies of the replica into its module.
         warmup_steps: number of first steps that all ranks make together, with their mean gradient.
+        ranks_per_device: ranks that share each device, each with its own model, optimizer, random
+            state and part of the data. Lightning's launcher starts them; torchrun must start
+            ``devices`` times as many processes on each host. Above 1, they communicate by gloo.
+        timeout: time limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
+            because the module is not wrapped.
 
     Raises:
         ValueError: a value is outside its range.
