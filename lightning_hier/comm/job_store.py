@@ -15,8 +15,12 @@ class NoAnswerError(RuntimeError):
     """Another process has not answered in time."""
 
 
-def within(limit_s: float, ask: Callable[[], _Answer]) -> _Answer:
-    """The result of a call for which torch has no time limit, from a thread of its own.
+def within(limit_s: float | None, ask: Callable[[], _Answer]) -> _Answer:
+    """The result of a native call, from a thread, because Python cannot interrupt a wait inside it.
+
+    Args:
+        limit_s: time limit, where the call has none of its own.
+        ask: the call.
 
     Raises:
         NoAnswerError: it took longer.
@@ -27,13 +31,15 @@ def within(limit_s: float, ask: Callable[[], _Answer]) -> _Answer:
     def run() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:
+        except BaseException as error:
             answer.set_exception(error)
 
     Thread(target=run, daemon=True).start()
     try:
         return answer.result(limit_s)
     except TimeoutError:
+        if answer.done():  # it is the error of the call
+            raise
         raise NoAnswerError(f"no answer within {limit_s:g} s") from None
 
 

@@ -6,13 +6,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
-from threading import Thread
 from typing import Any, Literal
 
+from lightning_hier.comm.job_store import within
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.membership.torchft import quiet_torchft
 
@@ -199,7 +198,7 @@ class Lighthouse:
             left = until - time.monotonic()
             limit = timedelta(seconds=max(min(left, _REQUEST_S), 0.001))
             try:
-                return _in_thread(partial(request, limit))
+                return within(None, partial(request, limit))
             except (RuntimeError, TimeoutError, OSError) as error:
                 self._client = None  # the connection of a Lighthouse that has restarted is dead
                 if left <= _RETRY_S:
@@ -228,20 +227,6 @@ class Lighthouse:
     def close(self) -> None:
         """Stop the heartbeats, so that the other groups do not wait for this one."""
         self._manager.shutdown()
-
-
-def _in_thread(request: Callable[[], Any]) -> Any:
-    """Call a native function in a thread, because Python cannot interrupt a wait inside it."""
-    answer: Future[Any] = Future()
-
-    def call() -> None:
-        try:
-            answer.set_result(request())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=call, daemon=True).start()
-    return answer.result()
 
 
 def _entry_of(member: Any, *, strict: bool) -> Entry | None:
