@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_hier.algorithms.arguments import counted, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.outer_step import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
@@ -168,17 +170,15 @@ def kinds(
     """The settings that must equal those of a saved run to continue it exactly."""
     sync = settings.block_sync
     has_errors = sync is not None and sync.has_error_feedback
-    outer = None
-    if sync is not None:  # its state may lack what another optimizer needs
-        example = sync.outer_of(communicators.models)([Parameter(torch.zeros(1))])
-        outer = type(example).__name__
+    outer = None if sync is None else _made(sync.outer_of(communicators.models))
     # With groups that come and go, it may change.
     ranks = 0 if communicators.most_groups else communicators.route.inter_host_ranks
     return {
         "gradient_sync": type(settings.gradient_sync).__name__,
         "of": getattr(settings.gradient_sync, "of", None),
         "block_sync": type(sync).__name__,
-        "outer_optimizer": outer,
+        # Its state may lack what another optimizer needs.
+        "outer_optimizer": outer and type(outer).__name__,
         **{name: getattr(sync, name, None) for name in _OF_EXCHANGE},
         # The ranks that exchange between hosts hold the error feedback.
         "inter_host_ranks": ranks if has_errors else None,
@@ -188,6 +188,11 @@ def kinds(
         "across": placement.across,
         "warmup_steps": settings.warmup_steps,
     }
+
+
+def _made(make: OuterOptimizer) -> Optimizer:
+    """An outer optimizer as it is made for a shard, to describe it."""
+    return make([Parameter(torch.zeros(1))])
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +209,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = type(value).__name__
             values |= described({f.name: getattr(value, f.name) for f in fields(value)})
         elif name == "outer_optimizer":  # what it makes, because a partial has no name of its own
-            made = value([Parameter(torch.zeros(1))])
+            made = _made(value)
             listed = ", ".join(f"{key}={default}" for key, default in made.defaults.items())
             values[name] = f"{type(made).__name__}({listed})"
         elif callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]

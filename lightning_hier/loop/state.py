@@ -98,14 +98,14 @@ class LoopState(EngineState):
     def _outer(self) -> tuple[_Outer, dict[str, Any]]:
         """Vectors of the outer steps, with nothing in flight, and what is equal on all ranks."""
         # In the warm-up those with which it will end, so that every state has the same entries.
-        # They create optimizer state, which has counts in double precision.
-        before = [{p: dict(own) for p, own in o.state.items()} for o in self._optimizers]
-        blocks = self._synchroniser.present_blocks()
-        state = outer_state(blocks, self.names)
-        if self._synchroniser.blocks is None:  # a save does not change the warm-up
-            for optimizer, own in zip(self._optimizers, before, strict=True):
-                optimizer.state.clear()
-                optimizer.state.update(own)
+        # They create optimizer state, which has counts in double precision, and a save does not
+        # change the warm-up.
+        changed = self._optimizers if self._synchroniser.blocks is None else ()
+        before = [{p: dict(own) for p, own in o.state.items()} for o in changed]
+        state = outer_state(self._synchroniser.present_blocks(), self.names)
+        for optimizer, own in zip(changed, before, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(own)
         outer: _Outer = {}
         for index, buckets in enumerate(state):
             by_vector = outer[str(index)] = {}
