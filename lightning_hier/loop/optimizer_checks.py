@@ -21,6 +21,12 @@ _ONE_GROUP = (
     "to average. On one host, group_size=1 makes every rank a group."
 )
 
+_ZERO = (
+    "ZeroRedundancyOptimizer sends the parameters that it has stepped to other ranks at every "
+    "step, and a rank has the state of its part alone, which blocks can't average or reset: use "
+    "the optimizer inside it, or divide the module and its optimizer state by fully_shard"
+)
+
 _STATISTICS = (
     "{} moves the weights away from the mean of the local models, whose running statistics {} has: "
     "a validation may show a much larger loss. Compute the statistics anew before you use the "
@@ -34,6 +40,8 @@ def check_averaged(optimizers: Sequence[Optimizer], block_sync: BlockSync | None
     if block_sync is None:
         return
     for optimizer in optimizers:
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+            raise ValueError(_ZERO)
         if problem := block_sync.objection(optimizer):
             raise ValueError(problem)
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lightning_hier as lh
@@ -104,6 +105,10 @@ def adam_of_a_loss(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([*module.parameters(), *nn.Linear(2, 3).parameters()])
 
 
+def zero(module: nn.Module) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, lr=0.02)
+
+
 def outer_sgd(lr: float) -> lh.DiLoCo:
     return lh.DiLoCo(block_size=3, outer_optimizer=partial(torch.optim.SGD, lr=lr))
 
@@ -154,6 +159,15 @@ def steps_in_backward() -> None:
     sync = lh.BMUF(block_size=3)
     lh.attach(module, [*own.values()], groups=lh.Groups(1), block_sync=sync, warmup_steps=2)
     module(torch.ones(3, 4)).sum().backward()
+
+
+def without_backward() -> None:
+    loop = Loop(1, **{**SYNC, "warmup_steps": 2})
+    loss = loop.module(torch.ones(3, 4)).sum()
+    parameters = [*loop.module.parameters()]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    loop.optimizer.step()
 
 
 MISTAKES: Mistakes = {
@@ -217,6 +231,10 @@ MISTAKES: Mistakes = {
         lambda: Loop(1, make_optimizer=adam_of_a_loss, **SYNC),
         "2 trainable parameters that are not in the module, the first of shape (3, 2)",
     ),
+    "zero": (
+        lambda: Loop(1, make_optimizer=zero, **SYNC),
+        "ZeroRedundancyOptimizer sends the parameters that it has stepped",
+    ),
     "settings_differ": (
         lambda: Loop(1, block_sync=lh.BMUF(block_size=3 + dist.get_rank()), warmup_steps=0),
         "block_size",
@@ -232,6 +250,7 @@ MISTAKES: Mistakes = {
     "other_order": (other_order, "the same order, but group 0 and group 1 differ"),
     "replaced": (replaced, "was not passed to attach()"),
     "in_backward": (steps_in_backward, "steps within the backward pass, behind which the warm-up"),
+    "without_backward": (without_backward, "no backward pass has computed the gradients"),
     "unfrozen": (unfrozen, "2 parameters were unfrozen after attach(), among them '0.bias'"),
     "in_evaluation": (
         steps_in_evaluation,

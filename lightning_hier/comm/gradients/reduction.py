@@ -154,10 +154,18 @@ class Reduction:
 
     def require_averaged(self) -> None:
         """Raise RuntimeError if an optimizer steps before a warm-up has averaged its gradients."""
-        if self._warm_up is not None and torch._C._current_graph_task_id() >= 0:
+        if self._warm_up is None:
+            return
+        if torch._C._current_graph_task_id() >= 0:
             raise RuntimeError(
                 "an optimizer steps within the backward pass, behind which the warm-up averages "
                 "the gradients: pass warmup_steps=0, or step behind it"
+            )
+        if self._warm_up.is_passed_by:
+            raise RuntimeError(
+                "no backward pass has computed the gradients of this step, so the warm-up has not "
+                "averaged them over all ranks: call backward() instead of torch.autograd.grad(), "
+                "or pass warmup_steps=0"
             )
 
     def require_same_order(self) -> None:

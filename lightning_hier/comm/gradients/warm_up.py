@@ -42,6 +42,11 @@ class WarmUp:
         for child in self._divided:
             child.set_all_reduce_hook(None)  # type: ignore[arg-type]
 
+    @property
+    def is_passed_by(self) -> bool:
+        """Whether there are gradients although no backward pass has run."""
+        return self._queued < 0 and any(p.grad is not None for p in self._parameters)
+
     def _note(self, _: Tensor) -> None:
         # Once, when the whole backward pass is complete: ranks may use different parameters.
         # Each has a number: one that has failed runs no callback.
