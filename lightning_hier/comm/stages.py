@@ -37,7 +37,19 @@ class Due(tuple[Pending, ...]):
 
     The queue waits for them at a step that follows from the number of steps alone. It waits for
     collectives in lists as soon as their chunk has its turn.
+
+    Attributes:
+        units: part of the steps until its turn, in proportion to those of the others.
+
     """
+
+    units = 8
+
+
+class DueOnHost(Due):
+    """Collectives inside the hosts, which take few steps, so that links are used until the end."""
+
+    units = 1
 
 
 class Scheduled(Iterator[Sequence[Pending]]):
@@ -45,7 +57,7 @@ class Scheduled(Iterator[Sequence[Pending]]):
 
     Args:
         stages: the work.
-        due: number of :class:`Due` that it yields, the same on all ranks.
+        due: units of the :class:`Due` that it yields, the same on all ranks.
 
     """
 
@@ -84,8 +96,8 @@ class Pipeline:
         """Advance the chunks.
 
         Args:
-            due: number of :class:`Due` since the start to wait for. The run ends before the next
-                one. None: run to the end.
+            due: units of :class:`Due` since the start to wait for. The run ends before the one
+                that exceeds them. None: run to the end.
 
         Raises:
             PeerError: a collective failed or timed out. The error names the missing ranks.
@@ -93,10 +105,11 @@ class Pipeline:
         """
         while self._round or self._begin_round():
             # Before the chunk is taken, so that the next run begins with it.
-            scheduled = isinstance(self._round[0].awaited, Due)
-            if scheduled and due is not None and self._waited >= due:
+            awaited = self._round[0].awaited
+            units = awaited.units if isinstance(awaited, Due) else 0
+            if units and due is not None and self._waited + units > due:
                 break
-            self._waited += scheduled
+            self._waited += units
             chunk = self._round.popleft()
             for pending in chunk.awaited or ():
                 pending.wait()
@@ -132,7 +145,7 @@ class _Chunk:
 
 @dataclass
 class _Plan:
-    """Distributes the waits for ``due`` :class:`Due` evenly over ``steps`` steps."""
+    """Distributes the waits for ``due`` units evenly over ``steps`` steps."""
 
     due: int
     steps: int
@@ -167,7 +180,7 @@ class OverlapQueue:
         Args:
             chunks: as in :class:`Pipeline`.
             at_once: as in :class:`Pipeline`.
-            steps: number of steps over which the :class:`Due` of all chunks are distributed evenly.
+            steps: number of steps over which the units of all chunks are distributed evenly.
 
         """
         work = Pipeline(chunks, at_once=at_once)

@@ -16,7 +16,7 @@ from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import AcrossRoute
-from lightning_hier.comm.stages import Due, Scheduled, Stages
+from lightning_hier.comm.stages import Due, DueOnHost, Scheduled, Stages
 
 _KIND = "models"
 _ON_HOST = "models_on_host"
@@ -115,7 +115,8 @@ def _through_hosts(
     if not piece.numel():
         return Scheduled(iter([[]] * _STAGES), due=0)
     stages = chain(_sum_on_host(piece, route), between, _copy_on_host(piece, route))
-    return Scheduled(stages, due=exchanges + route.hosts_are_shared)
+    due = exchanges * Due.units + route.hosts_are_shared * DueOnHost.units
+    return Scheduled(stages, due=due)
 
 
 def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
@@ -125,7 +126,7 @@ def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
 def _copy_on_host(piece: Tensor, route: AcrossRoute) -> Stages:
     started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
     # The same on all ranks, also on hosts with a single rank.
-    yield Due(started) if route.hosts_are_shared else started
+    yield DueOnHost(started) if route.hosts_are_shared else started
 
 
 def _exact_between(piece: Tensor, between: Channel | None) -> Stages:
