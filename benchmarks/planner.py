@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.performance.figures import Figures
 from benchmarks.performance.page import replace_tables
@@ -34,22 +34,15 @@ HOSTS = Network(
     devices=2,
     within=Link(latency_s=5e-5, bytes_per_second=456e6),
     between=Link(latency_s=1e-4, bytes_per_second=119.6e6),
-    processor=Processor(cores=1, copy_bytes_per_second=5.7e9, socket_bytes_per_second=0.9e9),
+    processor=Processor(cores=1, copy_bytes_per_second=5.7e9, socket_bytes_per_second=1.5e9),
 )
 """Two emulated hosts with two ranks each on two cores: one core per host."""
-
-FAST_SOCKETS = replace(HOSTS, processor=replace(HOSTS.processor, socket_bytes_per_second=1.5e9))
-"""The same hosts when everything over 1 Gbit/s was measured, without other work."""
-
-_STREAMING: dict[str, Any] = {"fragments": 5, "overlap": 9}
 
 SETTINGS: dict[str, tuple[str, Settings]] = {
     "ddp": ("ddp", Settings()),
     "ddp_fp16": ("ddp", Settings()),
     "gtc": ("gtc", Settings()),
-    "model_averaging": ("model_averaging", Settings()),
     "bmuf": ("bmuf", Settings()),
-    "bmuf_bf16": ("bmuf", Settings(across_dtype="bfloat16")),
     "bmuf_int8": ("bmuf", Settings(across_dtype="int8")),
     "bmuf_overlap": ("bmuf", Settings(overlap=True)),
     "bmuf_int8_overlap": ("bmuf", Settings(across_dtype="int8", overlap=True)),
@@ -57,12 +50,6 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
     "bmuf_gtc_overlap": ("bmuf_gtc", Settings(group_size=2, overlap=True)),
     "bmuf_adam": ("bmuf_adam", Settings()),
     "diloco": ("diloco", Settings()),
-    "diloco_streaming": ("diloco", Settings(**_STREAMING)),
-    "diloco_streaming_int8": ("diloco", Settings(**_STREAMING, across_dtype="int8")),
-    "diloco_streaming_sparse": (
-        "diloco",
-        Settings(**_STREAMING, across_dtype="int4", across_density=0.02),
-    ),
 }
 """Strategy and settings by the names of ``benchmarks.performance.systems``."""
 
@@ -116,8 +103,8 @@ def sections() -> list[Section]:
     results = Results.of(REPORTED)
     return [
         *_synchronisations(results),
-        *_whole_runs(results, "1 Gbit/s", "1gbit", FAST_SOCKETS),
-        *_whole_runs(results, "100 Mbit/s", "100mbit", HOSTS),
+        *_whole_runs(results, "1 Gbit/s", "1gbit"),
+        *_whole_runs(results, "100 Mbit/s", "100mbit"),
     ]
 
 
@@ -141,7 +128,7 @@ def _synchronisations(results: Results) -> list[Section]:
     measured: list[Variant] = [
         variant for variant in variants(HOSTS.devices) if all(variant.name in run for run in runs)
     ]
-    times = rows("seconds", lambda settings: synchronise(LSTM, FAST_SOCKETS, settings).blocking_s)
+    times = rows("seconds", lambda settings: synchronise(LSTM, HOSTS, settings).blocking_s)
     return [
         Section(title="One synchronisation, 2 x 2, 1 Gbit/s", unit="s", rows=times, limit=0.20),
         Section(
@@ -153,7 +140,7 @@ def _synchronisations(results: Results) -> list[Section]:
     ]
 
 
-def _whole_runs(results: Results, rate: str, limit: str, network: Network) -> list[Section]:
+def _whole_runs(results: Results, rate: str, limit: str) -> list[Section]:
     """Compare the time and the bytes of a step in whole runs.
 
     The step without communication and the goodput of the link are those of the same runs.
@@ -170,8 +157,8 @@ def _whole_runs(results: Results, rate: str, limit: str, network: Network) -> li
             step_s=_median(runs, lambda run: run.control_s),
             element_bytes=2 if name == "ddp_fp16" else 4,
         )
-        between = replace(network.between, bytes_per_second=goodput)
-        expected = predict(strategy, work, replace(network, between=between), settings)
+        between = replace(HOSTS.between, bytes_per_second=goodput)
+        expected = predict(strategy, work, replace(HOSTS, between=between), settings)
         title = f"`{name}`"
         times.append(Row(title, 1e3 * expected.step_s, 1e3 * _median(runs, lambda run: run.step_s)))
         # An overlapped exchange ends after the single block that was measured over 1 Gbit/s.
