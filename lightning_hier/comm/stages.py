@@ -39,7 +39,7 @@ class Due(tuple[Pending, ...]):
     collectives in lists as soon as their chunk has its turn.
 
     Attributes:
-        units: part of the steps until its turn, in proportion to those of the others.
+        units: weight of the wait. One of 8 units gets eight times the steps of one of 1.
 
     """
 
@@ -47,7 +47,7 @@ class Due(tuple[Pending, ...]):
 
 
 class DueOnHost(Due):
-    """Collectives inside the hosts, which take few steps, so that links are used until the end."""
+    """Collectives inside hosts: short ones, which leave nearly all steps to those between hosts."""
 
     units = 1
 

@@ -51,7 +51,7 @@ def waits_of(chunks: int, exchanges: int, *, hosts_are_shared: bool) -> tuple[li
 def test_exchanges_are_awaited_over_nearly_all_steps(
     chunks: int, exchanges: int, hosts_are_shared: bool
 ) -> None:
-    """So that a link that needs as long as the steps is never idle. Copies end with the last step.
+    """A link that needs all steps is idle in the last 15% at most. Copies end with the last step.
 
     Behind the last exchange there are the copies of three rounds of eight chunks at most.
     """

@@ -108,7 +108,7 @@ def _through_hosts(
         piece: 1-D, in place.
         route: process groups of the ranks that average.
         between: the four stages between hosts. They start when the sum of the host is complete.
-        exchanges: number of :class:`Due` that they yield.
+        exchanges: number of :class:`Due` that they yield between hosts.
 
     """
     # The shard of this rank may be shorter than those of other positions in its group.

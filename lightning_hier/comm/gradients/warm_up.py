@@ -44,7 +44,7 @@ class WarmUp:
 
     @property
     def is_passed_by(self) -> bool:
-        """Whether there are gradients although no backward pass has run."""
+        """Whether there are gradients although no backward pass has run since the start."""
         return self._queued < 0 and any(p.grad is not None for p in self._parameters)
 
     def _note(self, _: Tensor) -> None:
