@@ -105,12 +105,12 @@ class Pipeline:
         """
         while self._round or self._begin_round():
             # Before the chunk is taken, so that the next run begins with it.
-            awaited = self._round[0].awaited
-            units = awaited.units if isinstance(awaited, Due) else 0
+            chunk = self._round[0]
+            units = chunk.awaited.units if isinstance(chunk.awaited, Due) else 0
             if units and due is not None and self._waited + units > due:
                 break
             self._waited += units
-            chunk = self._round.popleft()
+            self._round.popleft()
             for pending in chunk.awaited or ():
                 pending.wait()
             chunk.awaited = next(chunk.stages, None)
